@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from effloop import config as configs
 from effloop.cli.command import command
 from effloop.errors import ConfigError
-from effloop.measure.bench_augment import GRID, augment, write_augment_files
+from effloop.measure.bench_augment import augment, write_augment_files
 from effloop.measure.bench_inference import inference, write_inference_files
 from effloop.measure.bench_loader import loader, train
 from effloop.measure.bench_step import ablate, loop, step, write_ablate_files
@@ -25,35 +26,32 @@ class Benchmark:
     """What `bench what=NAME` does.
 
     Attributes:
-        call: takes the config, the number of repeats and the options; prints a table, returns what goes to JSON.
+        call: takes the config, the number of repeats and, by name, options; with `overrides` among these, what the
+            config was composed from. Prints a table, and returns what goes to JSON.
         repeats: the default of `repeats=`.
-        options: its own options, with their defaults.
         files: writes more of the result beside its JSON file; then there are files even without `out=`.
-        overrides: whether `call` also takes the overrides that the config was composed from.
     """
 
     call: Callable[..., dict[str, Any]]
     repeats: int
-    options: Mapping[str, str] = field(default_factory=dict)
     files: Callable[[Mapping[str, Any], Path], None] | None = None
-    overrides: bool = False
+
+    @property
+    def options(self) -> list[str]:
+        """Names of its own options."""
+        parameters = inspect.signature(self.call).parameters.values()
+        return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
 
 
 BENCHMARKS = {
     "loop": Benchmark(loop, 25),
-    "step": Benchmark(step, 7, {"knobs": "all", "work": ""}, overrides=True),
-    "ablate": Benchmark(ablate, 5, {"knobs": "all", "seeds": "3", "work": ""}, write_ablate_files, overrides=True),
-    "loader": Benchmark(loader, 5, {"vs": "torchvision,pillow", "folder": "", "work": "", "dtype": "uint8"}),
-    "train": Benchmark(train, 5, {"folder": "", "work": ""}),
-    "storage": Benchmark(storage, 5, {"formats": "all", "work": ""}),
-    "augment": Benchmark(augment, 3, {"table": "both", "limit": "all", "grid": GRID}, write_augment_files),
-    "inference": Benchmark(
-        inference,
-        5,
-        {"run": "", "formats": "all", "cores": "auto", "batch": "32", "work": ""},
-        write_inference_files,
-        overrides=True,
-    ),
+    "step": Benchmark(step, 7),
+    "ablate": Benchmark(ablate, 5, write_ablate_files),
+    "loader": Benchmark(loader, 5),
+    "train": Benchmark(train, 5),
+    "storage": Benchmark(storage, 5),
+    "augment": Benchmark(augment, 3, write_augment_files),
+    "inference": Benchmark(inference, 5, write_inference_files),
 }
 """Benchmarks by the names that `what=` takes."""
 
@@ -90,20 +88,19 @@ class BenchOptions:
     work: str | None = None
     folder: str | None = None
     knobs: str | None = None
-    seeds: str | None = None
+    seeds: Annotated[int, range(1, 1001)] | None = None
     vs: str | None = None
-    dtype: str | None = None
+    dtype: Literal["uint8", "float32"] | None = None
     formats: str | None = None
-    table: str | None = None
-    limit: str | None = None
+    table: Literal["both", "libraries", "device"] | None = None
+    limit: Literal["all"] | Annotated[int, range(1, 1_000_000_001)] | None = None
     grid: str | None = None
-    cores: str | None = None
-    batch: str | None = None
+    cores: Literal["auto"] | tuple[Annotated[int, range(1, 65_537)], ...] | None = None
+    batch: Annotated[int, range(1, 65_537)] | None = None
 
     def __post_init__(self) -> None:
-        own = BENCHMARKS[self.what].options
         for each in fields(self)[3:]:
-            if getattr(self, each.name) is not None and each.name not in own:
+            if getattr(self, each.name) is not None and each.name not in BENCHMARKS[self.what].options:
                 takers = ", ".join(name for name, benchmark in BENCHMARKS.items() if each.name in benchmark.options)
                 raise ConfigError(f"{each.name}: what={self.what} doesn't take it; set what to one of {takers}")
 
@@ -115,14 +112,9 @@ def bench(options: BenchOptions, overrides: list[str]) -> int:
     Raises:
         ConfigError: an option or override can't be taken.
     """
-    benchmark = BENCHMARKS[options.what]
-    out = _out(options)
-    own: dict[str, Any] = {
-        key: default if getattr(options, key) is None else getattr(options, key)
-        for key, default in benchmark.options.items()
-    }
-    if benchmark.overrides:
-        own["overrides"] = overrides
+    benchmark, out = BENCHMARKS[options.what], _out(options)
+    given = {**vars(options), "overrides": overrides}
+    own = {name: given[name] for name in benchmark.options if given[name] is not None}
     result = benchmark.call(configs.compose(overrides), options.repeats or benchmark.repeats, **own)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)  # there, unless it is the default
@@ -154,11 +146,7 @@ def _out(options: BenchOptions) -> Path | None:
 
 
 def _check_writable(out: Path) -> None:
-    """Refuse, before minutes of work, a file that the figures can't be written to; nothing is left of the trial.
-
-    Raises:
-        ConfigError: no such folder, no permission, or a folder itself.
-    """
+    """Refuse a file that can't be written: no such folder, no permission, a folder itself; leaves nothing behind."""
     was_there = os.path.lexists(out)
     try:
         out.open("a").close()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from effloop.assemble.model import build_model, random_batch, seconds_of, state_
 from effloop.assemble.resolve import Resolved, resolved
 from effloop.config import Config
 from effloop.data.source.splits import open_split
-from effloop.measure.turns import in_turns, ratio_of
+from effloop.measure.turns import apart, in_turns, ratio_of
 from effloop.optim import optimizers
 from effloop.parallel import Parallel
 from effloop.precision import precisions
@@ -61,9 +59,13 @@ def measure_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolv
         values = {str(way[key]).lower(): replace(trial, **way) for way in ways}
         with ExitStack() as stack:
             stack.enter_context(state_preserved(nn.Module()))  # random numbers
-            # What cuDNN has found, by trying or not, holds for the life of a process.
-            make = partial(_elsewhere, stack) if key == "cudnn_benchmark" else trial_step
-            steps = {word: make(each, task, num_outputs, parallel.device) for word, each in values.items()}
+            steps: dict[str, Callable[[], object]] = {}
+            for word, each in values.items():
+                args = (each, task, num_outputs, parallel.device)
+                if key == "cudnn_benchmark":  # what cuDNN has found, by trying or not, holds for the life of a process
+                    steps[word] = stack.enter_context(apart(f"{key}={word}", partial(timed_step, *args)))
+                else:
+                    steps[word] = trial_step(*args)
             winner = fastest(key, steps)
         trial = values[parallel.on_rank0(lambda found=winner: found.name)]  # type: ignore[misc]
         lines.append(winner.line)
@@ -71,14 +73,7 @@ def measure_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolv
 
 
 def trial_step(config: Resolved, task: Task, num_outputs: int, device: torch.device) -> Callable[[], None]:
-    """One update of a model of its own on random images, as a call; the model is built at the first one.
-
-    Args:
-        config: of the model, the optimizer, the precision and the batch.
-        task: gives the loss.
-        num_outputs: of the model.
-        device: where it is trained.
-    """
+    """One update of a model of its own on random images, as a call; the model is built at the first one."""
     made: list[tuple[Step, torch.optim.Optimizer, Tensor, Tensor, Tensor]] = []
     precision = precisions.build(config.precision, device)
 
@@ -96,42 +91,10 @@ def trial_step(config: Resolved, task: Task, num_outputs: int, device: torch.dev
     return step
 
 
-def _elsewhere(
-    stack: ExitStack, config: Resolved, task: Task, num_outputs: int, device: torch.device
-) -> Callable[[], None]:
-    """As `trial_step`, in a process of its own, which ends when the stack is closed."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_serve, args=(theirs, config, task, num_outputs, device), daemon=True)
-    child.start()
-    theirs.close()
-    stack.callback(child.join)
-    stack.callback(ours.close)
-
-    def step() -> None:
-        ours.send(None)
-        try:
-            reason = ours.recv()
-        except EOFError:
-            reason = "its process ended"
-        if reason:
-            raise RuntimeError(reason)
-
-    return step
-
-
-def _serve(pipe: Connection, config: Resolved, task: Task, num_outputs: int, device: torch.device) -> None:
-    """Do a step for each message from the pipe, until it is closed."""
+def timed_step(config: Resolved, task: Task, num_outputs: int, device: torch.device) -> Callable[[], float]:
+    """As `trial_step`, for a process of its own: each call waits for the GPU."""
     torch.backends.cudnn.benchmark = config.cudnn_benchmark
-    step = trial_step(config, task, num_outputs, device)
-    with suppress(EOFError):
-        while True:
-            pipe.recv()
-            try:
-                seconds_of(step)
-                pipe.send("")
-            except Exception as error:
-                pipe.send(f"{type(error).__name__}: {error}")
+    return partial(seconds_of, trial_step(config, task, num_outputs, device))
 
 
 @dataclass(frozen=True)
@@ -142,13 +105,11 @@ class RaceResult:
         name: the fastest candidate.
         line: for the log: which was taken, the time of each, and why others failed.
         step_s: candidate -> seconds per step, the median of its turns; without those that failed.
-        warm_up_s: candidate -> seconds of its first calls, compiling included.
     """
 
     name: str
     line: str
     step_s: dict[str, float]
-    warm_up_s: dict[str, float]
 
 
 def fastest(
@@ -189,9 +150,10 @@ def fastest(
             failed[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
             return math.nan
 
-    warm_up_s, length = {}, {}
+    length = {}
     for name in candidates:
-        warm_up_s[name], length[name] = WARM_UP * timed(name, WARM_UP), timed(name, 1)
+        timed(name, WARM_UP)
+        length[name] = timed(name, 1)
     a_round = sum(max(TURN_S, length[name]) for name in candidates if name not in failed)
     calls = {name: max(1, min(100, int(TURN_S / max(length[name], 1e-9)))) for name in candidates if name not in failed}
     sides = {name: partial(timed, name, count) for name, count in calls.items()}
@@ -208,4 +170,4 @@ def fastest(
     line = f"{what}: auto took {winner}: {1e3 * step_s[winner]:.3g} ms a step" + f" against {others}" * bool(others)
     line += ", within their noise" * (step_s[winner] > min(step_s.values()))
     line += "".join(f"; {name} failed: {reason}" for name, reason in failed.items())
-    return RaceResult(winner, line, step_s, {name: warm_up_s[name] for name in turns})
+    return RaceResult(winner, line, step_s)

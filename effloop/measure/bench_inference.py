@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib
-import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,13 +26,10 @@ from effloop.inference.export import ExportOptions, export
 from effloop.inference.formats import INPUT, OUTPUT, formats
 from effloop.inference.parity import compare
 from effloop.inference.trained import Trained
-from effloop.measure.turns import in_turns, print_table, scratch_folder
+from effloop.measure.turns import chosen, in_turns, print_table, scratch_folder, spread
 from effloop.record.rows import finite
-from effloop.registry import choices
-from effloop.report.figures import BarPanel, plot_bars, write_csv
+from effloop.report.figures import Bar, BarPanel, plot_bars, write_csv
 from effloop.system.hardware import available_cores
-
-# What `bench what=inference` compares: a trained model in PyTorch, and exported in each way.
 
 _VARIANTS: dict[str, dict[str, Any]] = {"": {}, "_int8": {"int8": True}, "_half": {"half": True}}
 _EXPORTED = {
@@ -50,30 +46,29 @@ _ONLY_NAMED = ("compiled", *(name for name in _EXPORTED if name.endswith("_half"
 
 NAMES = ("pytorch", "compiled", *_EXPORTED, "cuda", "tensorrt")
 
+_CALLS, _SECONDS = 10, 0.3
+"""A measurement takes so many calls at least, and so long at least."""
+
 
 @dataclass(frozen=True)
 class Side:
     """One way to run a model.
 
     Attributes:
-        name: of `NAMES`.
         open: makes the model, for as many threads as torch has then.
         bytes: of its weights or file.
         score: the task's first score.
         agreement: share of the images with the prediction of the trained model.
         keep: whether the model serves all turns, as opening it takes long.
         device: where its images are.
-        unavailable: why it can't be measured here; empty where it can.
     """
 
-    name: str
-    open: Callable[[], nn.Module] = nn.Identity
-    bytes: int = 0
-    score: float = float("nan")
-    agreement: float = float("nan")
+    open: Callable[[], nn.Module]
+    bytes: int
+    score: float
+    agreement: float = 1.0
     keep: bool = False
     device: str = "cpu"
-    unavailable: str = ""
 
 
 def side_names(words: str) -> list[str]:
@@ -82,49 +77,56 @@ def side_names(words: str) -> list[str]:
     Raises:
         ConfigError: there is no such.
     """
-    if words == "all":
-        return [name for name in NAMES if name not in _ONLY_NAMED]
-    names = list(dict.fromkeys(words.split(",")))
-    for name in names:
-        if name not in NAMES:
-            raise ConfigError(f"formats: no format '{name}'; {choices(name, ['all', *NAMES])}")
-    return names
+    names = chosen("formats", words, NAMES, "format")
+    return [name for name in names if words != "all" or name not in _ONLY_NAMED]
 
 
-def make_side(name: str, trained: Trained, score: float, scratch: Path) -> Side:
-    """Export a model, or say why that can't be done.
+def _open_side(name: str, trained: Trained, score: float, scratch: Path) -> Side:
+    """Export a model where it has to be.
 
     Args:
         name: of `NAMES`.
         trained: the model, on the CPU.
         score: of it.
         scratch: a folder for files.
+
+    Raises:
+        EffLoopError: a package isn't installed, the model can't be exported so, or loses too much.
     """
-    weights = sum(each.numel() * each.element_size() for each in trained.model.state_dict().values())
     if name == "pytorch":
-        return Side(name, lambda: trained.model, weights, score, 1.0)
+        return Side(lambda: trained.model, _weights(trained.model), score)
     if name == "compiled":
-        return Side(name, partial(_compiled, trained.model), weights, score, 1.0, keep=True)
-    try:
-        return _GPU[name](trained, scratch) if name in _GPU else _exported(name, trained, scratch)
-    except EffLoopError as error:  # a package isn't installed, the model can't be exported so, or loses too much
-        return Side(name, unavailable=str(error))
-
-
-def _compiled(model: nn.Module) -> nn.Module:
-    """A copy that is compiled when it is first called."""
-    copied = copy.deepcopy(model)
-    copied.compile(dynamic=False)
-    return copied
-
-
-def _exported(name: str, trained: Trained, scratch: Path) -> Side:
+        compiled = copy.deepcopy(trained.model)
+        compiled.compile(dynamic=False)  # when it is first called
+        return Side(lambda: compiled, _weights(trained.model), score, keep=True)
+    if name == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("no GPU here that PyTorch can use")
+        on_gpu = OnCuda(trained.model)
+        return Side(lambda: on_gpu, _weights(on_gpu), *_scored(on_gpu, trained), keep=True, device="cuda")
+    if name == "tensorrt":
+        with suppress(ImportError):
+            providers = importlib.import_module("onnxruntime").get_available_providers()
+            if "TensorrtExecutionProvider" in providers and torch.cuda.is_available():
+                size = export(trained, ExportOptions(to="onnx", out=scratch / "tensorrt.onnx")).size
+                model = TensorRt(scratch / "tensorrt.onnx")
+                return Side(lambda: model, size, *_scored(model, trained), keep=True)
+        raise ConfigError("no GPU, or ONNX Runtime without TensorRT (onnxruntime-gpu has it)")
     how = _EXPORTED[name]
     path = scratch / f"{name}{formats[how.to].suffix}"
     done = export(trained, ExportOptions(to=how.to, int8=how.int8, half=how.half, out=path))
-    meter = trained.task.meters[0].name
     opened = partial(formats[how.to](half=how.half).open, path, torch.device("cpu"), trained.network)
-    return Side(name, opened, done.size, done.parity.after[meter], done.parity.agreement)
+    return Side(opened, done.size, done.parity.after[trained.task.meters[0].name], done.parity.agreement)
+
+
+def _weights(model: nn.Module) -> int:
+    return sum(each.nbytes for each in model.state_dict().values())
+
+
+def _scored(model: nn.Module, trained: Trained) -> tuple[float, float]:
+    """Score and agreement of a model on the validation split."""
+    parity = compare(trained.model, model, trained.loader(), trained.task)
+    return parity.after[trained.task.meters[0].name], parity.agreement
 
 
 class OnCuda(nn.Module):
@@ -141,15 +143,6 @@ class OnCuda(nn.Module):
         return outputs.to(images.device, torch.float32)
 
 
-def _cuda(trained: Trained, scratch: Path) -> Side:
-    del scratch
-    if not torch.cuda.is_available():
-        return Side("cuda", unavailable="no GPU here that PyTorch can use")
-    model = OnCuda(trained.model)
-    size = sum(each.numel() * each.element_size() for each in model.model.state_dict().values())
-    return _scored(Side("cuda", lambda: model, size, keep=True, device="cuda"), model, trained)
-
-
 class TensorRt(nn.Module):
     """A session of ONNX Runtime's TensorRT, in float16 where that is faster."""
 
@@ -164,42 +157,16 @@ class TensorRt(nn.Module):
         return torch.from_numpy(outputs)
 
 
-def _tensorrt(trained: Trained, scratch: Path) -> Side:
-    if importlib.util.find_spec("onnxruntime") is None:
-        return Side("tensorrt", unavailable="it runs in onnxruntime, which isn't installed")
-    ort: Any = importlib.import_module("onnxruntime")
-    if "TensorrtExecutionProvider" not in ort.get_available_providers() or not torch.cuda.is_available():
-        return Side("tensorrt", unavailable="no GPU, or ONNX Runtime without TensorRT (onnxruntime-gpu has it)")
-    path = scratch / "tensorrt.onnx"
-    size = export(trained, ExportOptions(to="onnx", out=path)).size
-    model = TensorRt(path)
-    return _scored(Side("tensorrt", lambda: model, size, keep=True), model, trained)
-
-
-def _scored(side: Side, model: nn.Module, trained: Trained) -> Side:
-    """With the score and agreement of a model on the validation split."""
-    parity = compare(trained.model, model, trained.loader(), trained.task)
-    score = parity.after[trained.task.meters[0].name]
-    return Side(side.name, side.open, side.bytes, score, parity.agreement, side.keep, side.device)
-
-
-_GPU: dict[str, Callable[[Trained, Path], Side]] = {"cuda": _cuda, "tensorrt": _tensorrt}
-
-
-_CALLS, _SECONDS = 10, 0.3
-"""A measurement takes so many calls at least, and so long at least."""
-
-
 def inference(
     config: Config,
     repeats: int,
     *,
-    run: str | Path,
-    formats: str,
-    cores: str,
-    batch: str,
-    work: str,
-    overrides: Sequence[str],
+    run: str | Path = "",
+    formats: str = "all",
+    cores: str | Sequence[int] = "auto",
+    batch: int = 32,
+    work: str = "",
+    overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Size, score, milliseconds for one image and images/s of batches, for each format and number of threads.
 
@@ -211,71 +178,52 @@ def inference(
         repeats: turns.
         run: a run folder or .ckpt file.
         formats: names with commas between, or `all`.
-        cores: numbers of threads with commas between, or `auto` for 1 and the cores this process may use.
+        cores: numbers of threads, or `auto` for 1 and the cores this process may use.
         batch: images in a batch.
         work: a folder for the files; empty is the system's place for temporary files.
         overrides: of the run's config.
 
     Raises:
-        ConfigError: no run, no such format, or numbers that aren't.
+        ConfigError: no run, or no such format.
     """
-    del config
     if not run:
         raise ConfigError("bench: what=inference needs the run that is measured; name a run folder or a .ckpt file")
-    names, size, found = side_names(formats), _number("batch", batch), available_cores()
-    counts = sorted({1, found}) if cores == "auto" else [_number("cores", word) for word in cores.split(",")]
-    trained = _trained(Path(run), overrides)
-    score = trained.evaluate(trained.loader())[trained.task.meters[0].name]
-    with scratch_folder(work) as scratch:
-        sides = _sides(trained, names, score, scratch)
-        measured = _in_turns(sides, counts, _images(trained, size), repeats)
-    rows = [_row(side, count, measured.get(f"{side.name} {count}")) for side in sides for count in counts]
-    rows = [row for row in rows if row["ms"] or (row["unavailable"] and row["threads"] == counts[0])]
-    result = {"what": "inference", "run": str(run), **_about(trained)}
-    result |= {"batch": size, "repeats": repeats, "cores": found, "rows": rows}
-    _print(result, trained.task.meters[0].text)
-    return {**result, "rows": [finite(row) for row in rows]}
-
-
-def _trained(run: Path, overrides: Sequence[str]) -> Trained:
-    """The run's model in float32 on the CPU, whatever the overrides say of that."""
+    names, found = side_names(formats), available_cores()
+    counts = sorted({1, found} if cores == "auto" else {*map(int, cores)})
+    # In float32 on the CPU, whatever the overrides say of that.
     own = [override for override in overrides if key_of(override) not in ("device", "precision", "amp")]
-    return Trained.from_checkpoint(run, [*own, "device=cpu", "precision=fp32", "amp=null"])
-
-
-def _about(trained: Trained) -> dict[str, Any]:
-    model, size = trained.config.model, trained.config.image_size
-    return {"model": getattr(model, "arch", model.name), "image_size": size, "score": trained.task.meters[0].name}
-
-
-def _sides(trained: Trained, names: Sequence[str], score: float, scratch: Path) -> list[Side]:
-    """What is compared, exported where it has to be; `score` is the trained model's."""
-    sides = []
-    with threads_restored(), Console(stderr=True).status("") as status:
+    trained = Trained.from_checkpoint(Path(run), [*own, "device=cpu", "precision=fp32", "amp=null"])
+    meter = trained.task.meters[0]
+    score = trained.evaluate(trained.loader())[meter.name]
+    sides: dict[str, Side] = {}
+    unavailable: dict[str, str] = {}
+    with scratch_folder(work) as scratch, threads_restored(), Console(stderr=True).status("") as status:
         for name in names:
             status.update(f"exporting: {name}")
-            sides.append(make_side(name, trained, score, scratch))
-    return sides
-
-
-def _in_turns(
-    sides: Sequence[Side], counts: Sequence[int], images: Tensor, repeats: int
-) -> dict[str, list[tuple[list[float], float]]]:
-    """What `_measure` gives in each turn, by "NAME THREADS"."""
-    runs = {
-        f"{side.name} {count}": partial(_measure, side, count, images, {})
-        for count in counts
-        for side in sides
-        if not side.unavailable and (count == counts[0] or side.device == "cpu")
-    }
-    with threads_restored(), Console(stderr=True).status(f"measuring {len(runs)} in turns"):
-        return in_turns(runs, repeats, warm_up=1)
-
-
-def _number(key: str, word: str) -> int:
-    if not (word.isascii() and word.isdigit()) or not 0 < int(word) <= 65_536:
-        raise ConfigError(f"{key}: '{word}' is not allowed; set a whole number from 1 to 65,536")
-    return int(word)
+            try:
+                sides[name] = _open_side(name, trained, score, scratch)
+            except EffLoopError as error:
+                unavailable[name] = str(error)
+        status.update("measuring in turns")
+        images, kept = _images(trained, batch), dict[str, nn.Module]()
+        runs = {
+            (name, count): partial(_measure, name, side, count, images, kept)
+            for count in counts
+            for name, side in sides.items()
+            if count == counts[0] or side.device == "cpu"
+        }
+        measured = in_turns(runs, repeats, warm_up=1) if runs else {}
+    rows = []
+    for name in names:
+        rows += [_row(name, sides[name], count, measured[name, count]) for count in counts if (name, count) in measured]
+        if name in unavailable:
+            rows.append({"format": name, "threads": counts[0], "unavailable": unavailable[name]})
+    model, size = trained.config.model, trained.config.image_size
+    facts = {"model": getattr(model, "arch", model.name), "image_size": size, "score": meter.name}
+    result = {"what": "inference", "run": str(run), **facts, "batch": batch, "repeats": repeats, "cores": found}
+    result["rows"] = rows
+    _print(result, meter.text)
+    return {**result, "rows": [finite(row) for row in rows]}
 
 
 @contextmanager
@@ -291,31 +239,32 @@ def threads_restored() -> Iterator[None]:
 def _images(trained: Trained, count: int) -> Tensor:
     """(count, 3, H, W) of the validation split, some of them several times if it is smaller."""
     loader = trained.loader()
-    ids = np.resize(np.arange(len(loader.plan.source)), count)
-    images = loader.samples(ids.tolist()).images
+    images = loader.samples(np.resize(np.arange(len(loader.plan.source)), count).tolist()).images
     loader.close()
     return images
 
 
-def _measure(side: Side, threads: int, images: Tensor, kept: dict[str, nn.Module]) -> tuple[list[float], float]:
-    """Seconds of each call with one image, and images/s of calls with all; `kept` has a model of earlier turns."""
+def _measure(
+    name: str, side: Side, threads: int, images: Tensor, kept: dict[str, nn.Module]
+) -> tuple[list[float], float]:
+    """Seconds of each call with one image, and images/s of calls with all; `kept` has models of earlier turns."""
     torch.set_num_threads(threads)
-    model = kept.get(side.name) or side.open().eval()
+    model = kept.get(name) or side.open().eval()
     if side.keep:
-        kept[side.name] = model
+        kept[name] = model
     given = images.to(side.device)
     with torch.inference_mode():
-        calls = [_calls(model, each, side.device) for each in (given[:1], given)]
-    return calls[0], len(images) / statistics.median(calls[1])
+        one, all_of_them = (_calls(model, each) for each in (given[:1], given))
+    return one, len(images) / statistics.median(all_of_them)
 
 
-def _calls(model: nn.Module, images: Tensor, device: str) -> list[float]:
+def _calls(model: nn.Module, images: Tensor) -> list[float]:
     """Seconds of each of many calls, after two that don't count."""
     seconds: list[float] = []
     for number in range(-2, 1_000_000):
         started = time.perf_counter()
         model(images)
-        if device == "cuda":
+        if images.is_cuda:
             torch.cuda.synchronize()
         if number >= 0:
             seconds.append(time.perf_counter() - started)
@@ -324,19 +273,24 @@ def _calls(model: nn.Module, images: Tensor, device: str) -> list[float]:
     return seconds
 
 
-def _row(side: Side, threads: int, measured: Sequence[tuple[list[float], float]] | None) -> dict[str, Any]:
-    """A row for JSON."""
-    facts = {"format": side.name, "threads": threads, "megabytes": side.bytes / 1e6}
-    facts |= {"score": side.score, "agreement": side.agreement, "unavailable": side.unavailable}
-    ms = [1000 * second for seconds, _ in measured or () for second in seconds]
-    speeds = [speed for _, speed in measured or ()]
-    middle = {"ms_p50": float(np.percentile(ms, 50)), "ms_p95": float(np.percentile(ms, 95))} if ms else {}
-    return {**facts, **middle, "ms": ms, "images_per_s": speeds}
+def _row(name: str, side: Side, threads: int, turns: Sequence[tuple[list[float], float]]) -> dict[str, Any]:
+    ms = [1000 * second for seconds, _ in turns for second in seconds]
+    return {
+        "format": name,
+        "threads": threads,
+        "megabytes": side.bytes / 1e6,
+        "score": side.score,
+        "agreement": side.agreement,
+        "unavailable": "",
+        "ms_p50": float(np.percentile(ms, 50)),
+        "ms_p95": float(np.percentile(ms, 95)),
+        "ms": ms,
+        "images_per_s": [speed for _, speed in turns],
+    }
 
 
-def _print(result: Mapping[str, Any], text: Any) -> None:
-    """Print a result's table."""
-    rows = [row for row in result["rows"] if row["ms"]]
+def _print(result: Mapping[str, Any], text: Callable[[float], str]) -> None:
+    rows = [row for row in result["rows"] if not row["unavailable"]]
     base = {row["threads"]: statistics.median(row["images_per_s"]) for row in rows if row["format"] == "pytorch"}
     cells, ends = [], []
     for number, row in enumerate(rows):
@@ -345,58 +299,33 @@ def _print(result: Mapping[str, Any], text: Any) -> None:
         facts = [f"{row['megabytes']:.2f}", text(row["score"]), f"{row['agreement']:.2%}", str(row["threads"])]
         cells.append([row["format"], *facts, f"{row['ms_p50']:.2f}", f"{row['ms_p95']:.2f}", f"{speed:,.0f}", over])
         ends += [number] * (number + 1 < len(rows) and rows[number + 1]["format"] != row["format"])
-    speed_of = f"images/s\nat batch {result['batch']}"
-    headings = (
-        "format",
-        "MB",
-        result["score"],
-        "agreement",
-        "threads",
-        "ms p50\n1 image",
-        "p95",
-        speed_of,
-        "over\npytorch",
-    )
-    title = (
-        f"{result['run']}: {result['model']} at {ImageSize.of(result['image_size'])} pixels; {result['repeats']} turns"
-    )
+    headings = ["format", "MB", result["score"], "agreement", "threads", "ms p50\n1 image", "p95"]
+    headings += [f"images/s\nat batch {result['batch']}", "over\npytorch"]
+    title = f"{result['run']}: {_workload(result)}; {result['repeats']} turns"
     print_table(headings, cells, left=("format",), sections=ends, min_width=110, title=title)
     for row in result["rows"]:
         if row["unavailable"]:
             print(f"{row['format']}: {row['unavailable']}")
 
 
+def _workload(result: Mapping[str, Any]) -> str:
+    return f"{result['model']} at {ImageSize.of(result['image_size'])} pixels"
+
+
 def write_inference_files(result: Mapping[str, Any], out: Path) -> None:
     """Write a result as CSV and as a plot, beside its JSON file `out`."""
-    rows = [row for row in result["rows"] if row["ms"]]
+    rows = [row for row in result["rows"] if not row["unavailable"]]
     columns = ("format", "threads", "megabytes", "score", "agreement", "ms_p50", "ms_p95")
-    table = [
-        {**{key: row[key] for key in columns}, "images_per_s": statistics.median(row["images_per_s"])} for row in rows
-    ]
+    speeds = [{"images_per_s": statistics.median(row["images_per_s"])} for row in rows]
+    table = [{**{key: row[key] for key in columns}, **speed} for row, speed in zip(rows, speeds, strict=True)]
     write_csv(out.with_suffix(".csv"), table)
-    names = list(dict.fromkeys(row["format"] for row in rows))
-    by_threads: dict[str, dict[str, Any]] = {}
+    single, many = [], []
     for row in rows:
-        by_threads.setdefault(f"threads: {row['threads']}", {})[row["format"]] = row
-    single = {
-        key: [
-            (found[name]["ms_p50"], found[name]["ms_p50"], found[name]["ms_p95"]) if name in found else None
-            for name in names
-        ]
-        for key, found in by_threads.items()
-    }
-    many = {
-        key: [_spread(found[name]["images_per_s"]) if name in found else None for name in names]
-        for key, found in by_threads.items()
-    }
-    groups = [name.replace("_", "\n") for name in names]
-    of = f"{result['model']} at {ImageSize.of(result['image_size'])} pixels"
+        name = (row["format"].replace("_", "\n"), f"threads: {row['threads']}")
+        single.append(Bar(*name, (row["ms_p50"], row["ms_p50"], row["ms_p95"])))
+        many.append(Bar(*name, spread(row["images_per_s"])))
     panels = [
-        BarPanel(f"{of}: one image", "ms, median to p95", "", groups, single),
-        BarPanel(f"{of}: batches of {result['batch']}", "images/s", "", groups, many),
+        BarPanel(f"{_workload(result)}: one image", "ms, median to p95", "", single),
+        BarPanel(f"{_workload(result)}: batches of {result['batch']}", "images/s", "", many),
     ]
     plot_bars(out.with_suffix(".png"), panels)
-
-
-def _spread(values: Sequence[float]) -> tuple[float, float, float]:
-    return statistics.median(values), min(values), max(values)

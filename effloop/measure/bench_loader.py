@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -29,25 +27,19 @@ from effloop.data.augment.recipe import split_entry
 from effloop.data.remote.location import is_remote
 from effloop.data.source import expand_root, sources
 from effloop.errors import ConfigError, optional_package
+from effloop.measure import turns
 from effloop.measure.loops import alone
-from effloop.measure.turns import (
-    GilProbe,
-    apart,
-    cpu_seconds,
-    held_bytes,
-    in_turns,
-    print_table,
-    process_tree,
-    scratch_folder,
-)
 from effloop.optim import optimizers
 from effloop.precision import precisions
 from effloop.registry import choices
 from effloop.system.hardware import available_cores, find_device
 from effloop.system.openmp import without_limit
 
-EpochRunner = Callable[[], tuple[int, float]]
-"""Loads, or trains on, one epoch; returns its number of images and the seconds spent waiting for batches."""
+Timed = Callable[[Iterable[Any]], Iterator[Any]]
+"""Passes batches through, and adds up the seconds that each was waited for."""
+
+Epoch = Callable[[int, Timed], int]
+"""Loads, or trains on, the epoch of a number, its batches passed through; returns the number of images."""
 
 Measurement = dict[str, float]
 """Of an epoch: images `per_s`, `cores_used`, the share of time `waited` for batches, `bytes` of memory, and, where no
@@ -63,7 +55,7 @@ class Workload:
     """What every loader has to do.
 
     Attributes:
-        config: of EffLoop's loader; batch size, image size, crop and number of workers apply to all.
+        config: of EffLoop's loader; batch size, image size, crop, mean and std and number of workers apply to all.
         root: the original photographs, ROOT/CLASS/*.
         scratch: an empty folder.
     """
@@ -78,26 +70,19 @@ class Workload:
         return num_workers(self.config)
 
     @property
-    def mean(self) -> list[float] | None:
-        """Of the normalised float32 batches that every loader delivers; None: uint8."""
-        return self.config.data.mean
+    def normalised(self) -> tuple[list[float], list[float]] | None:
+        """Mean and standard deviation of the float32 batches that every loader delivers; None: uint8."""
+        mean, std = self.config.data.mean, self.config.data.std
+        return (mean, std) if mean and std else None
 
     @property
-    def std(self) -> list[float] | None:
-        """As `mean`."""
-        return self.config.data.std
+    def crop(self) -> dict[str, tuple[float, float]]:
+        """Least and most area of a crop as a share of the image, `scale`, and of width over height, `ratio`."""
+        found = _operations(self.config)[0][1]
+        return {key: tuple(found.get(key, usual)) for key, usual in _CROP.items()}  # type: ignore[misc]
 
-    @property
-    def scale(self) -> tuple[float, float]:
-        """Smallest and largest area of a crop, as a share of the image."""
-        low, high = _operations(self.config)[0][1].get("scale", (0.08, 1.0))
-        return low, high
 
-    @property
-    def ratio(self) -> tuple[float, float]:
-        """Smallest and largest width over height of a crop."""
-        low, high = _operations(self.config)[0][1].get("ratio", (3 / 4, 4 / 3))
-        return low, high
+_CROP = {"scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3)}
 
 
 def _operations(config: Config) -> list[tuple[str, dict[str, Any]]]:
@@ -117,7 +102,7 @@ def check_comparable(config: Config, baselines: str, fix: str = "") -> None:
     augment, operations = config.augment, _operations(config)
     plain = [name for name, _ in operations] == ["RandomResizedCrop", "RandomHorizontalFlip"]
     fits = {
-        "ops": plain and operations[0][1].keys() <= {"size", "scale", "ratio"} and operations[1][1] in ({}, {"p": 0.5}),
+        "ops": plain and operations[0][1].keys() <= {"size", *_CROP} and operations[1][1] in ({}, {"p": 0.5}),
         "order": getattr(augment, "order", None) is None,
         "mixup": not augment.mixup,
         "cutmix": not augment.cutmix,
@@ -131,7 +116,7 @@ def check_comparable(config: Config, baselines: str, fix: str = "") -> None:
             )
 
 
-def original_photos(config: Config, folder: str, baselines: str) -> Path:
+def _original_photos(config: Config, folder: str, baselines: str) -> Path:
     """The folder ROOT/SPLIT with the photographs of the train split, for baselines that read files."""
     data = expand_root(config.data) if is_remote(config.data.root) else Path(config.data.root or "")
     root = (Path(folder) if folder else data) / config.data.train_split
@@ -142,19 +127,27 @@ def original_photos(config: Config, folder: str, baselines: str) -> Path:
     return root
 
 
-def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str, dtype: str) -> dict[str, Any]:
+def loader(
+    config: Config,
+    repeats: int,
+    *,
+    vs: str = "torchvision,pillow",
+    folder: str = "",
+    work: str = "",
+    dtype: str = "uint8",
+) -> dict[str, Any]:
     """Images/s of the configured loader and of baselines, in turns; from the index to the batch that the loop gets.
 
     The workload is the same for all: random-resized-crop to `image_size`, antialiased, and flip; batches of
-    `batch_size`. `NOTES` has what is different. Each runs in a process of its own.
+    `batch_size`. `NOTES` has what is different. Each runs in a process of its own, after a warm-up epoch.
 
     Args:
         config: whose train split and engine are measured.
-        repeats: epochs of each, after a warm-up epoch.
-        vs: names of baselines, with commas between; `none` for none; `threads-1`, `processes-2` and the like are
-            EffLoop's engines with so many workers, `processes` with as many as it has itself.
+        repeats: epochs of each.
+        vs: names of baselines, with commas between, or `none`; `threads-1`, `processes-2` and the like are EffLoop's
+            engines with so many workers, `processes` with as many as it has itself.
         folder: the original photographs for the baselines, ROOT/SPLIT/CLASS/*; empty is `data.root`.
-        work: where `ffcv` and `turboloader` write their files; empty is the system's place for temporary files.
+        work: where `ffcv` writes its file; empty is the system's place for temporary files.
         dtype: of the images: `uint8`, or `float32`, normalised with `data.mean` and `data.std`, on the CPU.
 
     Raises:
@@ -169,28 +162,25 @@ def loader(config: Config, repeats: int, *, vs: str, folder: str, work: str, dty
     check_comparable(config, others, ", or set vs=none")
     if dtype == "uint8":
         config.data.mean = config.data.std = None
-    elif dtype != "float32":
-        raise ConfigError(f"dtype: '{dtype}' is not allowed; {choices(dtype, ['uint8', 'float32'])}")
     elif config.data.mean is None or config.data.std is None:
         raise ConfigError("dtype: float32 is normalised with data.mean and data.std, and these are null; set both")
     config.device = "cpu"
-    root = original_photos(config, folder, others)
+    root = _original_photos(config, folder, others)
     ours = build_loader(config)  # says what is wrong with it before any process starts
     data = ours.describe()
     ours.close()
-    with scratch_folder(work) as scratch, ExitStack() as stack:
+    with turns.scratch_folder(work) as scratch, ExitStack() as stack:
         workload = Workload(config, root, scratch)
         runs = {name: _enter(stack, name, LOADERS[name], workload) for name in dict.fromkeys(["effloop", *wanted])}
-        rounds = in_turns(runs, repeats, warm_up=1)
-    result = _comparison("loader", config, data, rounds) | {"dtype": dtype}
-    _show(result, repeats)
-    for name in rounds:
+        result = _result("loader", config, data, turns.in_turns(runs, repeats, warm_up=1)) | {"dtype": dtype}
+    _print(result, repeats)
+    for name in runs:
         if name in NOTES:
             print(f"{name}: {NOTES[name]}")
     return result
 
 
-def train(config: Config, repeats: int, *, folder: str, work: str) -> dict[str, Any]:
+def train(config: Config, repeats: int, *, folder: str = "", work: str = "") -> dict[str, Any]:
     """Images/s of training epochs: EffLoop, with all that a run does, and the loop that PyTorch's docs show.
 
     Both train the same model with the same optimizer in the same precision and layout; `bare` takes its
@@ -207,53 +197,57 @@ def train(config: Config, repeats: int, *, folder: str, work: str) -> dict[str, 
         ConfigError: something is missing or can't be built; or a recipe that `bare` doesn't do.
     """
     check_comparable(config, "bare")
-    root = original_photos(config, folder, "bare")
-    with scratch_folder(work) as scratch, ExitStack() as stack:
+    root = _original_photos(config, folder, "bare")
+    with turns.scratch_folder(work) as scratch, ExitStack() as stack:
         workload = Workload(alone(config), root, scratch)
         runs = {"effloop": _enter(stack, "effloop", _effloop_training, workload)}
         with without_limit():
             runs["bare"] = _enter(stack, "bare", _bare_training, workload)
-        rounds = in_turns(runs, repeats, warm_up=1)
-    result = _comparison("train", config, f"model={config.model.name}, {root.parent}", rounds)
-    _show(result, repeats)
+        rounds = turns.in_turns(runs, repeats, warm_up=1)
+    result = _result("train", config, f"model={config.model.name}, {root.parent}", rounds)
+    _print(result, repeats)
     return result
 
 
 def _enter(
-    stack: ExitStack, name: str, build: Callable[[Workload], EpochRunner], workload: Workload
+    stack: ExitStack, name: str, build: Callable[[Workload], Epoch], workload: Workload
 ) -> Callable[[], Measurement]:
     epochs = partial(measured_epochs, partial(build, workload))
-    return stack.enter_context(apart(name, epochs, reuse_memory=workload.config.reuse_memory))
+    return stack.enter_context(turns.apart(name, epochs, reuse_memory=workload.config.reuse_memory))
 
 
-def measured_epochs(build: Callable[[], EpochRunner]) -> Callable[[], Measurement]:
-    """What runs an epoch, in this process -> what runs and measures one."""
-    epoch = build()
+def measured_epochs(build: Callable[[], Epoch]) -> Callable[[], Measurement]:
+    """What runs an epoch, in this process -> what runs and measures one after the other."""
+    epoch, numbers, waited_s = build(), itertools.count(), 0.0
+
+    def timed(batches: Iterable[Any]) -> Iterator[Any]:
+        nonlocal waited_s
+        started = time.perf_counter()
+        for batch in batches:
+            waited_s += time.perf_counter() - started
+            yield batch
+            started = time.perf_counter()
 
     def measure() -> Measurement:
-        with GilProbe() as gil:
-            started, cpu = time.perf_counter(), cpu_seconds()
-            num_images, waited_s = epoch()
+        nonlocal waited_s
+        waited_s = 0.0
+        with turns.GilProbe() as gil:
+            started, cpu = time.perf_counter(), turns.cpu_seconds()
+            num_images = epoch(next(numbers), timed)
             seconds = time.perf_counter() - started
         found = {
             "per_s": num_images / seconds,
-            "cores_used": (cpu_seconds() - cpu) / seconds,
+            "cores_used": (turns.cpu_seconds() - cpu) / seconds,
             "waited": waited_s / seconds,
-            "bytes": float(held_bytes()),
+            "bytes": float(turns.held_bytes()),
         }
-        alone_here = len(process_tree()) == 1
+        alone_here = len(turns.process_tree()) == 1
         return found | ({"gil_us": gil.share * seconds / num_images * 1e6} if alone_here else {})
 
     return measure
 
 
-_COLUMNS = (
-    *("loader", "images/s", "least", "most", "effloop over it"),
-    *("per core used", "cores used", "waiting", "MB of memory", "GIL µs"),
-)
-
-
-def _comparison(what: str, config: Config, data: str, rounds: Mapping[str, list[Measurement]]) -> dict[str, Any]:
+def _result(what: str, config: Config, data: str, rounds: Mapping[str, list[Measurement]]) -> dict[str, Any]:
     """The figures as they go to JSON; `rounds` are a side's measurements."""
     return {
         "what": what,
@@ -273,46 +267,22 @@ def _comparison(what: str, config: Config, data: str, rounds: Mapping[str, list[
     }
 
 
-def _show(result: Mapping[str, Any], repeats: int) -> None:
-    """Print a result's table."""
+def _print(result: Mapping[str, Any], repeats: int) -> None:
     loaders = result["loaders"]
-    medians = {name: statistics.median(found["per_s"]) for name, found in loaders.items()}
-    rows = []
+    ours, rows = statistics.median(loaders["effloop"]["per_s"]), []
     for name, found in loaders.items():
-        cores, waited, used = (statistics.median(found[key]) for key in ("cores_used", "waited", "bytes"))
-        speed = [f"{value:,.0f}" for value in (medians[name], min(found["per_s"]), max(found["per_s"]))]
-        gil = f"{statistics.median(found['gil_us']):,.0f}" if "gil_us" in found else ""
-        rest = [f"{medians[name] / cores:,.0f}", f"{cores:.2f}", f"{waited:.0%}", f"{used / 1e6:,.0f}", gil]
-        rows.append([name, *speed, f"{medians['effloop'] / medians[name]:.2f}", *rest])
+        speeds, medians = (
+            turns.spread(found["per_s"]),
+            {key: statistics.median(values) for key, values in found.items()},
+        )
+        cells = [*(f"{value:,.0f}" for value in speeds), f"{ours / speeds[0]:.2f}"]
+        cells += [f"{speeds[0] / medians['cores_used']:,.0f}", f"{medians['cores_used']:.2f}"]
+        cells += [f"{medians['waited']:.0%}", f"{medians['bytes'] / 1e6:,.0f}"]
+        rows.append([name, *cells, f"{medians['gil_us']:,.0f}" if "gil_us" in medians else ""])
+    headings = ["loader", "images/s", "least", "most", "effloop over it", "per core used", "cores used", "waiting"]
     title = f"{result['data']}; {repeats} epochs each, in turns; {result['num_workers']} workers"
-    print_table(_COLUMNS, rows, left=("loader",), min_width=110, title=title)
+    turns.print_table([*headings, "MB of memory", "GIL µs"], rows, left=("loader",), min_width=110, title=title)
     print("medians; effloop over it: effloop's images/s over this one's; GIL µs: how long an image holds the GIL")
-
-
-def _timed_epochs(batches: Callable[[int], Iterator[int]]) -> EpochRunner:
-    """Time the waiting for batches, from a function of the epoch's number that yields each batch's length."""
-    numbers = itertools.count()
-
-    def epoch() -> tuple[int, float]:
-        timer = WaitTimer()
-        return sum(timer.timed(batches(next(numbers)))), timer.waited_s
-
-    return epoch
-
-
-class WaitTimer:
-    """Adds up the seconds that a loop waits for its next batch."""
-
-    def __init__(self) -> None:
-        self.waited_s = 0.0
-
-    def timed(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The same batches; the time until each one arrives counts."""
-        started = time.perf_counter()
-        for batch in batches:
-            self.waited_s += time.perf_counter() - started
-            yield batch
-            started = time.perf_counter()
 
 
 def _data_loader(data: Any, workload: Workload) -> torch.utils.data.DataLoader[Any]:
@@ -332,39 +302,42 @@ def _pillow_loader(workload: Workload) -> torch.utils.data.DataLoader[Any]:
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
-    crop = transforms.RandomResizedCrop(workload.config.size, scale=workload.scale, ratio=workload.ratio)
+    crop = transforms.RandomResizedCrop(workload.config.size, **workload.crop)
     steps = [crop, transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    steps.append(transforms.Normalize(workload.mean or IMAGENET[0], workload.std or IMAGENET[1]))
+    steps.append(transforms.Normalize(*(workload.normalised or IMAGENET)))
     return _data_loader(ImageFolder(workload.root, transforms.Compose(steps)), workload)
 
 
-def _effloop(workload: Workload) -> EpochRunner:
+def _pairs(batches: Iterable[Any]) -> Epoch:
+    """Epochs over batches of images and targets."""
+    return lambda _, timed: sum(len(targets) for _, targets in timed(batches))
+
+
+def _effloop(workload: Workload) -> Epoch:
     loader = build_loader(workload.config)
-    return _timed_epochs(lambda number: (len(batch) for batch in loader.epoch(number)))
+    return lambda number, timed: sum(map(len, timed(loader.epoch(number))))
 
 
-def _own(engine: str, count: int | None, workload: Workload) -> EpochRunner:
+def _own(engine: str, count: int | None, workload: Workload) -> Epoch:
     """EffLoop with another engine, and with so many workers."""
     workload.config.engine = configs.compose([f"engine={engine}"]).engine
     workload.config.num_workers = workload.config.num_workers if count is None else count
     return _effloop(workload)
 
 
-def _effloop_training(workload: Workload) -> EpochRunner:
+def _effloop_training(workload: Workload) -> Epoch:
     trainer = build_trainer(workload.config, run_dir=workload.scratch / "run")
     trainer.recorder.__enter__()  # until this process ends
-    numbers = itertools.count()
 
-    def epoch() -> tuple[int, float]:
+    def epoch(number: int, timed: Timed) -> int:
         trainer.progress.samples_seen = 0
-        timer = WaitTimer()
-        trainer.train_epoch(timer.timed(trainer.train.epoch(next(numbers))))
-        return len(trainer.train) * trainer.train.global_batch, timer.waited_s
+        trainer.train_epoch(timed(trainer.train.epoch(number)))
+        return len(trainer.train) * trainer.train.global_batch
 
     return epoch
 
 
-def _bare_training(workload: Workload) -> EpochRunner:
+def _bare_training(workload: Workload) -> Epoch:
     config, device = resolved(workload.config), find_device(workload.config.device)
     batches = _pillow_loader(workload)
     model = build_model(config, len(batches.dataset.classes), device)  # type: ignore[attr-defined]
@@ -372,10 +345,10 @@ def _bare_training(workload: Workload) -> EpochRunner:
     precision = precisions.build(config.precision, device)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
 
-    def epoch() -> tuple[int, float]:
+    def epoch(_: int, timed: Timed) -> int:
         model.train()
-        num_images, timer = 0, WaitTimer()
-        for images, targets in timer.timed(batches):
+        num_images = 0
+        for images, targets in timed(batches):
             optimizer.zero_grad()
             with precision.autocast():
                 loss = loss_fn(model(images.to(device, memory_format=layout)), targets.to(device))
@@ -384,47 +357,43 @@ def _bare_training(workload: Workload) -> EpochRunner:
             num_images += len(images)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        return num_images, timer.waited_s
+        return num_images
 
     return epoch
 
 
-def _torchvision(workload: Workload) -> EpochRunner:
+def _torchvision(workload: Workload) -> Epoch:
     """ImageFolder and DataLoader with torchvision's v2 transforms on uint8, normalised last."""
     from torchvision.datasets import ImageFolder
     from torchvision.io import decode_image
     from torchvision.transforms import v2
 
-    crop = v2.RandomResizedCrop(workload.config.size, scale=workload.scale, ratio=workload.ratio, antialias=True)
-    steps = [crop, v2.RandomHorizontalFlip()]
-    if workload.mean and workload.std:
-        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(workload.mean, workload.std)]
+    steps = [v2.RandomResizedCrop(workload.config.size, antialias=True, **workload.crop), v2.RandomHorizontalFlip()]
+    if workload.normalised:
+        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*workload.normalised)]
     data = ImageFolder(workload.root, v2.Compose(steps), loader=lambda path: decode_image(path, mode="RGB"))
-    batches = _data_loader(data, workload)
-    return _timed_epochs(lambda _: (len(targets) for _, targets in batches))
+    return _pairs(_data_loader(data, workload))
 
 
-def _pillow(workload: Workload) -> EpochRunner:
+def _pillow(workload: Workload) -> Epoch:
     """ImageFolder and DataLoader with Pillow, normalised to float32, as in torchvision's reference scripts."""
-    batches = _pillow_loader(workload)
-    return _timed_epochs(lambda _: (len(targets) for _, targets in batches))
+    return _pairs(_pillow_loader(workload))
 
 
-def _dali(workload: Workload) -> EpochRunner:
+def _dali(workload: Workload) -> Epoch:
     """DALI on the CPU: region decoding, resize, flip."""
-    dali = optional_package("nvidia.dali", "vs=dali", "effloop[dali]")
-    fn = optional_package("nvidia.dali.fn", "vs=dali", "effloop[dali]")
-    types = optional_package("nvidia.dali.types", "vs=dali", "effloop[dali]")
-    size, batch = workload.config.size, workload.config.batch_size
+    dali, fn, types = (
+        optional_package(f"nvidia.dali{part}", "vs=dali", "effloop[dali]") for part in ("", ".fn", ".types")
+    )
+    batch, area, aspect = workload.config.batch_size, workload.crop["scale"], workload.crop["ratio"]
     pipe = dali.Pipeline(batch_size=batch, num_threads=max(1, workload.num_workers), device_id=None)
     with pipe:
         encoded, labels = fn.readers.file(file_root=str(workload.root), random_shuffle=True, name="reader")
-        images = fn.decoders.image_random_crop(
-            encoded, device="cpu", random_area=list(workload.scale), random_aspect_ratio=list(workload.ratio)
-        )
-        images = fn.resize(images, size=tuple(size))
-        if workload.mean and workload.std:
-            mean, std = ([255 * value for value in values] for values in (workload.mean, workload.std))
+        crop = {"random_area": list(area), "random_aspect_ratio": list(aspect)}
+        images = fn.decoders.image_random_crop(encoded, device="cpu", **crop)
+        images = fn.resize(images, size=tuple(workload.config.size))
+        if workload.normalised:
+            mean, std = ([255 * value for value in values] for values in workload.normalised)
             options = {"dtype": types.FLOAT, "output_layout": "HWC", "mean": mean, "std": std}
             images = fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(), **options)
         else:
@@ -432,15 +401,10 @@ def _dali(workload: Workload) -> EpochRunner:
         pipe.set_outputs(images, labels)
     pipe.build()
     batches = pipe.epoch_size("reader") // batch
-
-    def run() -> int:
-        pipe.run()
-        return batch
-
-    return _timed_epochs(lambda _: (run() for _ in range(batches)))
+    return lambda _, timed: batch * sum(1 for _ in timed(pipe.run() for _ in range(batches)))
 
 
-def _ffcv(workload: Workload) -> EpochRunner:
+def _ffcv(workload: Workload) -> Epoch:
     """FFCV on a file that is written for it, like `data.root`: JPEG of the same quality or raw, of the same size."""
     about = getattr(sources.build(workload.config.data, workload.config.data.train_split), "about", None) or {}
     quality, kind = about.get("quality"), about.get("payload")
@@ -457,14 +421,13 @@ def _ffcv(workload: Workload) -> EpochRunner:
 
     file = str(workload.scratch / "ffcv.beton")
     side = {"max_resolution": about["max_side"]} if about["max_side"] else {}
-    field = RGBImageField(write_mode="raw", **side) if kind == "raw" else None
-    field = field or RGBImageField(write_mode="jpg", jpeg_quality=quality, **side)
-    writer = DatasetWriter(file, {"image": field, "label": IntField()}, num_workers=workload.num_workers)
-    writer.from_indexed_dataset(ImageFolder(str(workload.root)))
-    crop = RandomResizedCropRGBImageDecoder(tuple(workload.config.size), scale=workload.scale, ratio=workload.ratio)
-    steps = [crop, RandomHorizontalFlip()]
-    if workload.mean and workload.std:
-        steps.append(NormalizeImage(255 * np.array(workload.mean), 255 * np.array(workload.std), np.float32))
+    form = {"write_mode": "raw"} if kind == "raw" else {"write_mode": "jpg", "jpeg_quality": quality}
+    fields = {"image": RGBImageField(**form, **side), "label": IntField()}
+    DatasetWriter(file, fields, num_workers=workload.num_workers).from_indexed_dataset(ImageFolder(str(workload.root)))
+    steps = [RandomResizedCropRGBImageDecoder(tuple(workload.config.size), **workload.crop), RandomHorizontalFlip()]
+    if workload.normalised:
+        steps.append(NormalizeImage(*(255 * np.array(values) for values in workload.normalised), np.float32))
+    labels = [IntDecoder(), ToTensor(), Squeeze()]
     loader = Loader(
         file,
         batch_size=workload.config.batch_size,
@@ -472,82 +435,29 @@ def _ffcv(workload: Workload) -> EpochRunner:
         order=OrderOption.RANDOM,
         os_cache=True,
         drop_last=True,
-        pipelines={
-            "image": [*steps, ToTensor(), ToTorchImage()],
-            "label": [IntDecoder(), ToTensor(), Squeeze()],
-        },
+        pipelines={"image": [*steps, ToTensor(), ToTorchImage()], "label": labels},
     )
-    return _timed_epochs(lambda _: (len(labels) for _, labels in loader))
+    return _pairs(loader)
 
 
-def _turboloader(workload: Workload) -> EpochRunner:
-    """TurboLoader on a tar of the photographs; as many threads as it takes."""
-    turbo = optional_package("turboloader", "vs=turboloader", "turboloader")
-    if (workload.scale, workload.ratio) != ((0.08, 1), (3 / 4, 4 / 3)):
-        raise ConfigError("it always crops 0.08 to 1 of an image; set augment.ops.crop.scale=[0.08,1]")
-    file = str(workload.scratch / "turboloader.tar")
-    with tarfile.open(file, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for path in _jpegs(workload):
-            tar.add(path, str(path.relative_to(workload.root)))
-    loader = turbo.DataLoader(
-        file,
-        workload.config.batch_size,
-        shuffle=True,
-        transform=turbo.Normalize(workload.mean, workload.std) if workload.mean and workload.std else None,
-        image_size=tuple(workload.config.size),
-        output_format="numpy",
-        train_aug=True,
-        antialias=True,
-        drop_last=True,
-    )
-
-    def epoch(number: int) -> Iterator[int]:
-        loader.set_epoch(number)
-        return (len(images) for images, _ in loader)
-
-    return _timed_epochs(epoch)
-
-
-def _jpegs(workload: Workload) -> list[Path]:
-    return [path for path in sorted(workload.root.glob("*/*")) if path.suffix.lower() in (".jpg", ".jpeg")]
-
-
-def _simplejpeg(workload: Workload) -> EpochRunner:
-    """No loader: simplejpeg decodes whole photographs from memory, and nothing else is done."""
-    simplejpeg = optional_package("simplejpeg", "vs=simplejpeg", "simplejpeg")
-    encoded, threads = [path.read_bytes() for path in _jpegs(workload)], max(1, workload.num_workers)
-
-    def decode(part: list[bytes]) -> int:
-        for data in part:
-            simplejpeg.decode_jpeg(data)
-        return len(part)
-
-    pool = ThreadPoolExecutor(threads)
-    return _timed_epochs(lambda _: pool.map(decode, [encoded[number::threads] for number in range(threads)]))
-
-
-OWN: dict[str, Callable[[Workload], EpochRunner]] = {
+OWN: dict[str, Callable[[Workload], Epoch]] = {
     "processes": partial(_own, "processes", None),
     **{f"{engine}-{n}": partial(_own, engine, n) for engine in ("threads", "processes") for n in (1, 2, 4)},
 }
 """EffLoop's engines by the names that `vs=` takes: how they scale. They read `data.root`."""
 
-LOADERS: dict[str, Callable[[Workload], EpochRunner]] = {
+LOADERS: dict[str, Callable[[Workload], Epoch]] = {
     "effloop": _effloop,
     **OWN,
     "torchvision": _torchvision,
     "pillow": _pillow,
     "dali": _dali,
     "ffcv": _ffcv,
-    "turboloader": _turboloader,
-    "simplejpeg": _simplejpeg,
 }
 """Loaders by the names that `vs=` takes; `effloop` is always measured."""
 
 NOTES = {
     "pillow": "always normalised float32",
     "ffcv": "resizes by areas",
-    "turboloader": "always float32; decodes at a reduced size where it can, which isn't exact; no labels",
-    "simplejpeg": "decodes whole images, and nothing else",
 }
 """What a loader does differently, where it does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
 from effloop.data.source import Source
 from effloop.data.source.view import View
-from effloop.measure.loops import endless, train_turn
+from effloop.measure.loops import Updates, endless, train_turn
 from effloop.measure.turns import Turn, cpu_seconds, for_seconds
 from effloop.profile.tools import SyncFinder
 from effloop.system.hardware import available_cores, available_memory, file_system
@@ -92,49 +92,43 @@ class Timed:
         self._of, self._before = of, before
         self.watch = Stopwatch()
         for name in methods:
-            setattr(self, name, self._timed(getattr(of, name)))
+            setattr(self, name, partial(self._timed, getattr(of, name)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._of, name)
 
-    def _timed(self, call: Callable[..., T]) -> Callable[..., T]:
-        def timed(*args: Any, **options: Any) -> T:
-            self._before()
-            with self.watch:
-                return call(*args, **options)
-
-        return timed
+    def _timed(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        self._before()
+        with self.watch:
+            return call(*args, **options)
 
 
 class OtherPrograms:
     """How many cores other programs use while it is entered.
 
     Attributes:
-        cores: that they used; 0 where that can't be told, as this process may not use all of the machine's cores.
+        cores: that they used; 0 where that is unknown, as this process may not use all of the machine's cores.
     """
 
-    def __init__(self) -> None:
-        self.cores = 0.0
+    cores = 0.0
 
     def __enter__(self) -> OtherPrograms:
-        self._began, self._busy, self._own = time.perf_counter(), _busy_seconds(), cpu_seconds()
+        self._began, self._before = time.perf_counter(), self._others_s()
         return self
 
     def __exit__(self, *_: object) -> None:
-        others = _busy_seconds() - self._busy - (cpu_seconds() - self._own)
         if available_cores() == os.cpu_count():
-            self.cores = max(0.0, others / (time.perf_counter() - self._began))
+            self.cores = max(0.0, (self._others_s() - self._before) / (time.perf_counter() - self._began))
 
-
-def _busy_seconds() -> float:
-    """CPU time of the whole machine, see proc_stat(5)."""
-    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    @staticmethod
+    def _others_s() -> float:
+        """CPU time of the whole machine, see proc_stat(5), without this process's."""
+        user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
+        return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - cpu_seconds()
 
 
 _RUN = 16  # samples that are prepared at a time, as engines do
 _PAGE = 4096
-_CACHES = 128 << 20  # bytes, more than most processors' caches
 
 
 @dataclass(frozen=True)
@@ -185,16 +179,15 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
         DataError: a sample can't be read or decoded.
     """
     source = Timed(Touched(plan.source), "read_run", "entropy_indexes", "read_mask")
-    decoder = Timed(plan.decoder, "read_infos", "decode_resized", "decode_with_info")
     augment = Timed(plan.augment, "draw", "apply_rest", "apply", "choose")
-    timed: Any = {"source": source, "decoder": decoder, "augment": augment}
-    decoders = [decoder]
+    decoders = [Timed(plan.decoder, "read_infos", "decode_resized", "decode_with_info")]
+    timed: Any = {"source": source, "decoder": decoders[0], "augment": augment}
     if isinstance(plan, MaskPlan):
         timed["masks"] = Timed(plan.masks, "decode")
         decoders.append(timed["masks"])
     measured = replace(plan, **timed)
     whole, count = Stopwatch(), 0
-    for request in for_seconds(short_requests(plan, most, at_once), seconds):
+    for request in for_seconds(_short_requests(plan, most, at_once), seconds):
         with whole:
             batch = measured.empty_batch(request)
             measured.fill(request, batch.images, 0, len(batch))
@@ -205,7 +198,7 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
     return LoadingCosts(read, decoded, augmented, rest, count)
 
 
-def short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[BatchRequest]:
+def _short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[BatchRequest]:
     """Up to `most` samples of the first epoch in its order, a few at a time."""
     ids: Iterator[np.int64] = itertools.chain.from_iterable(request.ids[request.valid] for request in plan.requests(0))
     while run := list(itertools.islice(ids, min(at_once, most))):
@@ -215,7 +208,7 @@ def short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[Batch
 
 def sample_ids(plan: Plan, count: int) -> NDArray[np.int64]:
     """The first samples of the first epoch, which `loading_costs` takes."""
-    return np.concatenate([request.samples for request in short_requests(plan, count)])
+    return np.concatenate([request.samples for request in _short_requests(plan, count)])
 
 
 def loader_rate(loader: Loader, seconds: float, prefetch: int) -> float:
@@ -240,24 +233,18 @@ def loader_rate(loader: Loader, seconds: float, prefetch: int) -> float:
 
 def transfer_cost(loader: Loader, seconds: float) -> float:
     """Seconds per image of copying to the device, augmenting there, normalising and mixing, nothing else going on."""
-    plan, transfer = loader.plan, loader.transfer
-    pin = transfer.device.type == "cuda"
-    batches = [_copy(batch, pin=pin) for batch in itertools.islice(loader.host_batches(0), 4)]
-    count = sum(map(len, batches))
+    pin, batches = loader.transfer.device.type == "cuda", []
+    for batch in itertools.islice(loader.host_batches(0), 4):
+        images = batch.images.clone()  # a slot of the engine's is used again; page-locked as those are for a GPU
+        batches.append(Batch(images.pin_memory() if pin else images, batch.targets, batch.ids, batch.valid))
 
     def move() -> None:
-        for _ in transfer.stream(batches, partial(plan.keys, 0)):
+        for _ in loader.transfer.stream(batches, partial(loader.plan.keys, 0)):
             pass
 
     move()  # the first one allocates
     turns = [seconds_of(move) for _ in for_seconds(range(50), seconds, 2)]
-    return float(np.median(turns)) / count
-
-
-def _copy(batch: Batch, *, pin: bool) -> Batch:
-    """A batch that keeps no slot of the engine's, page-locked as those are for a GPU."""
-    images = batch.images.clone()
-    return Batch(images.pin_memory() if pin else images, batch.targets, batch.ids, batch.valid)
+    return float(np.median(turns)) / sum(map(len, batches))
 
 
 # What the storage delivers: samples from the page cache and from the disk, and one file in a piece.
@@ -265,10 +252,9 @@ def _copy(batch: Batch, *, pin: bool) -> Batch:
 _MOST_FILES_BYTES = 2 << 30
 """Bytes of packed files that are dropped from the page cache, at most: reading them again costs their next user."""
 
-_PIECE = 64 << 20
-"""Bytes that are read in one piece."""
-
-_MIN_PIECE = 4 << 20
+_MOST_FILES = 4096  # of packed data
+_PIECE, _MIN_PIECE = 64 << 20, 4 << 20  # bytes that are read in one piece; of a file at least
+_COLD = 0.1  # share of the files that may have stayed in memory where reading counts as cold
 
 
 @dataclass(frozen=True)
@@ -280,8 +266,7 @@ class StorageCosts:
         cold: of one that isn't; None where that couldn't be measured.
         mean_bytes: of an encoded image.
         piece_bytes_per_s: of reading a file in one piece from the disk; None where no file is long enough.
-        total_bytes: of the training split.
-        fits: whether the page cache can hold it, so that each epoch but the first reads from memory.
+        fits: whether the page cache can hold the training split, so that each epoch but the first reads from memory.
         where: Linux's name of the file system.
     """
 
@@ -289,7 +274,6 @@ class StorageCosts:
     cold: Cost | None
     mean_bytes: float
     piece_bytes_per_s: float | None
-    total_bytes: int
     fits: bool
     where: str
 
@@ -300,15 +284,12 @@ class StorageCosts:
 
     def describe(self) -> str:
         """One line: from memory, from the disk, and in one piece."""
-        parts = [f"from memory {self._rate(self.warm)}"]
+        rates = {"from memory": self.mean_bytes / max(self.warm.wall_s, 1e-9)}
         if self.cold:
-            parts.append(f"from {self.where or 'the disk'} {self._rate(self.cold)}")
+            rates[f"from {self.where or 'the disk'}"] = self.mean_bytes / max(self.cold.wall_s, 1e-9)
         if self.piece_bytes_per_s:
-            parts.append(f"in one piece {decimal(int(self.piece_bytes_per_s))}/s")
-        return "; ".join(parts)
-
-    def _rate(self, cost: Cost) -> str:
-        return f"{decimal(int(self.mean_bytes / max(cost.wall_s, 1e-9)))}/s"
+            rates["in one piece"] = self.piece_bytes_per_s
+        return "; ".join(f"{name} {decimal(int(rate))}/s" for name, rate in rates.items())
 
 
 def storage_costs(plan: Plan, seconds: float, most: int = 256) -> StorageCosts:
@@ -327,37 +308,30 @@ def storage_costs(plan: Plan, seconds: float, most: int = 256) -> StorageCosts:
     """
     source = plan.source.source if isinstance(plan.source, CachedSource) else plan.source
     ids = sample_ids(plan, most).tolist()
-    try:
-        files = _files(source, ids)
-    except OSError:
-        files = []
-    total = int(source.fingerprint()["bytes"])
+
+    def read() -> Cost:
+        """Of one image, in one thread."""
+        touched, watch, count = Touched(source), Stopwatch(), 0
+        for index in for_seconds(ids, seconds / 2, 16):
+            with watch:
+                touched.read(index)
+            count += 1
+        return watch.cost / count
+
+    files: list[Path] = []
     cold = piece = None
-    if files:
-        with suppress(OSError):  # gone, or no right to: reading says so
+    with suppress(OSError):  # gone, or no right to: reading reports it
+        files = _files(source, ids)
+        if files:
             drop_from_cache(files)
             if share_in_cache(files) < _COLD:
-                cold = _read(Touched(source), ids, seconds / 2)
+                cold = read()
             piece = _in_one_piece(files)
-    _read(Touched(source), ids, seconds / 2)  # so that all are in memory
-    warm = _read(Touched(source), ids, seconds / 2)
-    sizes = [source.size(index) for index in ids]
-    where = file_system(Path(os.fsdecode(files[0]))) if files else ""
-    return StorageCosts(warm, cold, sum(sizes) / len(sizes), piece, total, total < available_memory(), where)
-
-
-_COLD = 0.1
-"""Share of the files that may have stayed in memory where reading counts as cold."""
-
-
-def _read(source: Source, ids: Sequence[int], seconds: float) -> Cost:
-    """Of one image, in one thread."""
-    watch, count = Stopwatch(), 0
-    for index in for_seconds(ids, seconds, 16):
-        with watch:
-            source.read(index)
-        count += 1
-    return watch.cost / count
+    read()  # so that all are in memory
+    warm = read()
+    mean = sum(map(source.size, ids)) / len(ids)
+    where = file_system(files[0]) if files else ""
+    return StorageCosts(warm, cold, mean, piece, int(source.fingerprint()["bytes"]) < available_memory(), where)
 
 
 def _files(source: Source, ids: Sequence[int]) -> list[Path]:
@@ -368,9 +342,6 @@ def _files(source: Source, ids: Sequence[int]) -> list[Path]:
         return found if sum(each.stat().st_size for each in found) <= _MOST_FILES_BYTES else []
     wanted = {*ids}
     return [Path(os.fsdecode(each)) for number, each in enumerate(source.file_paths()) if number in wanted]
-
-
-_MOST_FILES = 4096
 
 
 def _in_one_piece(files: Sequence[Path]) -> float | None:
@@ -390,66 +361,42 @@ def _in_one_piece(files: Sequence[Path]) -> float | None:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of one update on batches in memory; a GPU's work is waited for.
+    """Of one update on batches in memory; a GPU's work is waited for.
 
     Attributes:
-        forward, backward, update: its parts, each waited for.
-        whole_s: of an update without waiting in between.
-        images: of an update, on this rank.
-        syncs: lines that read a tensor's value -> how often in an update.
+        per_image_s: seconds of it, without waiting in between.
+        parts: seconds of `forward`, `backward` and `update`, each waited for.
+        syncs: (file, line, function, what) that reads a tensor's value -> how often in an update.
     """
 
-    forward: float
-    backward: float
-    update: float
-    whole_s: float
-    images: int
-    syncs: dict[tuple[str, int, str, str], int]
+    per_image_s: float
+    parts: Mapping[str, float]
+    syncs: Mapping[tuple[str, int, str, str], int]
 
 
 def step_costs(trainer: Trainer, seconds: float) -> StepCosts:
     """Measure updates of a trainer on its first batches, kept in memory. The model is trained by it."""
-    group = _batches(trainer, trainer.loop.accumulate)
-    images = sum(map(len, group))
-    trainer.model.train()
-
-    def update() -> None:
-        for number, batch in enumerate(group, start=1):
-            trainer.forward_backward(batch, sync=number == len(group))
-        trainer.update()
-
-    with_syncs = SyncFinder()
-    seconds_of(update, 3)  # allocates the optimizer's state
-    with with_syncs:
-        update()
-    parts = [_parts(trainer, group) for _ in for_seconds(range(20), seconds / 2, 2)]
-    turns = []
-    for _ in for_seconds(range(200), seconds / 2, 3):
-        turns.append(seconds_of(update))
-    forward, backward, change = (sorted(each)[len(each) // 4] for each in zip(*parts, strict=True))
-    whole = sorted(turns)[len(turns) // 4]  # what disturbs it makes it longer, never shorter
-    return StepCosts(forward, backward, change, whole, images, dict(with_syncs.found))
+    updates, finder = Updates(trainer, 1), SyncFinder()
+    with finder:
+        updates.update()
+    parts = [_parts(trainer, updates.groups[0]) for _ in for_seconds(range(20), seconds / 2, 2)]
+    turns = [seconds_of(updates.update) for _ in for_seconds(range(200), seconds / 2, 3)]
+    # The first quarter: what disturbs an update makes it longer, never shorter.
+    whole, *each = (sorted(times)[len(times) // 4] for times in (turns, *zip(*parts, strict=True)))
+    names = ("forward", "backward", "update")
+    return StepCosts(whole / updates.images, dict(zip(names, each, strict=True)), dict(finder.found))
 
 
-def _batches(trainer: Trainer, count: int) -> list[Batch]:
-    """The first batches of training, in memory of their own."""
-    return [
-        Batch(batch.images.clone(), batch.targets.clone(), batch.ids, batch.valid)
-        for batch in itertools.islice(trainer.train.epoch(0), count)
-    ]
-
-
-def _parts(trainer: Trainer, group: list[Batch]) -> tuple[float, float, float]:
+def _parts(trainer: Trainer, group: Sequence[Batch]) -> tuple[float, float, float]:
     """Seconds of forward, backward and update."""
-    total = [0.0, 0.0, 0.0]
+    forward = backward = 0.0
     for number, batch in enumerate(group, start=1):
         with trainer.parallel.gradients(trainer.train_step, sync=number == len(group)):
             found: list[Any] = []
-            total[0] += seconds_of(lambda: found.extend(trainer.train_step(batch.images, batch.targets, batch.valid)))  # noqa: B023
+            forward += seconds_of(lambda: found.extend(trainer.train_step(batch.images, batch.targets, batch.valid)))  # noqa: B023
             loss = found[0] / trainer.loop.accumulate
-            total[1] += seconds_of(lambda: trainer.precision.backward(loss))  # noqa: B023
-    total[2] = seconds_of(trainer.update)
-    return total[0], total[1], total[2]
+            backward += seconds_of(partial(trainer.precision.backward, loss))
+    return forward, backward, seconds_of(trainer.update)
 
 
 def loop_costs(trainer: Trainer, seconds: float) -> tuple[Turn, float]:
@@ -461,21 +408,22 @@ def loop_costs(trainer: Trainer, seconds: float) -> tuple[Turn, float]:
         trainer: its recorder has been entered.
         seconds: of measuring.
     """
-    recorder, filling = trainer.recorder, 6
+
+    def turn(share: float, first: int) -> Turn:
+        with closing(endless(trainer, itertools.count(first))) as batches:
+            return train_turn(trainer, batches, seconds=share * seconds, filling=6)
+
+    recorder = trainer.recorder
     timed = Timed(recorder, "step", before=wait_for_gpu)  # it shall not wait for what the GPU does
     trainer.recorder = timed  # type: ignore[assignment]
     on_gpu = trainer.parallel.device.type == "cuda"
     began = time.perf_counter()
     try:
-        with closing(endless(trainer, itertools.count())) as batches:
-            turn = train_turn(trainer, batches, seconds=seconds / 4 if on_gpu else seconds, filling=filling)
+        found = turn(1 / 4 if on_gpu else 1, 0)
     finally:
         trainer.recorder = recorder
     log = timed.watch.cost.wall_s / (time.perf_counter() - began)
-    if on_gpu:  # waiting for it in each update has slowed the loop down
-        with closing(endless(trainer, itertools.count(1))) as batches:
-            turn = train_turn(trainer, batches, seconds=seconds * 3 / 4, filling=filling)
-    return turn, log
+    return (turn(3 / 4, 1) if on_gpu else found), log  # waiting for a GPU in each update has slowed the loop down
 
 
 def evaluation_rate(trainer: Trainer, seconds: float) -> float:

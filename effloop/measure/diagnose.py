@@ -27,11 +27,6 @@ from effloop.train.trainer import Trainer
 _BUSY = 0.2
 """Cores that other programs use from which the figures are doubtful."""
 
-_REVIEW_SHARE = 0.005
-"""Of a run's time that the look may take."""
-
-_REVIEW_S = 2.0
-
 _STAGES = ("storage", "decode", "augment", "batch", "step", "loop")
 """What is known of a run at its end."""
 
@@ -71,7 +66,8 @@ def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[
 
 def _measured_at_end(config: Config, trainer: Trainer, loader: Loader, efficiency: Efficiency) -> Measured:
     """What is known of the run, and what loading costs."""
-    costs = loading_costs(loader.plan, min(_REVIEW_S, _REVIEW_SHARE * sum(efficiency.seconds.values())), at_once=4)
+    seconds = min(2.0, 0.005 * sum(efficiency.seconds.values()))
+    costs = loading_costs(loader.plan, seconds, at_once=4)
     ranks, workers = trainer.parallel.world_size, workers_of(config, loader)
     cores = max(1, available_cores() // trainer.parallel.sharing)
     rate = efficiency.steady_images_per_s / ranks
@@ -88,12 +84,9 @@ def _measured_at_end(config: Config, trainer: Trainer, loader: Loader, efficienc
         workers=workers,
         samples=len(loader) * loader.plan.order.batch_per_rank,
         val_samples=val_samples,
-        storage=None,
         loading=costs,
         loader_per_s=1 / ideal_s,
-        transfer_s=0.0,
         step_s=(1 - efficiency.wait) / rate,
-        log_s=0.0,
         images_per_s=rate,
         wait=efficiency.wait,
         starved=efficiency.wait > _WAITS,

@@ -25,7 +25,7 @@ from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
-from effloop.data.source import Cache
+from effloop.data.source import Cache, Tail
 from effloop.measure.turns import Turn, apart, held_bytes, in_turns
 from effloop.system.saved import SavedForBackward
 from effloop.train.trainer import Trainer
@@ -35,7 +35,6 @@ TURN_S = 1.0
 
 _FILLING, _LEAST_UPDATES = 3, 4  # batches before the clock runs, and updates of a turn, however long they take
 _UPDATES_S = 0.2  # of updates on batches in memory in one turn
-_NUM_UPDATES = 4  # different ones in memory: a single one is soon overfitted
 
 
 def alone(config: Config, *more: str) -> Config:
@@ -51,27 +50,25 @@ def alone(config: Config, *more: str) -> Config:
     return configs.from_dict(configs.to_dict(config), [*overrides, *more], "the config")
 
 
+def trainer_in(scratch: Path, config: Config, **options: Any) -> Trainer:
+    """A trainer with a run folder of its own in `scratch`; options as of `build_trainer`."""
+    return build_trainer(config, run_dir=Path(tempfile.mkdtemp(dir=scratch)) / "run", **options)
+
+
 def endless(trainer: Trainer, epochs: Iterable[int]) -> Generator[Batch, None, None]:
-    """Training's batches, one epoch after the other; closing it ends what loads."""
+    """Training's batches of these epochs; closing it ends what loads."""
     for epoch in epochs:
         yield from trainer.train.epoch(epoch)
 
 
 def train_turn(
-    trainer: Trainer,
-    batches: Iterable[Batch],
-    *,
-    seconds: float | None = None,
-    filling: int = _FILLING,
+    trainer: Trainer, batches: Iterable[Batch], *, seconds: float | None = None, filling: int = _FILLING
 ) -> Turn:
-    """Train on an endless stream for a turn.
-
-    Timed are whole updates, each with the wait for its data, after the first ones, which fill the pipeline. The model
-    is trained by it.
+    """Train for a turn: whole updates, each with the wait for its data, after the first ones, which fill the pipeline.
 
     Args:
-        trainer: its recorder has been entered.
-        batches: which it trains on.
+        trainer: its recorder has been entered; the model is trained by it.
+        batches: an endless stream.
         seconds: of a turn, about; None is `TURN_S`.
         filling: batches before the clock runs.
     """
@@ -108,22 +105,22 @@ def train_turn(
     return Turn(images / total, waited / total)
 
 
-def reloaded(trainer: Trainer, config: Config, workers: int, images: int | None = None) -> Loader:
-    """A trainer's training data, loaded by another engine.
+def reloaded(loader: Any, config: Config, workers: int, images: int | None = None, tail: Tail | None = None) -> Loader:
+    """The same data, loaded by another engine.
 
     Args:
-        trainer: whose loader has the samples, and moves batches.
+        loader: a `Loader`, which has the samples, and moves batches.
         config: of the engine.
         workers: that load.
         images: that are loaded, the first ones; None is all.
+        tail: what happens to the last ones; None is as before.
     """
-    loader = trainer.train
     assert isinstance(loader, Loader)  # neither progressive nor a probe
-    plan = loader.plan
-    if images is not None and images < plan.order.num_samples:
-        plan = replace(plan, order=replace(plan.order, num_samples=images))
-    on_gpu = trainer.parallel.device.type == "cuda"
-    engine = engines.build(config.engine, plan, num_workers=workers, pin_memory=on_gpu)
+    plan, order = loader.plan, loader.plan.order
+    count = min(images or order.num_samples, order.num_samples)
+    plan = replace(plan, order=replace(order, num_samples=count, tail=tail or order.tail))
+    pin_memory = loader.transfer.device.type == "cuda"
+    engine = engines.build(config.engine, plan, num_workers=workers, pin_memory=pin_memory)
     return Loader(plan, engine, loader.transfer)
 
 
@@ -141,13 +138,13 @@ class Loop:
     """
 
     def __init__(self, config: Config, scratch: Path, turns: int = 1, images: int | None = None) -> None:
-        self.trainer = build_trainer(config, run_dir=Path(tempfile.mkdtemp(dir=scratch)) / "run")
+        self.trainer = trainer_in(scratch, config)
         self._open = ExitStack()
         self._open.enter_context(self.trainer.recorder)
         self._open.callback(self.trainer.val.close)
         self._open.callback(self.trainer.train.close)
         if images:
-            self.trainer.train = reloaded(self.trainer, config, num_workers(config), images)
+            self.trainer.train = reloaded(self.trainer.train, config, num_workers(config), images)
             self._open.callback(self.trainer.train.close)
         self._flags = process_flags()
         self._epochs = (
@@ -177,26 +174,37 @@ class Loop:
 
 
 class Updates:
-    """A trainer whose updates are on batches in memory.
+    """A trainer's updates on its first batches, kept in memory.
 
-    Raises:
-        ConfigError, DataError: the config can't be built here.
+    Args:
+        trainer: the model is trained by it.
+        count: different updates; a single one is soon overfitted.
     """
 
-    def __init__(self, config: Config, scratch: Path) -> None:
-        self.trainer = build_trainer(config, run_dir=Path(tempfile.mkdtemp(dir=scratch)) / "run")
-        with closing(self.trainer.train), closing(self.trainer.val):
-            batches = list(itertools.islice(self.trainer.train.epoch(0), _NUM_UPDATES * config.accumulate))
-        whole = len(batches) - len(batches) % config.accumulate
-        self.groups: list[list[Batch]] = [
-            batches[first : first + config.accumulate] for first in range(0, whole, config.accumulate)
+    def __init__(self, trainer: Trainer, count: int = 4) -> None:
+        self.trainer, size = trainer, trainer.loop.accumulate
+        batches = [
+            replace(batch, images=batch.images.clone(), targets=batch.targets.clone())  # those are used again
+            for batch in itertools.islice(trainer.train.epoch(0), count * size)
         ]
+        self.groups = [batches[first : first + size] for first in range(0, len(batches) // size * size, size)]
         self.images = sum(map(len, self.groups[0]))
         self._next_groups = itertools.cycle(self.groups)
         self._flags = process_flags()
-        self.trainer.model.train()
+        trainer.model.train()
         seconds_of(self.update, 3)  # compiles, allocates the optimizer's state
         self._updates_per_turn = max(1, int(_UPDATES_S / seconds_of(self.update)))
+
+    @classmethod
+    def of(cls, config: Config, scratch: Path) -> Updates:
+        """Those of a trainer that is built for it.
+
+        Raises:
+            ConfigError, DataError: the config can't be built here.
+        """
+        trainer = trainer_in(scratch, config)
+        with closing(trainer.train), closing(trainer.val):
+            return cls(trainer)
 
     def update(self) -> None:
         """One update, of the next batches."""
@@ -227,19 +235,16 @@ class Updates:
 
 
 def turns_apart(
-    sides: Mapping[str, Callable[[], Callable[[], Turn]]], rounds: int
+    sides: Mapping[str, Callable[[], Loop | Updates]], rounds: int
 ) -> tuple[dict[str, list[Turn]], dict[str, int]]:
     """Turns of sides that each have a process of their own, for what can't be undone in a process; and their memory.
 
     Args:
-        sides: name -> what builds, in that process, the function that trains for a turn.
+        sides: name -> what builds the side, in that process.
         rounds: turns of each, after one to warm up.
     """
     with ExitStack() as stack:
-        runs = {
-            name: stack.enter_context(apart(name, partial(_with_bytes, build), reuse_memory=False))
-            for name, build in sides.items()
-        }
+        runs = {name: stack.enter_context(apart(name, partial(_with_bytes, build))) for name, build in sides.items()}
         found = in_turns(runs, rounds, warm_up=1)
     return (
         {name: [turn for turn, _ in each] for name, each in found.items()},
@@ -247,28 +252,15 @@ def turns_apart(
     )
 
 
-def _with_bytes(build: Callable[[], Callable[[], Turn]]) -> Callable[[], tuple[Turn, int]]:
-    turn = build()
+def _with_bytes(build: Callable[[], Loop | Updates]) -> Callable[[], tuple[Turn, int]]:
+    turn = build().turn
     return lambda: (turn(), held_bytes())
 
-
-def updates_of(config: Config, scratch: Path) -> Callable[[], Turn]:
-    """Builds `Updates` in a process of its own."""
-    return Updates(config, scratch).turn
-
-
-def loop_of(config: Config, scratch: Path, turns: int) -> Callable[[], Turn]:
-    """Builds a `Loop` in a process of its own."""
-    return Loop(config, scratch, turns).turn
-
-
-Flags = dict[str, Any]
-"""Flags of the whole process by name."""
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
-def process_flags() -> Flags:
+def process_flags() -> dict[str, Any]:
     """What building a trainer may change for the whole process."""
     return {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -282,7 +274,7 @@ def process_flags() -> Flags:
     }
 
 
-def set_process_flags(values: Flags) -> None:
+def set_process_flags(values: dict[str, Any]) -> None:
     """Restore what `process_flags` returned."""
     torch.use_deterministic_algorithms(values["deterministic"], warn_only=values["warn_only"])
     torch.backends.cudnn.deterministic = values["cudnn.deterministic"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.assemble.trainer import build_trainer
-from effloop.batch import Batch
 from effloop.config import Config
 from effloop.errors import ConfigError
-from effloop.measure.loops import alone
+from effloop.measure.loops import alone, endless, trainer_in
 from effloop.report.charts import colours, save_png, style
 from effloop.system.files import write_text
 from effloop.train.trainer import Trainer
@@ -28,6 +27,7 @@ _UPDATES = 8
 """Whose mean that is."""
 _SPAN = 0.2
 """Standard deviation of the smoothing, in decades: about 4 of 20 updates of a decade on both sides."""
+_ROOM = 0.15  # of the plot, above the first loss and below the lowest, as a share of the distance between them
 
 
 def lr_range(config: Config, *, updates: int, lowest: float, highest: float) -> dict[str, Any]:
@@ -51,16 +51,16 @@ def lr_range(config: Config, *, updates: int, lowest: float, highest: float) -> 
     Raises:
         ConfigError, DataError: the run can't be built, or its loss never falls.
     """
+    assert config.lr is not None  # `compose` decided it
+    rates = np.geomspace(lowest, highest, updates)
     with tempfile.TemporaryDirectory(prefix="effloop-lr-") as folder:
-        single = alone(config, "progressive=[]")
-        trainer = build_trainer(single, run_dir=Path(folder) / "run")
+        trainer = trainer_in(Path(folder), alone(config, "progressive=[]"))
         with closing(trainer.train), closing(trainer.val), trainer.recorder:
-            assert config.lr is not None  # `compose` decided it
-            rates = np.geomspace(lowest, highest, updates)
-            losses = _losses(trainer, rates / config.lr)
-    rates, raw = rates[: len(losses)], np.array(losses)
+            raw = np.array(_losses(trainer, rates / config.lr))
+    rates = rates[: len(raw)]
     smoothed = smooth(rates, raw)
     steepest, minimum = turning_points(rates, smoothed)
+    head = config.optim.head_lr  # rose with the others
     return {
         "what": "lr",
         "data": trainer.train.describe(),
@@ -73,26 +73,18 @@ def lr_range(config: Config, *, updates: int, lowest: float, highest: float) -> 
         "steepest": steepest,
         "minimum": minimum,
         "suggested": float(f"{minimum:.2g}"),
-        "overrides": _overrides(config, minimum),
-        "ended": f"it diverged at lr={rates[-1]:.2g}" if len(losses) < updates else f"lr={highest:g} was reached",
+        "overrides": [f"lr={minimum:.2g}", *([f"optim.head_lr={head * minimum / config.lr:.2g}"] if head else [])],
+        "ended": f"it diverged at lr={rates[-1]:.2g}" if len(raw) < updates else f"lr={highest:g} was reached",
     }
-
-
-def _overrides(config: Config, lr: float) -> list[str]:
-    """Words for the command line; a rate of the head's own rose with the others."""
-    assert config.lr is not None
-    head = config.optim.head_lr
-    return [f"lr={lr:.2g}", *([f"optim.head_lr={head * lr / config.lr:.2g}"] if head else [])]
 
 
 def _losses(trainer: Trainer, factors: NDArray[np.float64]) -> list[float]:
     """The loss of each update's images before it, until it diverges; the rates are the config's times the factors."""
     optimizer, losses, means = trainer.optimizer, list[float](), list[float]()
     usual = [group["lr"] for group in optimizer.param_groups]
-    batches = _endless(trainer)
     trainer.model.train()
     optimizer.zero_grad()
-    with closing(batches):
+    with closing(endless(trainer, itertools.count())) as batches:
         for factor in factors.tolist():
             trainer.metrics.reset()
             for number in range(trainer.loop.accumulate):
@@ -106,14 +98,6 @@ def _losses(trainer: Trainer, factors: NDArray[np.float64]) -> list[float]:
             trainer.precision.step(optimizer, trainer.loop.max_grad_norm)
             optimizer.zero_grad()
     return [loss for loss in losses if math.isfinite(loss)]
-
-
-def _endless(trainer: Trainer) -> Generator[Batch, None, None]:
-    """Training's batches, one epoch after the other."""
-    epoch = 0
-    while True:
-        yield from trainer.train.epoch(epoch)
-        epoch += 1
 
 
 def smooth(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -130,9 +114,9 @@ def turning_points(rates: NDArray[np.float64], smoothed: NDArray[np.float64]) ->
     Raises:
         ConfigError: the loss doesn't fall.
     """
-    lowest = int(smoothed.argmin()) if len(smoothed) else 0
     if not len(smoothed):
         raise ConfigError("lowest: the loss is infinite or NaN from the first update on; look at the data's targets")
+    lowest = int(smoothed.argmin())
     if lowest < 2 or smoothed[lowest] > 0.98 * smoothed[0]:
         raise ConfigError(
             f"lowest: the loss doesn't fall from {rates[0]:.2g} to {rates[-1]:.2g} ({smoothed[0]:.3g} to "
@@ -143,25 +127,10 @@ def turning_points(rates: NDArray[np.float64], smoothed: NDArray[np.float64]) ->
 
 
 def write_files(result: Mapping[str, Any], folder: Path) -> None:
-    """Write `lr.json` and `lr.png`."""
-    write_text(folder / "lr.json", json.dumps(result, indent=2) + "\n")
-    plot_lr(folder / "lr.png", result)
-
-
-# The plot of a learning-rate range test.
-
-_ROOM = 0.15  # above the first loss and below the lowest, as a share of the distance between them
-
-
-def plot_lr(path: Path, result: Mapping[str, Any]) -> None:
-    """Draw the loss over the rate, and mark the suggestion, and where the loss falls fastest.
-
-    Args:
-        path: of the PNG.
-        result: as `lr_range` gives it.
-    """
+    """Write `lr.json`, and `lr.png`: the loss over the rate, with the suggestion, and where the loss falls fastest."""
     from matplotlib.figure import Figure
 
+    write_text(folder / "lr.json", json.dumps(result, indent=2) + "\n")
     blue, orange, green = colours(3)
     lrs, smoothed = result["lr"], np.array(result["smoothed"])
     with style():
@@ -179,4 +148,4 @@ def plot_lr(path: Path, result: Mapping[str, Any]) -> None:
         axes.set(xlabel=f"lr ({result['optim']}, {result['images']} images an update)", ylabel="loss")
         axes.set_title(f"learning-rate range test, {result['model']}")
         axes.legend(fontsize="small", loc="lower left")
-        save_png(figure, path)
+        save_png(figure, folder / "lr.png")

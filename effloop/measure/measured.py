@@ -13,7 +13,6 @@ import torch
 
 from effloop import config as configs
 from effloop.assemble.resolve import num_workers
-from effloop.assemble.trainer import build_trainer
 from effloop.config import Config
 from effloop.data.cache.cached import CachedSource
 from effloop.data.loader import Loader
@@ -31,30 +30,24 @@ from effloop.measure.costs import (
     storage_costs,
     transfer_cost,
 )
-from effloop.measure.loops import alone
+from effloop.measure.loops import alone, trainer_in
 from effloop.measure.memory import measured_memory
 from effloop.record.efficiency import Stage, Verdict
 from effloop.system.hardware import available_cores
 
-LOADING = ("storage", "decode", "augment", "batch")
-"""Stages of loading."""
-
-_SHARES = {"storage": 0.1, "loading": 0.1, "loader": 0.12, "transfer": 0.03, "step": 0.15, "loop": 0.25, "val": 0.1}
-"""Of the time for measuring."""
+LOADING = {
+    "storage": "reading",
+    "decode": "decoding",
+    "augment": "augmenting",
+    "batch": "putting batches together",
+}
+"""Stages of loading, and what they do."""
 
 _OVERHEAD = 0.25
 """Share of the time that evaluation or logging may take before they are the verdict: neither trains anything."""
 
 _STARVES = 0.25
 """Share of the loop's time that waits for data from which loading holds it back, whatever the step takes alone."""
-
-_DOES = {
-    "storage": "reading",
-    "decode": "decoding",
-    "augment": "augmenting",
-    "batch": "putting batches together",
-    "transfer": "moving batches to the device and normalising them",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +78,17 @@ class Measured:
     config: Config
     loader: Loader
     device: torch.device
-    ranks: int
+    ranks: int = 1
     cores: int
     workers: int
     samples: int
     val_samples: int
-    storage: StorageCosts | None
+    storage: StorageCosts | None = None
     loading: LoadingCosts
     loader_per_s: float
-    transfer_s: float
+    transfer_s: float = 0.0
     step_s: float
-    log_s: float
+    log_s: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
     images_per_s: float
     wait: float
@@ -129,6 +122,11 @@ class Measured:
         """Share of the run's time that evaluation takes."""
         return self.evaluation_s / (self.epoch_s + self.evaluation_s)
 
+    @property
+    def slowest(self) -> str:
+        """The stage of loading that takes most."""
+        return max(LOADING, key=lambda name: getattr(self.loading, name).wall_s)
+
 
 Progress = Callable[[str], None]
 """Called with what is measured next."""
@@ -154,32 +152,31 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
     single = alone(config, "progressive=[]")
     with tempfile.TemporaryDirectory(prefix="effloop-diagnose-", ignore_cleanup_errors=True) as folder:
         progress("data and model")
-        trainer = build_trainer(single, run_dir=Path(folder) / "run")
+        trainer = trainer_in(Path(folder), single)
         loader, val, device = trainer.train, trainer.val, trainer.parallel.device
         assert isinstance(loader, Loader)
         assert isinstance(val, Loader)
-        spans = {name: share * seconds for name, share in _SHARES.items()}
         with closing(loader), closing(val), trainer.recorder:
             with OtherPrograms() as others:
                 progress("memory")
                 memory = measured_memory(single, trainer, (loader, val)).to_plain()
                 progress("storage")
-                storage = storage_costs(loader.plan, spans["storage"])
+                storage = storage_costs(loader.plan, 0.1 * seconds)
                 progress("decoding, augmentation")
                 cached = isinstance(loader.plan.source, CachedSource)
                 if cached:
-                    loading_costs(loader.plan, spans["loading"])  # fills it
-                loading = loading_costs(loader.plan, spans["loading"])
+                    loading_costs(loader.plan, 0.1 * seconds)  # fills it
+                loading = loading_costs(loader.plan, 0.1 * seconds)
                 progress("the loader as a whole")
-                loader_per_s = loader_rate(loader, spans["loader"], single.engine.prefetch)
+                loader_per_s = loader_rate(loader, 0.12 * seconds, single.engine.prefetch)
                 progress("transfer")
-                transfer_s = transfer_cost(loader, spans["transfer"])
+                transfer_s = transfer_cost(loader, 0.03 * seconds)
                 progress("the training step")
-                step = step_costs(trainer, spans["step"])
+                step = step_costs(trainer, 0.15 * seconds)
                 progress("the training loop")
-                turn, log = loop_costs(trainer, spans["loop"])
+                turn, log = loop_costs(trainer, 0.25 * seconds)
                 progress("evaluation")
-                evaluation_per_s = evaluation_rate(trainer, spans["val"])
+                evaluation_per_s = evaluation_rate(trainer, 0.1 * seconds)
             workers = workers_of(single, loader)
             if not loader.engine.exact:  # it has decoders of its own
                 rest = Cost(max(1, workers) / loader_per_s) - loading.storage
@@ -189,12 +186,11 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
             # On a CPU batches are moved while the loop asks for one.
             wait = max(0.0, turn.wait - transfer_s * turn.images_per_s) if device.type == "cpu" else turn.wait
             loader_per_s = max(loader_per_s, turn.images_per_s)  # it isn't slower alone
-            step_s, log_s = step.whole_s / step.images, log / turn.images_per_s
+            step_s, log_s = step.per_image_s, log / turn.images_per_s
             yield Measured(
                 config=single,
                 loader=loader,
                 device=device,
-                ranks=1,
                 cores=available_cores(),
                 workers=workers,
                 samples=len(loader) * loader.plan.order.batch_per_rank,
@@ -205,7 +201,7 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
                 transfer_s=transfer_s,
                 step_s=step_s,
                 log_s=log_s,
-                parts={"forward": step.forward, "backward": step.backward, "update": step.update},
+                parts=step.parts,
                 images_per_s=turn.images_per_s,
                 wait=wait,
                 starved=1 / loader_per_s > transfer_s + step_s + log_s or wait > _STARVES,
@@ -224,28 +220,24 @@ def workers_of(config: Config, loader: Loader) -> int:
 
 
 def stages(found: Measured) -> list[Stage]:
-    """Each stage's rate if it were the only one, with the run's workers."""
-    workers = max(1, found.workers)
+    """Each stage's rate if it were the only one, with the run's workers and ranks."""
+    rows, workers = [], max(1, found.workers)
 
-    def loading(name: str) -> Stage:
+    def add(name: str, seconds: float, detail: str) -> None:
+        rows.append(Stage(name, found.ranks / max(seconds, 1e-9), detail))
+
+    for name in LOADING:
         cost: Cost = getattr(found.loading, name)
         detail = f"{1e3 * cost.wall_s:.3g} ms an image and worker"
-        if name == "storage" and found.storage:
-            detail = found.storage.describe()
-        return Stage(name, 1 / max(cost.wall_s / workers, cost.cpu_s / found.cores, 1e-9), detail)
-
+        detail = found.storage.describe() if name == "storage" and found.storage else detail
+        add(name, max(cost.wall_s / workers, cost.cpu_s / found.cores), detail)
     whole = sum(found.parts.values())
-    shares = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in found.parts.items())
-    moved = "to float32, normalised" if found.config.data.mean else "uint8"
-    rows = [
-        *map(loading, LOADING),
-        Stage("loader", found.loader_per_s, f"together, {_by(found.workers)}"),
-        Stage("transfer", 1 / max(found.transfer_s, 1e-9), moved),
-        Stage("step", 1 / max(found.step_s, 1e-9), shares),
-        Stage("log", 1 / max(found.log_s, 1e-9), f"{found.log_s * found.images_per_s:.1%} of the loop"),
-        Stage("loop", found.images_per_s, f"all of it; {found.wait:.0%} waits for data"),
-    ]
-    return [replace(row, images_per_s=found.ranks * row.images_per_s) for row in rows]
+    add("loader", 1 / found.loader_per_s, f"together, {_by(found.workers)}")
+    add("transfer", found.transfer_s, "to float32, normalised" if found.config.data.mean else "uint8")
+    add("step", found.step_s, ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in found.parts.items()))
+    add("log", found.log_s, f"{found.log_s * found.images_per_s:.1%} of the loop")
+    add("loop", 1 / found.images_per_s, f"all of it; {found.wait:.0%} waits for data")
+    return rows
 
 
 def verdict(found: Measured) -> Verdict:
@@ -255,29 +247,24 @@ def verdict(found: Measured) -> Verdict:
     if (log := found.log_s * found.images_per_s) > _OVERHEAD:
         return Verdict("logging", f"logging-bound: the recorder takes {log:.0%} of the loop's time")
     trained = 1 / (found.transfer_s + found.step_s + found.log_s)
-    rates = [found.ranks * rate for rate in (found.loader_per_s, trained, found.images_per_s)]
-    load, train, both = (f"{rate:,.0f}" for rate in rates)
+    load, train, both = (f"{found.ranks * rate:,.0f}" for rate in (found.loader_per_s, trained, found.images_per_s))
     if not found.starved:
         bound = "transfer" if found.transfer_s > found.step_s else "compute"
         if bound == "compute" and found.device.type == "cuda" and found.syncs:
-            bound, count = "sync", sum(found.syncs.values())
-            return Verdict(bound, f"sync-bound: the host waits for the GPU {count} times in each update")
+            count = sum(found.syncs.values())
+            return Verdict("sync", f"sync-bound: the host waits for the GPU {count} times in each update")
         line = f"the training step alone could take {train} images/s, loading yields {load}; together {both}"
         return Verdict(bound, f"{bound}-bound: {line}")
-    bound = slowest(found)
+    bound = found.slowest
     share = getattr(found.loading, bound).wall_s / found.loading.total.wall_s
-    line = f"{bound}-bound: loading yields {load} images/s, {share:.0%} of it is {_DOES[bound]}; the step alone could "
+    line = (
+        f"{bound}-bound: loading yields {load} images/s, {share:.0%} of it is {LOADING[bound]}; the step alone could "
+    )
     line += f"take {train}; {found.wait:.0%} of the loop's time waits for data"
     if found.workers < found.cores:
         line += f"; images are loaded {_by(found.workers)}, on {found.cores} cores"
     return Verdict(bound, line)
 
 
-def slowest(found: Measured) -> str:
-    """The stage of loading that takes most."""
-    return max(LOADING, key=lambda name: getattr(found.loading, name).wall_s)
-
-
 def _by(workers: int) -> str:
-    """By whom images are loaded."""
     return f"by {workers} worker{'s' * (workers > 1)}" if workers else "in the training thread"

@@ -19,14 +19,14 @@ from rich.table import Table
 from torch import nn
 
 from effloop.assemble.resolve import num_workers
-from effloop.batch import Batch, ImageSize
+from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.cache.cached import FOLDER
 from effloop.data.loader import Loader
 from effloop.data.source import Cache, Kind, Source
 from effloop.errors import DataError
 from effloop.model import Probe
-from effloop.optim import OptimConfig, optimizers
+from effloop.optim import optimizers
 from effloop.parallel import Parallel
 from effloop.system.hardware import available_memory
 from effloop.system.memory import resident_memory
@@ -41,6 +41,9 @@ _SHORT: dict[Place, tuple[str, str]] = {
 
 _FULL = 0.9
 """Share of what is free that a run may take without a warning: that much the estimate may be wrong by."""
+
+_MOST_OF_IT = 0.7
+"""Share of the dataset in a cache from which there is no warning: the size of all images is estimated from a few."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,11 @@ class Memory:
     ranks: int = 1
     measured: bool = False
 
+    @property
+    def places(self) -> list[Place]:
+        """`host`, and `gpu` if the run is on one."""
+        return ["host", "gpu"] if "gpu" in self.free else ["host"]
+
     def total(self, place: Place) -> int:
         """Bytes of all ranks of this machine, for each GPU those of one."""
         return self._sum(place, self.parts)
@@ -122,7 +130,7 @@ class Memory:
         """Bytes that there are for the run: what is free, and what it has already."""
         return self.free.get(place, 0) + self._sum(place, [part for part in self.parts if part.there])
 
-    def _sum(self, place: Place, parts: Sequence[Part]) -> int:
+    def _sum(self, place: Place, parts: Iterable[Part]) -> int:
         ranks = self.ranks if place == "host" else 1
         return sum(part.bytes * (1 if part.shared else ranks) for part in parts if part.place == place)
 
@@ -130,19 +138,11 @@ class Memory:
         """For the log: what the run will take of what is free."""
         found = []
         for place in self.places:
-            where = " on the GPU" * (place == "gpu")
-            largest = sorted(self._of(place), key=lambda part: -part.bytes)[:3]
+            largest = sorted((part for part in self.parts if part.place == place), key=lambda part: -part.bytes)[:3]
             parts = ", ".join(f"{part.name} {decimal(part.bytes)}" for part in largest if part.bytes)
-            found.append(f"about {decimal(self.total(place))} of {decimal(self.capacity(place))}{where} ({parts})")
+            of = f"{decimal(self.capacity(place))}{' on the GPU' * (place == 'gpu')}"
+            found.append(f"about {decimal(self.total(place))} of {of} ({parts})")
         return f"memory {'; '.join(found)}"
-
-    @property
-    def places(self) -> list[Place]:
-        """`host`, and `gpu` if the run is on one."""
-        return ["host", "gpu"] if "gpu" in self.free else ["host"]
-
-    def _of(self, place: Place) -> list[Part]:
-        return [part for part in self.parts if part.place == place]
 
     def warnings(self, config: Config) -> Iterator[str]:
         """A line for each place that hasn't enough."""
@@ -165,43 +165,29 @@ class Memory:
 
     def _fix(self, config: Config, place: Place) -> str:
         """What to set so that it fits."""
-        ranks = self.ranks if place == "host" else 1
-        by_batch = ranks * sum(part.bytes for part in self._of(place) if part.by_batch)
+        parts = [part for part in self.parts if part.place == place]
+        by_batch = self._sum(place, [part for part in parts if part.by_batch])
         left = _FULL * self.capacity(place) - (self.total(place) - by_batch)
         smaller = int(config.batch_size * left / by_batch) if by_batch else 0
         if smaller >= 1:
             images = config.batch_size * config.accumulate
             size = next(each for each in range(smaller, 0, -1) if images % each == 0)
             return f"set batch_size={size}, and accumulate={images // size} for updates of as many images"
-        largest = max(self._of(place), key=lambda part: part.bytes)
-        return f"most of it is its {largest.name}, whatever the batch; " + (
-            "set data.cache=none" if any(part.in_shm for part in self._of(place)) else "choose a smaller model"
-        )
+        fix = "set data.cache=none" if any(part.in_shm for part in parts) else "choose a smaller model"
+        return f"most of it is its {max(parts, key=lambda part: part.bytes).name}, whatever the batch; {fix}"
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values, for JSON and for `memory_table`."""
-        return {
-            "parts": [asdict(part) for part in self.parts],
-            "batch": {where: [asdict(each) for each in found] for where, found in self.batch.items()},
-            "total": {place: self.total(place) for place in self.places},
-            "capacity": {place: self.capacity(place) for place in self.places},
-            "free": dict(self.free),
-            "page_cache": self.page_cache,
-            "ranks": self.ranks,
-            "measured": self.measured,
-        }
-
-
-_MOST_OF_IT = 0.7
-"""Share of the dataset in a cache from which nothing is said: the size of all images is estimated from a few."""
+        sums = {"total": self.total, "capacity": self.capacity}
+        return asdict(self) | {name: {place: of(place) for place in self.places} for name, of in sums.items()}
 
 
 def memory_table(memory: Mapping[str, Any]) -> Table:
     """The table of a `Memory` as plain values: a row for each part, and what is free."""
-    table = Table(title="memory" if memory["measured"] else "memory, estimated")
-    for heading in ("where", "what"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
+    table = Table("where", "what", title="memory" if memory["measured"] else "memory, estimated")
+    table.add_column("bytes", justify="right")
+    for column in table.columns:
+        column.no_wrap = True
     table.add_column("of which")
     for place, name in (("host", "host"), ("gpu", "GPU")):
         parts = [part for part in memory["parts"] if part["place"] == place]
@@ -210,10 +196,8 @@ def memory_table(memory: Mapping[str, Any]) -> Table:
             table.add_row(where, part["name"], decimal(part["bytes"]), part["detail"])
         if parts:
             each = f"{memory['ranks']} ranks; " * (memory["ranks"] > 1 and place == "host")
-            there = decimal(memory["capacity"][place])
-            table.add_row(
-                name, "all", decimal(memory["total"][place]), f"{each}of {there}", style="bold", end_section=True
-            )
+            of = f"{each}of {decimal(memory['capacity'][place])}"
+            table.add_row(name, "all", decimal(memory["total"][place]), of, style="bold", end_section=True)
     for where, tensors in memory["batch"].items():
         for each in tensors:
             form = f"{each['dtype']}, {' x '.join(map(str, each['shape']))}"
@@ -224,17 +208,14 @@ def memory_table(memory: Mapping[str, Any]) -> Table:
     return table
 
 
-# The tensors of a batch, as engines load it and as the model gets it.
-
-
 def host_batch(loader: Loader) -> list[Tensors]:
     """A batch as engines load it."""
     count, targets = loader.plan.order.batch_per_rank, loader.plan.source.targets
     height, width, channels = loader.plan.shape_of_image
-    shape, dtype = targets.shape[1:], targets.dtype.newbyteorder("=").name
+    shape = (height, width) if _has_masks(loader) else targets.shape[1:]
     return [
-        Tensors.of("images", (count, channels, height, width), image_dtype(loader)),
-        Tensors.of("targets", (count, *((height, width) if has_masks(loader) else shape)), dtype),
+        Tensors.of("images", (count, channels, height, width), _image_dtype(loader)),
+        Tensors.of("targets", (count, *shape), targets.dtype.newbyteorder("=").name),
         Tensors.of("ids", (count,), "int64"),
         Tensors.of("valid", (count,), "bool"),
     ]
@@ -243,39 +224,30 @@ def host_batch(loader: Loader) -> list[Tensors]:
 def device_batch(config: Config, loader: Loader) -> list[Tensors]:
     """A batch as the model gets it."""
     images, targets, *_ = host_batch(loader)
-    count, size = images.shape[0], largest_size(config)
+    count, size = images.shape[0], _largest_size(config)
     shape, dtype = targets.shape, str(loader.transfer.target_dtype).removeprefix("torch.")
-    if has_masks(loader):
+    if _has_masks(loader):
         shape, dtype = [count, *size], targets.dtype
-    elif loader.transfer.mix is not None and loader.transfer.mix.on and len(shape) == 1:
+    elif _mixes(loader) and len(shape) == 1:
         shape, dtype = [count, len(loader.classes)], "float32"
     return [Tensors.of("images", (count, config.data.channels, *size), "float32"), Tensors.of("targets", shape, dtype)]
 
 
-def has_masks(loader: Loader) -> bool:
-    """Whether targets are masks."""
+def _has_masks(loader: Loader) -> bool:
     return loader.plan.source.kind is Kind.masks
 
 
-def image_dtype(loader: Loader) -> str:
+def _mixes(loader: Loader) -> bool:
+    return loader.transfer.mix is not None and loader.transfer.mix.on
+
+
+def _image_dtype(loader: Loader) -> str:
     """The type of images as engines load them."""
     return str(loader.plan.output.dtype).removeprefix("torch.")
 
 
-def largest_size(config: Config) -> ImageSize:
-    """The largest images that a run's model is given."""
+def _largest_size(config: Config) -> Any:
     return max([config.size, *config.train_sizes], key=lambda size: size.pixels)
-
-
-def is_loaded_so(tensor: Tensors, loader: Loader) -> bool:
-    """Whether the model gets a part of a batch in the memory that it was loaded into."""
-    mixes = loader.transfer.mix is not None and loader.transfer.mix.on
-    return tensor.name == "images" and tensor.dtype == image_dtype(loader) and not mixes
-
-
-def mask_bytes_in_loss(batch: Sequence[Tensors], loader: Loader) -> int:
-    """Bytes of a batch's masks as int64, which the loss makes of them on the device."""
-    return 8 * batch[1].bytes if has_masks(loader) else 0
 
 
 # The parts of a run's memory: from its loaders, its model, one image, and, if there is time, from steps of its own.
@@ -295,19 +267,7 @@ _BUFFERS = 3
 """Tensors as large as the largest one that a backward pass has beside these: two gradients, and a copy in it."""
 
 _SAMPLES = 8  # images that are looked at for their size
-
-
-@dataclass(frozen=True)
-class StepBytes:
-    """What training steps take.
-
-    Attributes:
-        activations: kept from forward to backward, and the buffers of both.
-        optimizer: the optimizer's state.
-    """
-
-    activations: int
-    optimizer: int
+_UPDATES = 4  # of resnet18 at 96 pixels, the third was the last that the process grew in
 
 
 def expected_memory(
@@ -320,14 +280,19 @@ def expected_memory(
         model: on its device.
         probe: of this model.
         loaders: of the training split, and of the other splits that the run loads.
-        parallel: tells the ranks.
+        parallel: has the ranks.
     """
-    on_gpu = parallel.device.type == "cuda"
-    images = config.batch_size * largest_size(config).pixels / config.size.pixels
-    spread, buffers = (1.0, 2) if on_gpu else (_HEAP, _BUFFERS)
-    activations = 0 if config.probe else int(images * (spread * probe.saved_bytes + buffers * probe.largest_bytes))
-    state = int(_state_ratio(config.optim) * _bytes_of(_trained(model)))
-    return _memory(config, model, StepBytes(activations, state), loaders, parallel, _KERNELS)
+    images = config.batch_size * _largest_size(config).pixels / config.size.pixels
+    heap, buffers = (1.0, 2) if parallel.device.type == "cuda" else (_HEAP, _BUFFERS)
+    activations = 0 if config.probe else int(images * (heap * probe.saved_bytes + buffers * probe.largest_bytes))
+    # The optimizer's state for each byte of a parameter, from an update of 64 zeros.
+    parameter = nn.Parameter(torch.zeros(8, 8))
+    parameter.grad = torch.zeros(8, 8)
+    optimizer = optimizers.build(replace(config.optim, fused=None), [parameter])
+    optimizer.step()
+    ratio = _bytes_of(each for each in optimizer.state[parameter].values() if getattr(each, "ndim", 0))
+    state = ratio * _bytes_of(_trained(model)) // parameter.nbytes
+    return _memory(config, model, activations, state, loaders, parallel, _KERNELS)
 
 
 def measured_memory(config: Config, trainer: Trainer, loaders: Sequence[Loader]) -> Memory:
@@ -341,39 +306,31 @@ def measured_memory(config: Config, trainer: Trainer, loaders: Sequence[Loader])
     Raises:
         DataError: a sample can't be read.
     """
-    step = _measured_step(trainer, loaders[0])
-    trainer.optimizer.state.clear()
-    _return_freed_memory()
-    return replace(_memory(config, trainer.model, step, loaders, trainer.parallel), measured=True)
-
-
-_UPDATES = 4  # of resnet18 at 96 pixels, the third was the last that the process grew in
-
-
-def _measured_step(trainer: Trainer, loader: Loader) -> StepBytes:
-    """Of some updates on one batch; no state is left in the optimizer's tensors, but in the weights."""
-    batch = next(iter(loader.epoch(0)))
-    loader.close()
+    batch = next(iter(loaders[0].epoch(0)))
+    loaders[0].close()
     trainer.model.train()
-    _update(trainer, Batch(batch.images[:2], batch.targets[:2], batch.ids[:2], batch.valid[:2]))
+
+    def update(batch: Batch) -> None:
+        trainer.forward_backward(batch, sync=True)
+        trainer.precision.step(trainer.optimizer)
+        trainer.optimizer.zero_grad()
+
+    update(Batch(batch.images[:2], batch.targets[:2], batch.ids[:2], batch.valid[:2]))  # loads the libraries
     trainer.optimizer.state.clear()
-    device, cuda = trainer.parallel.device, trainer.parallel.device.type == "cuda"
     _return_freed_memory()
+    device, cuda = trainer.parallel.device, trainer.parallel.device.type == "cuda"
     before = torch.cuda.memory_allocated(device) if cuda else resident_memory()
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     most = 0
     for _ in range(_UPDATES):
-        _update(trainer, batch)
+        update(batch)
         most = max(most, torch.cuda.max_memory_allocated(device) if cuda else resident_memory())
     state = sum(_bytes_of(each.values()) for each in trainer.optimizer.state.values())
-    return StepBytes(max(0, most - before - _bytes_of(_trained(trainer.model)) - state), state)
-
-
-def _update(trainer: Trainer, batch: Batch) -> None:
-    trainer.forward_backward(batch, sync=True)
-    trainer.precision.step(trainer.optimizer)
-    trainer.optimizer.zero_grad()
+    activations = max(0, most - before - _bytes_of(_trained(trainer.model)) - state)
+    trainer.optimizer.state.clear()
+    _return_freed_memory()
+    return replace(_memory(config, trainer.model, activations, state, loaders, trainer.parallel), measured=True)
 
 
 def _return_freed_memory() -> None:
@@ -390,71 +347,68 @@ def _bytes_of(tensors: Iterable[Any]) -> int:
     return sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
 
 
-def _state_ratio(config: OptimConfig) -> float:
-    """Bytes that an optimizer keeps for each byte of a parameter, from an update of 64 zeros."""
-    parameter = nn.Parameter(torch.zeros(8, 8))
-    parameter.grad = torch.zeros(8, 8)
-    optimizer = optimizers.build(replace(config, fused=None), [parameter])
-    optimizer.step()
-    state = optimizer.state[parameter].values()
-    return _bytes_of(each for each in state if getattr(each, "ndim", 0)) / parameter.nbytes
-
-
 def _memory(
-    config: Config, model: nn.Module, step: StepBytes, loaders: Sequence[Loader], parallel: Parallel, kernels: int = 0
+    config: Config,
+    model: nn.Module,
+    activations: int,
+    state: int,
+    loaders: Sequence[Loader],
+    parallel: Parallel,
+    kernels: int = 0,
 ) -> Memory:
-    """All parts together; `kernels` are bytes of libraries that the first step will load."""
-    device = parallel.device
+    """All parts together, from bytes of `activations` with the step's buffers, of the optimizer's `state`, and of the
+    libraries that the first step will load, `kernels`.
+    """
+    train, device = loaders[0], parallel.device
     place: Place = "gpu" if device.type == "cuda" else "host"
     weights = _bytes_of(chain(model.parameters(), model.buffers()))
-    batch = {"host": host_batch(loaders[0]), "device": device_batch(config, loaders[0])}
-    on_device = sum(each.bytes for each in batch["device"] if not is_loaded_so(each, loaders[0]))
-    in_loss = mask_bytes_in_loss(batch["device"], loaders[0])
+    batch = {"host": host_batch(train), "device": device_batch(config, train)}
+    images, targets = batch["device"]
+    # On a CPU the model gets images of its type in the memory that they were loaded into, unless it gets mixed ones.
+    inputs = targets.bytes + (0 if images.dtype == _image_dtype(train) and not _mixes(train) else images.bytes)
     logs = bool(getattr(config.record, "tensorboard", False))
     later = kernels + logs * sum(size for name, size in _LOGGING.items() if name not in sys.modules)
     resident = resident_memory() - weights * (place == "host")
     parts = [
         Part("process", "host", max(0, resident), "Python, torch, libraries", there=True),
         Part("libraries", "host", later, "loaded when training begins"),
-        *_loading(config, "train", loaders[0], parallel),
+        *_loading(config, "train", train, parallel),
         *(part for loader in loaders[1:] for part in _loading(config, "val", loader, parallel)),
         Part("weights", place, weights, there=True),
         Part("gradients", place, _bytes_of(_trained(model))),
-        Part("optimizer", place, step.optimizer, f"state of {config.optim.name}"),
+        Part("optimizer", place, state, f"state of {config.optim.name}"),
         Part("average", place, weights * (config.optim.ema > 0), "of the weights (optim.ema)"),
-        Part("activations", place, step.activations, "of one batch, and the step's buffers", by_batch=True),
-        Part("inputs", place, 2 * on_device, "2 batches on the device", by_batch=True),
-        Part("classes", place, in_loss, "masks in the loss, int64", by_batch=True),
+        Part("activations", place, activations, "of one batch, and the step's buffers", by_batch=True),
+        Part("inputs", place, 2 * inputs, "2 batches on the device", by_batch=True),
+        Part("classes", place, 8 * targets.bytes * _has_masks(train), "masks in the loss, int64", by_batch=True),
     ]
-    return Memory(
-        parts=[part for part in parts if part.bytes],
-        batch=batch,
-        free=_free(device),
-        page_cache=sum(loader.plan.source.fingerprint()["bytes"] for loader in loaders),
-        ranks=parallel.local_world_size,
-    )
+    free = {"host": available_memory(), "shm": 0}
+    with suppress(OSError):
+        status = os.statvfs(FOLDER)
+        free["shm"] = status.f_bavail * status.f_frsize
+    if device.type == "cuda":
+        free["gpu"] = torch.cuda.mem_get_info(device)[0]
+    page_cache = sum(loader.plan.source.fingerprint()["bytes"] for loader in loaders)
+    return Memory([part for part in parts if part.bytes], batch, free, page_cache, parallel.local_world_size)
 
 
-def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> list[Part]:
+def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> Iterator[Part]:
     """What loading a split takes on the host."""
-    source, count, workers = loader.plan.source, loader.plan.order.batch_per_rank, num_workers(config, parallel)
-    alone = 1 if image_dtype(loader) == "uint8" else 2  # the model still has one
-    slots = config.engine.host_batches(parallel.device.type) if workers else alone
-    images = _image_bytes(loader)
-    own = 2 * count * max(kept for kept, _ in images) + max(1, workers) * max(decoded for _, decoded in images)
+    count, workers = loader.plan.order.batch_per_rank, num_workers(config, parallel)
+    in_loop = 1 if _image_dtype(loader) == "uint8" else 2  # the model still has one
+    slots = config.engine.host_batches(parallel.device.type) if workers else in_loop
+    samples = _image_bytes(loader)
+    own = 2 * count * max(kept for kept, _ in samples) + max(1, workers) * max(decoded for _, decoded in samples)
     batch = {each.name: each.bytes for each in host_batch(loader)}
-    masks = batch.pop("targets") if has_masks(loader) else 0
-    form = f"{slots} x {count} images of {loader.plan.augment.size} pixels, {image_dtype(loader)}"
-    mask_form = f"{slots} x {count} of uint8, {decimal(masks)} a batch; int64 would be {decimal(8 * masks)}"
-    parts = [
-        Part(f"{split} batches", "host", slots * sum(batch.values()), form, by_batch=True),
-        Part(f"{split} masks", "host", slots * masks, mask_form, by_batch=True),
-        Part(f"{split} images", "host", own, "encoded and decoded" + ", with masks" * bool(masks)),
-    ]
+    masks = batch.pop("targets") if _has_masks(loader) else 0
+    form = f"{slots} x {count} images of {loader.plan.augment.size} pixels, {_image_dtype(loader)}"
+    yield Part(f"{split} batches", "host", slots * sum(batch.values()), form, by_batch=True)
+    form = f"{slots} x {count} of uint8, {decimal(masks)} a batch; int64 would be {decimal(8 * masks)}"
+    yield Part(f"{split} masks", "host", slots * masks, form, by_batch=True)
+    yield Part(f"{split} images", "host", own, "encoded and decoded" + ", with masks" * bool(masks))
     if config.data.cache is not Cache.none:
-        parts.append(_cache(split, source, [decoded for _, decoded in images]))
-    parts.append(Part(f"{split} workers", "host", workers * config.engine.worker_bytes, f"{workers} processes"))
-    return parts
+        yield _cache(split, loader.plan.source, [decoded for _, decoded in samples])
+    yield Part(f"{split} workers", "host", workers * config.engine.worker_bytes, f"{workers} processes")
 
 
 def _cache(split: str, source: Source, decoded: Sequence[int]) -> Part:
@@ -465,16 +419,8 @@ def _cache(split: str, source: Source, decoded: Sequence[int]) -> Part:
     wanted = len(source) * sum(decoded) // len(decoded)
     if source.what is Cache.bytes:
         wanted = source.fingerprint()["bytes"] + bytes_of_masks(source.source, Cache.bytes)
-    return Part(
-        f"{split} cache",
-        "host",
-        source.region.num_bytes,
-        f"data.cache={source.what.value}",
-        there=True,
-        shared=True,
-        in_shm=True,
-        wanted=wanted,
-    )
+    size, form = source.region.num_bytes, f"data.cache={source.what.value}"
+    return Part(f"{split} cache", "host", size, form, there=True, shared=True, in_shm=True, wanted=wanted)
 
 
 def _image_bytes(loader: Loader) -> list[tuple[int, int]]:
@@ -485,18 +431,7 @@ def _image_bytes(loader: Loader) -> list[tuple[int, int]]:
         with suppress(DataError):  # loading it will say so
             data = source.read(sample)
             height, width = decoder.size(data)
-            masks = [source.read_mask(sample)] if has_masks(loader) else []
+            masks = [source.read_mask(sample)] if _has_masks(loader) else []
             kept = sum(len(each) for each in [data, *masks] if isinstance(each, bytes))
             found.append((kept, (decoder.channels + len(masks)) * height * width))
     return found or [(0, 0)]
-
-
-def _free(device: torch.device) -> dict[str, int]:
-    """Bytes that are free: `host`, `shm`, and `gpu` if there is one."""
-    free = {"host": available_memory(), "shm": 0}
-    with suppress(OSError):
-        status = os.statvfs(FOLDER)
-        free["shm"] = status.f_bavail * status.f_frsize
-    if device.type == "cuda":
-        free["gpu"] = torch.cuda.mem_get_info(device)[0]
-    return free

@@ -29,7 +29,7 @@ from effloop.data.source.view import View
 from effloop.errors import PROGRAM, EffLoopError, InterruptedRunError
 from effloop.measure.costs import loading_costs, sample_ids
 from effloop.measure.loops import Loop, per_s, process_state_restored
-from effloop.measure.measured import LOADING, Measured, Progress, slowest
+from effloop.measure.measured import LOADING, Measured, Progress
 from effloop.measure.turns import in_turns, ratio_of, scratch_folder
 from effloop.record.efficiency import Override
 from effloop.registry import plugin_words
@@ -100,14 +100,13 @@ def proposals(found: Measured, bound: str, seconds: float = 0.0) -> Iterator[Pro
         if bound == "evaluation":
             yield from _fewer_evaluations(found)
             if found.starved:  # it loads images, too
-                yield from proposals(found, slowest(found), seconds)
+                yield from proposals(found, found.slowest, seconds)
         elif bound == "logging":
             every = 10 * found.config.record.log_every
             yield Proposal(f"record.log_every={every}", f"the recorder takes {found.log_s * found.images_per_s:.0%}")
         elif bound in LOADING:
             yield from _more_workers(found)
-            if bound in ("storage", "decode"):
-                yield from _caches(found, bound)
+            yield from _caches(found, bound)
             if bound == "decode":
                 yield from _less_decoding(found)
             if bound == "augment":
@@ -129,9 +128,8 @@ def _fewer_evaluations(found: Measured) -> Iterator[Proposal]:
 def _more_workers(found: Measured) -> Iterator[Proposal]:
     """As many as there are cores; more where they wait, for a disk, a network or anything else but a core."""
     total, batch = found.loading.total, found.loader.plan.order.batch_per_rank
-    waits, engine = total.wall_s / max(total.cpu_s, 1e-9), ""
-    if not found.config.engine.host_batches("cpu"):
-        engine = "engine=threads "
+    waits = total.wall_s / max(total.cpu_s, 1e-9)
+    engine = "" if found.config.engine.host_batches("cpu") else "engine=threads "
     if waits > _WAITS:
         wanted = min(_MOST_WORKERS, math.ceil(found.cores * waits))
         at_once = 2 * -(-batch // _SHORTEST_RUN)  # two batches are loaded at a time, run by run
@@ -150,14 +148,17 @@ def _more_workers(found: Measured) -> Iterator[Proposal]:
 def _caches(found: Measured, bound: str) -> Iterator[Proposal]:
     """Encoded images in memory, or decoded ones."""
     source, free = found.loader.plan.source, available_memory() // 2
-    if found.config.data.cache is not Cache.none:
+    if found.config.data.cache is not Cache.none or bound not in ("storage", "decode"):
         return
-    if bound == "storage" and (needed := int(source.fingerprint()["bytes"])) < free:
-        why = f"read once; {decimal(needed)} of the {decimal(free)} that it may take"
-        yield Proposal("data.cache=bytes", why, few=True)
-    if bound == "decode" and (needed := 3 * _mean_pixels(found) * len(source)) < free:
-        why = f"decoded once; {decimal(needed)} of the {decimal(free)} that it may take"
-        yield Proposal("data.cache=pixels", why, few=True)
+    if bound == "storage":
+        what, read, needed = "bytes", "read", int(source.fingerprint()["bytes"])
+    else:
+        sizes = _sizes(found)
+        pixels = sum(height * width for height, width in sizes) // len(sizes)
+        what, read, needed = "pixels", "decoded", 3 * pixels * len(source)
+    if needed < free:
+        why = f"{read} once; {decimal(needed)} of the {decimal(free)} that it may take"
+        yield Proposal(f"data.cache={what}", why, few=True)
 
 
 def _sizes(found: Measured) -> list[tuple[int, int]]:
@@ -166,23 +167,19 @@ def _sizes(found: Measured) -> list[tuple[int, int]]:
     return [plan.decoder.size(plan.source.read(index)) for index in sample_ids(plan, 32).tolist()]
 
 
-def _mean_pixels(found: Measured) -> int:
-    sizes = _sizes(found)
-    return sum(height * width for height, width in sizes) // len(sizes)
-
-
 def _less_decoding(found: Measured) -> Iterator[Proposal]:
     """The images stored smaller, or as pixels; another decoder, and what this one can leave out."""
     config, root = found.config, found.config.data.root
     if root:
         longest, side = max(map(max, _sizes(found))), 2 * max(found.loader.plan.augment.size)
-        recipes: list[tuple[str, dict[str, Any], bool]] = [("payload=raw", {"payload": "raw"}, True)]
+        recipes: dict[str, dict[str, Any]] = {"raw": {"payload": "raw"}}
         if longest > 1.2 * side:
-            recipes.append((f"max_side={side} quality=90", {"max_side": (side,), "quality": 90}, False))
-        for words, recipe, exact in recipes:
+            recipes[f"{side}-q90"] = {"max_side": (side,), "quality": 90}
+        for tail, recipe in recipes.items():
             path = Path(local_name(root) if is_remote(root) else root)
-            tail = words.replace("max_side=", "").replace("quality=", "q").replace("payload=", "").replace(" ", "-")
+            words = " ".join(f"{key}={value[0] if key == 'max_side' else value}" for key, value in recipe.items())
             then = f"data.root={path.with_name(f'{path.name}-{tail}.effloop')}"
+            exact = tail == "raw"
             yield Proposal(f"convert {words}", "less to decode", exact, few=True, recipe=recipe, then=then)
     if config.decode.name in ("pillow", "opencv"):
         yield Proposal("decode=auto", "decodes faster")
@@ -271,12 +268,11 @@ def tried(
     rows = []
     with scratch_folder("") as scratch, process_state_restored(), ExitStack() as stack:
         usual: dict[int | None, Loop] = {}
-        images = max(_IMAGES, 4 * found.config.batch_size)
         for each in offered:
             rate, gain = None, each.gain
             if gain is None:
                 progress(f"trying {each.override}")
-                few = images if each.few else None
+                few = max(_IMAGES, 4 * found.config.batch_size) if each.few else None
                 try:
                     if few not in usual:
                         usual[few] = stack.enter_context(closing(Loop(found.config, scratch, images=few)))
@@ -317,10 +313,9 @@ def _convert(config: Config, recipe: Mapping[str, Any], usual: Loop, out: Path, 
 
     opened = {split: open_split(config.data, split) for split in ("train", "val")}
     splits = {split: View(source, np.arange(min(images, len(source)))) for split, source in opened.items()}
-    options = ConvertOptions("memmap", out, **recipe)
-    decoder = usual.loader.plan.decoder
     with redirect_stdout(StringIO()):
-        convert(options, splits, decoder, available_cores(), effloop_version())
+        options = ConvertOptions("memmap", out, **recipe)
+        convert(options, splits, usual.loader.plan.decoder, available_cores(), effloop_version())
 
 
 def commands(proposal: Proposal, words: Sequence[str]) -> list[str]:
@@ -333,13 +328,13 @@ def commands(proposal: Proposal, words: Sequence[str]) -> list[str]:
     new = ["data=auto", proposal.then] if proposal.then else shlex.split(proposal.override)
     keys = {key_of(word) for word in new}
     kept = [word for word in words if key_of(word) not in keys and not (proposal.then and _of_the_original(word))]
-    before = []
-    if proposal.then:
-        data = [word for word in words if key_of(word).partition(".")[0] in ("data", "decode")]
-        where = proposal.then.partition("=")[2]
-        convert = shlex.join(["convert", *data, *plugin_words(), "to=memmap", f"out={where}"])
-        before = [f"{PROGRAM} {convert} {proposal.override.removeprefix('convert ')}"]
-    return [*before, f"{PROGRAM} {shlex.join([*kept, *new, *plugin_words()])}"]
+    train = f"{PROGRAM} {shlex.join([*kept, *new, *plugin_words()])}"
+    if not proposal.then:
+        return [train]
+    data = [word for word in words if key_of(word).partition(".")[0] in ("data", "decode")]
+    where = proposal.then.partition("=")[2]
+    convert = shlex.join(["convert", *data, *plugin_words(), "to=memmap", f"out={where}"])
+    return [f"{PROGRAM} {convert} {proposal.override.removeprefix('convert ')}", train]
 
 
 _OF_ANY = {field.name for field in fields(DataConfig)}

@@ -17,19 +17,18 @@ import torch
 from torch import nn
 
 from effloop.assemble.resolve import num_workers
-from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError
-from effloop.measure.loops import alone, per_s, reloaded, train_turn
+from effloop.measure.loops import alone, per_s, reloaded, train_turn, trainer_in
 from effloop.measure.memory import expected_memory, host_batch
-from effloop.measure.turns import Turn, in_turns, print_table, ratio_of
+from effloop.measure.turns import Turn, in_turns, print_table, ratio_of, spread
 from effloop.model import Probe
 from effloop.parallel import Parallel
 from effloop.precision import Precision
-from effloop.report.figures import BarPanel, plot_bars
+from effloop.report.figures import Bar, BarPanel, plot_bars
 from effloop.runs.findings import TUNED, Findings, pipeline_key
 from effloop.system.files import write_text
 from effloop.system.hardware import available_memory
@@ -70,13 +69,11 @@ class OutOfTimeError(Exception):
 class Search:
     """Compares settings in alternating turns, because a machine's speed drifts by 10 % within a minute.
 
-    Args:
+    Attributes:
         measure: trains for a turn.
         seconds: for all turns; a turn that has begun is finished.
         most_prefetch: that is tried.
         clock: returns the time in seconds.
-
-    Attributes:
         turns: setting -> its turns.
         ended: why the search has ended.
         compared: whether what it found was measured often enough to be remembered.
@@ -197,14 +194,14 @@ TURN_S = 1.0
 """Seconds of a turn, after what fills the pipeline."""
 
 _MOST_PREFETCH = 8
-_FIRST, _LEAST_UPDATES = 3, 4  # batches before the clock runs, and updates of a turn, however long they take
+_OTHER_BATCHES = 3  # sizes that are tried beside the configured one
 
 
 class TunedLoop:
-    """Trains with any setting, for a turn at a time; each turn goes on in the training data where the last one ended.
+    """Trains with any setting, for a turn at a time; each turn continues in the training data where the last one ended.
 
     Args:
-        config: what is trained, as `neutral_overrides` leave it.
+        config: what is trained.
         scratch: a folder for what a run writes.
 
     Raises:
@@ -214,33 +211,27 @@ class TunedLoop:
     def __init__(self, config: Config, scratch: Path) -> None:
         self.config = alone(config, "progressive=[]")
         self._scratch = scratch
-        self._trainers: dict[int, tuple[Trainer, Loader]] = {}
+        self._trainers: dict[int, Trainer] = {}
         self._position = 0
         self._open = ExitStack()
-        self.trainer(config.batch_size, config.accumulate)
+        self.loader: Any = self.trainer(config.batch_size, config.accumulate).train
 
     def close(self) -> None:
         """End what loads and records."""
         self._open.close()
 
-    def trainer(self, batch_size: int, accumulate: int) -> tuple[Trainer, Loader]:
-        """The trainer for a batch size, and its training data; built when it is first asked for."""
+    def trainer(self, batch_size: int, accumulate: int) -> Trainer:
+        """The trainer for a batch size, built when it is first needed."""
         if batch_size not in self._trainers:
             config = replace(self.config, batch_size=batch_size, accumulate=accumulate)
-            folder = Path(tempfile.mkdtemp(dir=self._scratch)) / "run"
-            trainer = build_trainer(config, run_dir=folder, advise=self._look)
+            trainer = trainer_in(self._scratch, config, advise=self._keep_memory)
             self._open.enter_context(trainer.recorder)
             self._open.callback(trainer.val.close)
             self._open.callback(trainer.train.close)
-            assert isinstance(trainer.train, Loader)  # neither progressive nor a probe
-            self._trainers[batch_size] = trainer, trainer.train
+            self._trainers[batch_size] = trainer
         return self._trainers[batch_size]
 
-    def describe(self) -> str:
-        """One line: the training data."""
-        return self._trainers[self.config.batch_size][1].describe()
-
-    def _look(
+    def _keep_memory(
         self,
         config: Config,
         model: nn.Module,
@@ -249,7 +240,7 @@ class TunedLoop:
         parallel: Parallel,
         _: Precision,
     ) -> list[str]:
-        """Keep what a trainer that is being built will take; gives no advice."""
+        """Stands for `advise`: keeps what a trainer that is being built will take."""
         self._memory = expected_memory(config, model, probe, loaders, parallel)
         return []
 
@@ -260,7 +251,7 @@ class TunedLoop:
 
     def most_prefetch(self) -> int:
         """Batches ahead that a quarter of the free memory has room for, but no more than are ever needed."""
-        batch = sum(each.bytes for each in host_batch(self._trainers[self.config.batch_size][1]))
+        batch = sum(each.bytes for each in host_batch(self.loader))
         return min(_MOST_PREFETCH, available_memory() // (4 * batch) - 2)
 
     def turn(self, setting: Setting) -> Turn:
@@ -268,40 +259,26 @@ class TunedLoop:
 
         The loader starts with nothing loaded, so many batches ahead are no advantage.
         """
-        trainer, _ = self.trainer(setting.batch_size, setting.accumulate)
+        trainer = self.trainer(setting.batch_size, setting.accumulate)
         engine = replace(self.config.engine, prefetch=setting.prefetch)
-        loader = reloaded(trainer, replace(self.config, engine=engine), setting.num_workers)
-        counted = _Counted(self._from(loader))
+        loader = reloaded(trainer.train, replace(self.config, engine=engine), setting.num_workers)
+
+        def batches() -> Iterator[Batch]:
+            epoch, seen = divmod(self._position, len(loader) * loader.global_batch)
+            while True:
+                for batch in loader.epoch(epoch, seen - seen % loader.global_batch):
+                    self._position += setting.batch_size
+                    yield batch
+                    del batch  # frees its memory for the next one
+                epoch, seen = epoch + 1, 0
+
         try:
-            return train_turn(trainer, counted, seconds=TURN_S)
+            with closing(batches()) as stream:
+                return train_turn(trainer, stream, seconds=TURN_S)
         except torch.OutOfMemoryError:
             return Turn(0.0)
         finally:
-            self._position += counted.batches * setting.batch_size
             loader.engine.close()
-
-    def _from(self, loader: Loader) -> Iterator[Batch]:
-        """Batches from where the last turn ended, over as many epochs as it takes."""
-        epoch, seen = divmod(self._position, len(loader) * loader.global_batch)
-        while True:
-            yield from loader.epoch(epoch, seen - seen % loader.global_batch)
-            epoch, seen = epoch + 1, 0
-
-
-class _Counted:
-    """Counts batches that are taken."""
-
-    def __init__(self, stream: Iterator[Batch]) -> None:
-        self.stream, self.batches = stream, 0
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.stream:
-            self.batches += 1
-            yield batch
-            del batch  # frees its memory for the next one
-
-
-_OTHER_BATCHES = 3  # sizes that are tried beside the one that is asked for
 
 
 def remembered(config: Config, *, batch: bool) -> dict[str, Any] | None:
@@ -314,7 +291,7 @@ def remembered(config: Config, *, batch: bool) -> dict[str, Any] | None:
         ConfigError, DataError: the training split can't be opened, or there is nothing that could be tuned.
     """
     _check(config)
-    asked = _asked(config, batch=batch)
+    asked = _question(config, batch=batch)
     found = [row for row in _findings(config).rows() if row.get("asked") == asked]
     return found[-1] if found else None
 
@@ -340,24 +317,33 @@ def tune(config: Config, *, minutes: float, batch: bool) -> dict[str, Any]:
         closing(TunedLoop(config, Path(folder))) as loop,
     ):
         search = Search(loop.turn, 60 * minutes, loop.most_prefetch())
-        others = [each for each in _batches(config) if loop.fits(*each)] if batch else []
-        best = search.run(usual, others)
-        data = loop.describe()
-    result = _result(config, search, usual, best, data)
-    chosen = replace(config, batch_size=best.batch_size, accumulate=best.accumulate)
-    facts = {key: result[key] for key in ("overrides", "images_per_s")}
-    keys = {"num_workers": best.num_workers, "prefetch": best.prefetch, "asked": _asked(config, batch=batch)}
+        best = search.run(usual, [each for each in _batches(config) if loop.fits(*each)] if batch else [])
+        data = loop.loader.describe()
+    overrides = [f"num_workers={best.num_workers}", f"engine.prefetch={best.prefetch}"]
+    if best.batch_size != config.batch_size:
+        overrides += [f"batch_size={best.batch_size}", f"accumulate={best.accumulate}"]
+    speeds = {setting: per_s(turns) for setting, turns in search.turns.items()}
+    facts = {"overrides": overrides, "images_per_s": statistics.median(speeds[best])}
     if search.compared:
+        chosen = replace(config, batch_size=best.batch_size, accumulate=best.accumulate)
+        keys = {"num_workers": best.num_workers, "prefetch": best.prefetch, "asked": _question(config, batch=batch)}
         _findings(config).add(pipeline_key(chosen, without=TUNED), **keys, **facts)
-    return result
+    waits = {setting: statistics.median(turn.wait for turn in turns) for setting, turns in search.turns.items()}
+    return {
+        "what": "tune",
+        "data": data,
+        "model": config.model.name,
+        "engine": config.engine.name,
+        "settings": [asdict(each) | {"images_per_s": speeds[each], "wait": waits[each]} for each in sorted(speeds)],
+        "taken": asdict(best),
+        "usual": asdict(usual),
+        **facts,
+        "ended": search.ended,
+    }
 
 
 def _check(config: Config) -> None:
-    """Refuse what no setting of the loader changes, and what one process can't measure.
-
-    Raises:
-        ConfigError: that is asked for.
-    """
+    """Refuse what no setting of the loader changes, and what one process can't measure."""
     if config.parallel.name != "none":
         raise ConfigError(f"parallel: tune measures one process, not {config.parallel.name}; set parallel=none")
     if config.probe:
@@ -372,8 +358,8 @@ def _findings(config: Config) -> Findings:
     return Findings.of(config, open_split(config.data, "train").fingerprint())
 
 
-def _asked(config: Config, *, batch: bool) -> str:
-    """What identifies a question to `tune`."""
+def _question(config: Config, *, batch: bool) -> str:
+    """What identifies a call of `tune`."""
     return pipeline_key(config, without=TUNED) + "-batch" * batch
 
 
@@ -386,32 +372,6 @@ def _batches(config: Config) -> list[tuple[int, int]]:
     return [*larger[:_OTHER_BATCHES], *smaller[: max(1, _OTHER_BATCHES - len(larger))]]
 
 
-def _result(config: Config, search: Search, usual: Setting, best: Setting, data: str) -> dict[str, Any]:
-    settings = [
-        {
-            **asdict(setting),
-            "images_per_s": [turn.images_per_s for turn in turns],
-            "wait": statistics.median(turn.wait for turn in turns),
-        }
-        for setting, turns in sorted(search.turns.items())
-    ]
-    overrides = [f"num_workers={best.num_workers}", f"engine.prefetch={best.prefetch}"]
-    if best.batch_size != config.batch_size:
-        overrides += [f"batch_size={best.batch_size}", f"accumulate={best.accumulate}"]
-    return {
-        "what": "tune",
-        "data": data,
-        "model": config.model.name,
-        "engine": config.engine.name,
-        "settings": settings,
-        "taken": asdict(best),
-        "usual": asdict(usual),
-        "overrides": overrides,
-        "images_per_s": statistics.median(turn.images_per_s for turn in search.turns[best]),
-        "ended": search.ended,
-    }
-
-
 _KEYS = ("batch_size", "accumulate", "num_workers", "prefetch")
 
 
@@ -420,36 +380,24 @@ def print_curve(result: Mapping[str, Any]) -> None:
     keys = _KEYS if len({row["batch_size"] for row in result["settings"]}) > 1 else _KEYS[2:]
     rows = []
     for row in result["settings"]:
-        speeds, own = row["images_per_s"], {key: row[key] for key in _KEYS}
+        own, speeds = {key: row[key] for key in _KEYS}, row["images_per_s"]
         marks = ["taken"] * (own == result["taken"]) + ["without tuning"] * (own == result["usual"])
-        numbers = [f"{value:,.0f}" for value in (statistics.median(speeds), min(speeds), max(speeds))]
-        rows.append(
-            [*(str(row[key]) for key in keys), *numbers, f"{row['wait']:.0%}", str(len(speeds)), ", ".join(marks)]
-        )
+        cells = [*(str(row[key]) for key in keys), *(f"{value:,.0f}" for value in spread(speeds))]
+        rows.append([*cells, f"{row['wait']:.0%}", str(len(speeds)), ", ".join(marks)])
     headings = (*keys, "images/s", "least", "most", "waiting", "turns", "")
     print_table(headings, rows, left=("",), min_width=110, title=f"model={result['model']}, {result['data']}")
     print(f"medians of turns of training; ended as {result['ended']}")
 
 
 def write_files(result: Mapping[str, Any], folder: Path) -> None:
-    """Write `tune.json`, `tune.png` and `overrides.txt`."""
+    """Write `tune.json`, `overrides.txt`, and `tune.png`: images/s by workers, a panel for each size of a batch."""
     write_text(folder / "tune.json", json.dumps(result, indent=2) + "\n")
     write_text(folder / "overrides.txt", " ".join(result["overrides"]) + "\n")
-    batches = sorted({(row["batch_size"], row["accumulate"]) for row in result["settings"]})
-    plot_bars(folder / "tune.png", [_panel(result, *each) for each in batches])
-
-
-def _panel(result: Mapping[str, Any], batch_size: int, accumulate: int) -> BarPanel:
-    """The speeds with a batch size: a group for each number of workers, a series for each of batches ahead."""
-    rows = [row for row in result["settings"] if row["batch_size"] == batch_size]
-    groups = sorted({row["num_workers"] for row in rows})
-    bars: dict[str, list[tuple[float, float, float] | None]] = {}
-    for prefetch in sorted({row["prefetch"] for row in rows}):
-        speeds = {row["num_workers"]: row["images_per_s"] for row in rows if row["prefetch"] == prefetch}
-        bars[f"engine.prefetch={prefetch}"] = [_spread(speeds.get(workers)) for workers in groups]
-    title = f"model={result['model']}, batch_size={batch_size}" + f", accumulate={accumulate}" * (accumulate > 1)
-    return BarPanel(title, "images/s", "num_workers", [str(workers) for workers in groups], bars)
-
-
-def _spread(speeds: Sequence[float] | None) -> tuple[float, float, float] | None:
-    return (statistics.median(speeds), min(speeds), max(speeds)) if speeds else None
+    panels: dict[str, list[Bar]] = {}
+    for row in sorted(result["settings"], key=lambda row: [row[key] for key in _KEYS]):
+        title = f"model={result['model']}, batch_size={row['batch_size']}"
+        title += f", accumulate={row['accumulate']}" * (row["accumulate"] > 1)
+        bar = Bar(str(row["num_workers"]), f"engine.prefetch={row['prefetch']}", spread(row["images_per_s"]))
+        panels.setdefault(title, []).append(bar)
+    bars = [BarPanel(title, "images/s", "num_workers", each) for title, each in panels.items()]
+    plot_bars(folder / "tune.png", bars)

@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rich.console import Console
@@ -24,6 +22,7 @@ from rich.text import Text
 
 from effloop.errors import ConfigError, EffLoopError
 from effloop.native import library
+from effloop.registry import choices
 from effloop.system.hardware import keep_freed_memory
 from effloop.system.memory import memory_of
 from effloop.system.signals import ignore_interrupts
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Turn:
-    """What a training loop has shown in one turn.
+    """One turn of a training loop.
 
     Attributes:
         images_per_s: of the loop as a whole.
@@ -52,7 +51,7 @@ def in_turns(
 
     Args:
         sides: name -> a function that measures once.
-        until: how many rounds; or what is asked after each round, with all turns so far, whether they are enough.
+        until: how many rounds; or a function that gets all turns after each round and returns whether to stop.
         warm_up: rounds before these, whose results are dropped.
     """
     turns: dict[K, list[T]] = {name: [] for name in sides}
@@ -75,14 +74,13 @@ def ratio_of(new: Sequence[float], old: Sequence[float]) -> tuple[float, float]:
     return middle, statistics.median(abs(ratio - middle) for ratio in ratios)
 
 
-def for_seconds(items: Iterable[T], seconds: float, at_least: int = 1) -> Iterator[T]:
-    """The first items, until so much time has passed since the first one was asked for.
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, least and most."""
+    return statistics.median(values), min(values), max(values)
 
-    Args:
-        items: any stream.
-        seconds: after which none is taken any more.
-        at_least: items that come in any case, if there are as many.
-    """
+
+def for_seconds(items: Iterable[T], seconds: float, at_least: int = 1) -> Iterator[T]:
+    """The first items: those before the time is over, and `at_least` so many in any case."""
     end = time.perf_counter() + seconds
     for number, item in enumerate(items, start=1):
         yield item
@@ -91,9 +89,22 @@ def for_seconds(items: Iterable[T], seconds: float, at_least: int = 1) -> Iterat
             return
 
 
+def chosen(key: str, words: str, names: Collection[str], what: str) -> list[str]:
+    """The names in an option's value, with commas between; `all` stands for all.
+
+    Raises:
+        ConfigError: there is no such name.
+    """
+    found = list(names) if words == "all" else list(dict.fromkeys(words.split(",")))
+    for name in found:
+        if name not in names:
+            raise ConfigError(f"{key}: no {what} '{name}'; {choices(name, ['all', *names])}")
+    return found
+
+
 @contextmanager
 def scratch_folder(work: str) -> Iterator[Path]:
-    """A temporary folder for what is written meanwhile: in `work`, or where the system has them if that is empty.
+    """A temporary folder in `work`, or in the system's if that is empty.
 
     Raises:
         ConfigError: it can't be created, or the disk is full; the line has the system's reason.
@@ -109,7 +120,7 @@ def scratch_folder(work: str) -> Iterator[Path]:
 
 
 @contextmanager
-def apart(name: str, build: Callable[[], Callable[[], T]], *, reuse_memory: bool) -> Iterator[Callable[[], T]]:
+def apart(name: str, build: Callable[[], Callable[[], T]], *, reuse_memory: bool = False) -> Iterator[Callable[[], T]]:
     """A side in a process of its own, so that no side shares another's threads, or what can't be undone in a process.
 
     Args:
@@ -118,49 +129,58 @@ def apart(name: str, build: Callable[[], Callable[[], T]], *, reuse_memory: bool
         reuse_memory: as the config's.
 
     Raises:
-        ConfigError: the side can't be built.
+        ConfigError: the side can't be built, or, when it is called, measured.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(there, build, reuse_memory), name=f"effloop-measure-{name}")
     process.start()
     there.close()
+
+    def answer() -> Any:
+        try:
+            line, found = here.recv()
+        except (EOFError, OSError):
+            raise ConfigError(f"{name} has ended; its message is above") from None
+        if line:
+            raise ConfigError(line if name == "effloop" else f"{name}: {line}")
+        return found
+
+    def measure() -> Any:
+        with suppress(OSError):  # it has ended, which `answer` reports
+            here.send(None)
+        return answer()
+
     try:
-        with suppress(EOFError):
-            line = here.recv()
-            if line:
-                raise ConfigError(line if name == "effloop" else f"{name}: {line}")
-        yield partial(_ask, name, here)
+        answer()  # it is built
+        yield measure
     finally:
         here.close()
         process.join(10)
         process.kill()
 
 
-def _ask(name: str, process: Connection) -> Any:
-    try:
-        process.send(None)
-        return process.recv()
-    except (EOFError, OSError):
-        raise ConfigError(f"{name} has ended; its message is above") from None
-
-
 def _serve(requests: Connection, build: Callable[[], Callable[[], Any]], reuse_memory: bool) -> None:
-    """Measure once for each request until the other end is closed."""
+    """Build, then measure once for each request until the other end is closed; answers are (error line, result)."""
     ignore_interrupts()  # the parent process ends this one
     multiprocessing.set_start_method("fork", force=True)  # Linux's own until Python 3.14, for the baselines' workers
     if reuse_memory:
         keep_freed_memory()  # for all sides alike
-    try:
-        measure = build()
-    except Exception as error:  # of a baseline's, any
-        requests.send(str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {error}")
-        return
-    requests.send(None)
-    with suppress(EOFError, OSError):  # nobody asks any more
-        while True:
+
+    def tried(call: Callable[[], T]) -> T | None:
+        line, found = "", None
+        try:
+            found = call()
+        except Exception as error:  # of a baseline's, any
+            line = str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {error}"
+        requests.send((line, None if call is build else found))
+        return found
+
+    with suppress(EOFError, OSError):  # the parent process is done
+        measure = tried(build)
+        while measure:
             requests.recv()
-            requests.send(measure())
+            tried(measure)
 
 
 def process_tree() -> list[int]:
@@ -214,9 +234,7 @@ class GilProbe:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.value = 1
         self._thread.join()
         probes, waits = self._found
@@ -236,7 +254,7 @@ def print_table(
     """Print a table of plain text; its first column doesn't wrap.
 
     Args:
-        headings: of the columns, each once.
+        headings: of the columns.
         rows: as many cells as there are headings.
         left: headings of columns of words; the others are right-justified.
         dim: headings of columns that are less important.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _PANEL_INCHES = (9.0, 3.3)
 _GROUP_WIDTH = 0.8  # of a group's bars together, as a share of the distance between groups
@@ -15,26 +14,37 @@ _UPRIGHT = 8
 """Groups whose names fit beside each other."""
 
 
-@dataclass(frozen=True)
-class BarPanel:
-    """A bar plot with error bars, the bars in groups.
+class Bar(NamedTuple):
+    """A bar with its error bar, in a group of bars.
+
+    Attributes:
+        group: name of its group, on the x-axis.
+        series: its name within the group, in the legend.
+        values: median, least and most.
+        mark: a reference value, drawn as a diamond; None for none.
+    """
+
+    group: str
+    series: str
+    values: tuple[float, float, float]
+    mark: float | None = None
+
+
+class BarPanel(NamedTuple):
+    """A bar plot, the bars in groups.
 
     Attributes:
         title: of the panel.
         unit: label of the y-axis.
         axis: label of the x-axis.
-        groups: their names, from left to right.
-        bars: series name -> (median, minimum, maximum) for each group, or None.
-        marks: series name -> a reference value for each group, drawn as a diamond, or None.
+        bars: from left to right.
         marked: what the marks are, for the legend.
     """
 
     title: str
     unit: str
     axis: str
-    groups: Sequence[str]
-    bars: Mapping[str, Sequence[tuple[float, float, float] | None]]
-    marks: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    bars: Sequence[Bar]
     marked: str = ""
 
 
@@ -89,21 +99,19 @@ def plot_bars(path: Path, panels: Sequence[BarPanel]) -> None:
 
 
 def _draw(panel: BarPanel, axes: Any) -> None:
-    width = _GROUP_WIDTH / len(panel.bars)
-    for number, (name, values) in enumerate(panel.bars.items()):
-        offset = (number - (len(panel.bars) - 1) / 2) * width
-        bars = [(group + offset, value) for group, value in enumerate(values) if value]
-        medians = [median for _, (median, _, _) in bars]
-        errors = [[median - low for _, (median, low, _) in bars], [high - median for _, (median, _, high) in bars]]
-        axes.bar([x for x, _ in bars], medians, width, yerr=errors, capsize=2, label=name)
-        marks = [(group + offset, mark) for group, mark in enumerate(panel.marks.get(name, ())) if mark is not None]
-        if marks:
-            label = f"{name}, {panel.marked}"
-            axes.scatter(
-                *zip(*marks, strict=True), marker="D", c="white", edgecolors=f"C{number}", label=label, zorder=3
-            )
+    groups, series = (list(dict.fromkeys(bar[place] for bar in panel.bars)) for place in (0, 1))
+    width = _GROUP_WIDTH / len(series)
+    for number, name in enumerate(series):
+        bars = [bar for bar in panel.bars if bar.series == name]
+        places = [groups.index(bar.group) + (number - (len(series) - 1) / 2) * width for bar in bars]
+        middle, least, most = zip(*(bar.values for bar in bars), strict=True)
+        errors = [[a - b for a, b in zip(high, low, strict=True)] for high, low in ((middle, least), (most, middle))]
+        axes.bar(places, middle, width, yerr=errors, capsize=2, label=name)
+        if marks := [(x, bar.mark) for x, bar in zip(places, bars, strict=True) if bar.mark is not None]:
+            style = {"marker": "D", "c": "white", "edgecolors": f"C{number}", "zorder": 3}
+            axes.scatter(*zip(*marks, strict=True), label=f"{name}, {panel.marked}", **style)
     axes.set(title=panel.title, xlabel=panel.axis, ylabel=panel.unit)
-    tilt = {"rotation": 30, "ha": "right"} if len(panel.groups) > _UPRIGHT else {}
-    axes.set_xticks(range(len(panel.groups)), panel.groups, **tilt)
+    tilt = {"rotation": 30, "ha": "right"} if len(groups) > _UPRIGHT else {}
+    axes.set_xticks(range(len(groups)), groups, **tilt)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing import active_children
 
 import numpy as np
@@ -15,7 +16,9 @@ from torch import nn
 import effloop
 from effloop.assemble.model import state_preserved
 from effloop.assemble.resolve import resolved
-from effloop.measure.auto import _elsewhere, fastest
+from effloop.errors import ConfigError
+from effloop.measure.auto import fastest, timed_step
+from effloop.measure.turns import apart
 from effloop.precision import Precision
 from effloop.task import tasks
 
@@ -62,7 +65,6 @@ def test_the_default_stays_unless_another_wins_by_more_than_noise(
     verdict = fastest("x", candidates, clock=bench.clock)
     assert (verdict.name, verdict.line) == (winner, line)
     assert verdict.step_s == pytest.approx({"false": usual, "true": other})
-    assert verdict.warm_up_s == pytest.approx({"false": 3 * usual, "true": 3 * other + 5})
 
 
 def test_the_best_of_several_wins() -> None:
@@ -197,11 +199,14 @@ def test_steps_in_processes_of_their_own() -> None:
     good, bad = (resolved(effloop.compose([*some, f"image_size={size}"])) for size in (16, 8))
     task = tasks.build(good.task)
     with ExitStack() as stack:
-        steps = [_elsewhere(stack, config, task, 3, CPU) for config in (good, bad)]
+        steps = [
+            stack.enter_context(apart(name, partial(timed_step, config, task, 3, CPU)))
+            for name, config in (("good", good), ("bad", bad))
+        ]
         assert len(active_children()) == 2
         steps[0]()
         steps[0]()
-        with pytest.raises(RuntimeError, match="ConfigError: image_size: 8 is too small"):
+        with pytest.raises(ConfigError, match="bad: image_size: 8 is too small"):
             steps[1]()
         steps[0]()
     assert not active_children()

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image
 
-from effloop.report.figures import BarPanel, plot_bars, write_csv
+from effloop.report.figures import Bar, BarPanel, plot_bars, write_csv
 
-PANEL = BarPanel("a title", "ms", "batch", ["1", "32"], {"a": [(2.0, 1.0, 3.0), None], "b": [(1.0, 1.0, 1.0)] * 2})
+BARS = [Bar("1", "a", (2.0, 1.0, 3.0)), Bar("1", "b", (1.0, 1.0, 1.0)), Bar("32", "b", (1.0, 1.0, 1.0))]
+PANEL = BarPanel("a title", "ms", "batch", BARS)
 
 
 def test_csv(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_texts_are_no_formulas(tmp_path: Path) -> None:
 
 
 def test_plot(tmp_path: Path) -> None:
-    marked = replace(PANEL, title="marked", marks={"a": [4.0, None], "b": [None, None]}, marked="reported")
+    marked = PANEL._replace(bars=[BARS[0]._replace(mark=4.0), *BARS[1:]], marked="reported")
     sizes = []
     for number, panels in enumerate(([PANEL], [PANEL, marked])):
         plot_bars(tmp_path / f"{number}.png", panels)
