@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,7 +52,7 @@ class RunFacts:
         cores: that this rank may use, shared with other ranks.
         sharing: ranks that share them, this one included.
         torch_threads: threads of one torch operation, in each rank.
-        world_size, local_world_size: ranks, and ranks on this machine.
+        world_size: ranks.
         probe: what a forward and backward pass has shown of the model.
         parameters: of the model, frozen ones included.
         batch_norms: layers that normalise by statistics of the batch.
@@ -65,7 +66,6 @@ class RunFacts:
     sharing: int
     torch_threads: int
     world_size: int
-    local_world_size: int
     probe: Probe
     parameters: int
     batch_norms: int
@@ -89,9 +89,10 @@ class RunFacts:
             model: with its parameters frozen as configured.
             probe: of this model.
             loaders: of the training split, and of the other splits that the run loads.
-            parallel: tells the number of ranks.
+            parallel: has the number of ranks.
             precision: of the training step.
         """
+        norms = (each for each in model.modules() if isinstance(each, _BATCH_NORMS) and takes_statistics(each))
         return cls(
             device=parallel.device.type,
             mixed=precision.dtype is not None,
@@ -99,27 +100,17 @@ class RunFacts:
             sharing=parallel.sharing,
             torch_threads=torch.get_num_threads(),
             world_size=parallel.world_size,
-            local_world_size=parallel.local_world_size,
             probe=probe,
             parameters=sum(each.numel() for each in model.parameters()),
-            batch_norms=sum(
-                isinstance(module, _BATCH_NORMS) and takes_statistics(module) for module in model.modules()
-            ),
+            batch_norms=sum(1 for _ in norms),
             samples=loaders[0].plan.order.num_samples,
             memory=expected_memory(config, model, probe, loaders, parallel),
         )
 
 
-def advise(
-    config: Config,
-    model: nn.Module,
-    probe: Probe,
-    loaders: Sequence[Loader],
-    parallel: Parallel,
-    precision: Precision,
-) -> list[str]:
+def advise(config: Config, *parts: Any) -> list[str]:
     """What memory a run whose parts are built will take, and advice; arguments as of `RunFacts.of`."""
-    facts = RunFacts.of(config, model, probe, loaders, parallel, precision)
+    facts = RunFacts.of(config, *parts)
     return [facts.memory.line(), *advice(config, facts)]
 
 
@@ -146,7 +137,7 @@ def _check_sizes(config: Config, facts: RunFacts) -> Iterator[str]:
 
 
 def _round_to_tile(size: int) -> int:
-    """The multiple of 8 nearest to a size; the larger one of two."""
+    """The nearest multiple of 8; the larger one of two."""
     return max(_TILE, (size + _TILE // 2) // _TILE * _TILE)
 
 
@@ -217,6 +208,7 @@ def _without_tail(batch_size: int, samples: int, facts: RunFacts) -> list[int]:
 def _check_threads(config: Config, facts: RunFacts) -> Iterator[str]:
     """More threads than cores: they take turns, and an operation waits for the slowest of its threads."""
     cores, ranks = facts.cores, facts.sharing
+    there = f"{cores} core{'s' * (cores > 1)} that this run may use"
     each, share = f" in each of {ranks} ranks" * (ranks > 1), max(1, cores // ranks)
     if ranks > cores:
         yield f"parallel: {ranks} ranks on {cores} cores take turns; start {cores} at most (parallel.processes={cores})"
@@ -224,21 +216,12 @@ def _check_threads(config: Config, facts: RunFacts) -> Iterator[str]:
     chosen = isinstance(config.num_workers, str) or getattr(config, "tuned", False)
     workers = config.num_workers if isinstance(config.num_workers, int) and not chosen else 0
     if workers * ranks > cores:
-        yield f"num_workers: {workers}{each} are more than the {_cores(cores)}; set num_workers={share}, or auto"
+        yield f"num_workers: {workers}{each} are more than the {there}; set num_workers={share}, or auto"
     if facts.device == "cpu" and facts.torch_threads * ranks > cores:
         yield (
-            f"threads: torch computes on {facts.torch_threads} threads{each}, more than the {_cores(cores)}, "
+            f"threads: torch computes on {facts.torch_threads} threads{each}, more than the {there}, "
             f"and they wait for each other; set threads={share}"
         )
-
-
-def _cores(count: int) -> str:
-    return f"{count} core{'s' * (count > 1)} that this run may use"
-
-
-def _check_memory(config: Config, facts: RunFacts) -> Iterator[str]:
-    """More memory than is free."""
-    yield from facts.memory.warnings(config)
 
 
 def _check_batch_norm(config: Config, facts: RunFacts) -> Iterator[str]:
@@ -279,7 +262,7 @@ CHECKS = (
     _check_tail,
     _check_updates,
     _check_threads,
-    _check_memory,
+    lambda config, facts: facts.memory.warnings(config),
     _check_batch_norm,
     _check_determinism,
 )

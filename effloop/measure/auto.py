@@ -125,14 +125,6 @@ def fastest(
     Each is compared with the first round by round: the median of its gains must be more than `margin` and more than
     their median absolute deviation.
 
-    Args:
-        what: the config key, for the line of the log.
-        candidates: value of that key -> a step with it; the default first. Steps change the model: see
-            `state_preserved`.
-        rounds: turns of each; fewer where steps are slow.
-        margin: share of the time below which the default stays.
-        clock: returns the time in seconds.
-
     Raises:
         Exception: the first one raised it, so there is nothing to fall back on. Another one that raises is left out.
     """

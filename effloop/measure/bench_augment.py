@@ -117,13 +117,6 @@ def augment(
     encoded image to the uint8 batch; each runs in a process of its own, interleaved, after a warm-up epoch. Every
     image is loaded exactly once.
 
-    Args:
-        config: whose train split and engine are measured; `device` uses its batch size and workers, too.
-        repeats: measurements of each.
-        table: `libraries`, `device` or `both`.
-        limit: only the first so many images; `all` for all.
-        grid: for `libraries`, BATCHxWORKERS with commas between.
-
     Raises:
         ConfigError: an option isn't allowed, or a recipe can't be built.
     """
@@ -241,13 +234,7 @@ def _build_epoch(config: Config, images: int) -> Epoch:
 def table_rows(
     group: Sequence[Case], rounds: Mapping[str, list[list[Measurement]]], images: int
 ) -> list[dict[str, Any]]:
-    """Rows of a table from interleaved measurements: one for each case and number of passes.
-
-    Args:
-        group: the cases, all of one table.
-        rounds: label -> for each repeat, measurements of pass after pass.
-        images: of a pass.
-    """
+    """Rows of a table from interleaved measurements: one for each case and number of passes."""
     rows, spec = [], TABLES[group[0].table]
     for passes, case in itertools.product(range(1, spec.passes + 1), group):
         wall = {

@@ -84,12 +84,6 @@ def side_names(words: str) -> list[str]:
 def _open_side(name: str, trained: Trained, score: float, scratch: Path) -> Side:
     """Export a model where it has to be.
 
-    Args:
-        name: of `NAMES`.
-        trained: the model, on the CPU.
-        score: of it.
-        scratch: a folder for files.
-
     Raises:
         EffLoopError: a package isn't installed, the model can't be exported so, or loses too much.
     """
@@ -172,16 +166,6 @@ def inference(
 
     The formats take turns, and each turn opens the file anew, so that no other's threads wait for work meanwhile.
     Images are those of the validation split, prepared before; a call is from a tensor of images to one of outputs.
-
-    Args:
-        config: not used; the run has its own.
-        repeats: turns.
-        run: a run folder or .ckpt file.
-        formats: names with commas between, or `all`.
-        cores: numbers of threads, or `auto` for 1 and the cores this process may use.
-        batch: images in a batch.
-        work: a folder for the files; empty is the system's place for temporary files.
-        overrides: of the run's config.
 
     Raises:
         ConfigError: no run, or no such format.

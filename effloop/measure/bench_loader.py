@@ -92,13 +92,7 @@ def _operations(config: Config) -> list[tuple[str, dict[str, Any]]]:
 
 
 def check_comparable(config: Config, baselines: str, fix: str = "") -> None:
-    """Refuse a recipe that the baselines don't follow: the workloads would differ.
-
-    Args:
-        config: EffLoop's.
-        baselines: their names, as in the message; if empty, any recipe will do.
-        fix: what helps besides leaving the recipe as it was.
-    """
+    """Refuse a recipe that the baselines don't follow: the workloads would differ."""
     augment, operations = config.augment, _operations(config)
     plain = [name for name, _ in operations] == ["RandomResizedCrop", "RandomHorizontalFlip"]
     fits = {
@@ -141,15 +135,6 @@ def loader(
     The workload is the same for all: random-resized-crop to `image_size`, antialiased, and flip; batches of
     `batch_size`. `NOTES` has what is different. Each runs in a process of its own, after a warm-up epoch.
 
-    Args:
-        config: whose train split and engine are measured.
-        repeats: epochs of each.
-        vs: names of baselines, with commas between, or `none`; `threads-1`, `processes-2` and the like are EffLoop's
-            engines with so many workers, `processes` with as many as it has itself.
-        folder: the original photographs for the baselines, ROOT/SPLIT/CLASS/*; empty is `data.root`.
-        work: where `ffcv` writes its file; empty is the system's place for temporary files.
-        dtype: of the images: `uint8`, or `float32`, normalised with `data.mean` and `data.std`, on the CPU.
-
     Raises:
         ConfigError: no such baseline, or a package or folder that it needs is missing; or a recipe that it doesn't do.
     """
@@ -186,12 +171,6 @@ def train(config: Config, repeats: int, *, folder: str = "", work: str = "") -> 
     Both train the same model with the same optimizer in the same precision and layout; `bare` takes its
     images from ImageFolder and DataLoader with Pillow, as torchvision's reference scripts do, and computes no scores.
     Its OpenMP threads spin as torch has them by default, EffLoop's as a run's do.
-
-    Args:
-        config: what is trained; its schedule is constant and no checkpoint is written.
-        repeats: epochs of each, after a warm-up epoch.
-        folder: the original photographs for `bare`, ROOT/SPLIT/CLASS/*; empty is `data.root`.
-        work: where the run folder is; empty is the system's place for temporary files.
 
     Raises:
         ConfigError: something is missing or can't be built; or a recipe that `bare` doesn't do.

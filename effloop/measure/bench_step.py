@@ -30,16 +30,8 @@ from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.data.decode import DecodeConfig
 from effloop.errors import ConfigError, EffLoopError
-from effloop.measure.loops import (
-    Loop,
-    Updates,
-    alone,
-    per_s,
-    process_state_restored,
-    reloaded,
-    trainer_in,
-    turns_apart,
-)
+from effloop.measure import loops
+from effloop.measure.loops import Loop, Updates
 from effloop.measure.turns import chosen, in_turns, print_table, ratio_of, scratch_folder, spread
 from effloop.report.figures import Bar, BarPanel, plot_bars, write_csv
 from effloop.runs.compare import format_value
@@ -72,12 +64,12 @@ def loop(config: Config, repeats: int) -> dict[str, Any]:
 
     Everything that a run does in an epoch is on: meters, log, metrics.jsonl, TensorBoard, timers.
     """
-    config = alone(config, "progressive=[]")
+    config = loops.alone(config, "progressive=[]")
     with tempfile.TemporaryDirectory() as folder:
         # One model for both: two equal ones differ by up to 5 %, depending on where their memory is.
-        trainer = trainer_in(Path(folder), config)
+        trainer = loops.trainer_in(Path(folder), config)
         with closing(trainer.train), closing(trainer.val):
-            trainer.train = reloaded(trainer.train, config, 0, _NUM_BATCHES * config.batch_size)
+            trainer.train = loops.reloaded(trainer.train, config, 0, _NUM_BATCHES * config.batch_size)
             batches = list(trainer.train.epoch(0))
         trainer.train.close()
 
@@ -140,9 +132,9 @@ def step(
     Raises:
         ConfigError, DataError: no such knob, or the config itself can't be trained.
     """
-    base = alone(config, "record=none")
+    base = loops.alone(config, "record=none")
     names = chosen("knobs", knobs, _step_knobs(base, nn.Identity(), torch.device("cpu")), "knob")
-    with scratch_folder(work) as scratch, process_state_restored():
+    with scratch_folder(work) as scratch, loops.process_state_restored():
         first = Updates.of(base, scratch).trainer
         device = first.parallel.device
         every = _step_knobs(base, first.model, device)
@@ -152,7 +144,7 @@ def step(
             if knob.runs:
                 return _compare_runs(knob, base, overrides, min(repeats, _MAX_RUNS), scratch)
             sides = {name: _with(base, getattr(knob, name)) for name in ("off", "on")}
-            with process_state_restored():
+            with loops.process_state_restored():
                 return _compare_updates(sides, repeats, scratch, apart=knob.apart)
 
         rows = _rows({name: every[name] for name in names}, compared)
@@ -183,20 +175,20 @@ def ablate(
     """
     names = chosen("knobs", knobs, ablations(config), "knob")
     count = seeds if any(word.startswith("epochs=") for word in overrides) else 0
-    base = alone(config, "record=none")
+    base = loops.alone(config, "record=none")
     every = {name: ablations(base)[name] for name in names}
-    with scratch_folder(work) as scratch, process_state_restored():
+    with scratch_folder(work) as scratch, loops.process_state_restored():
         with closing(Loop(base, scratch, repeats)) as on:
 
             def compared(knob: Knob) -> Row:
                 off = _with(base, [*knob.off, "data.check=0"])
                 if knob.apart:
                     builds = {"on": partial(Loop, base, scratch, repeats), "off": partial(Loop, off, scratch, repeats)}
-                    turns, _ = turns_apart(builds, repeats)
+                    turns, _ = loops.turns_apart(builds, repeats)
                 else:
-                    with process_state_restored(), closing(Loop(off, scratch, repeats)) as other:
+                    with loops.process_state_restored(), closing(Loop(off, scratch, repeats)) as other:
                         turns = in_turns({"on": on.turn, "off": other.turn}, repeats, warm_up=1)
-                return _gain({name: per_s(each) for name, each in turns.items()})
+                return _gain({name: loops.per_s(each) for name, each in turns.items()})
 
             rows = _rows(every, compared)
             facts = {**_facts(base, on.trainer.parallel.device), "data": on.trainer.train.describe()}
@@ -256,7 +248,9 @@ def _compare_updates(sides: Mapping[str, Config], repeats: int, scratch: Path, *
     """Updates of both sides, in this process, where they share everything but model and optimizer, or in two."""
     sizes: Mapping[str, int]
     if apart:
-        turns, sizes = turns_apart({name: partial(Updates.of, each, scratch) for name, each in sides.items()}, repeats)
+        turns, sizes = loops.turns_apart(
+            {name: partial(Updates.of, each, scratch) for name, each in sides.items()}, repeats
+        )
         memory, remark = "of two processes: held by each", "two processes, in turns"
     else:
         here = {name: Updates.of(config, scratch) for name, config in sides.items()}
@@ -265,7 +259,7 @@ def _compare_updates(sides: Mapping[str, Config], repeats: int, scratch: Path, *
         on = here["on"].trainer
         memory = "an update's peak on the GPU" if on.parallel.device.type == "cuda" else "kept from forward to backward"
         remark = " ".join("; ".join(note for note in on.notes if note.startswith("compile ")).split())
-    rates = {name: per_s(each) for name, each in turns.items()}
+    rates = {name: loops.per_s(each) for name, each in turns.items()}
     return {**_gain(rates), "bytes": sizes, "memory": memory, "remark": remark}
 
 
@@ -413,8 +407,8 @@ def _add_scores(result: Mapping[str, Any], every: Mapping[str, Knob], config: Co
         """The validation score after whole runs, with as many seeds from the config's on."""
         found = []
         for number in range(seeds):
-            with process_state_restored():
-                trainer = trainer_in(scratch, _with(config, [*own, *off, f"seed={config.seed + number}"]))
+            with loops.process_state_restored():
+                trainer = loops.trainer_in(scratch, _with(config, [*own, *off, f"seed={config.seed + number}"]))
                 found.append(trainer.fit()[trainer.checkpoints.meter.name])
         return found
 

@@ -167,13 +167,9 @@ class Touched(View):
 
 
 def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int = _RUN) -> LoadingCosts:
-    """Measure the stages of loading on the first samples of the first epoch, in this thread.
+    """Measure the stages of loading on the first samples of the first epoch, in this thread, `at_once` together.
 
-    Args:
-        plan: what is loaded.
-        seconds: after which no more samples are taken.
-        most: samples at most.
-        at_once: samples that are prepared at a time; so many are measured in any case.
+    No more are taken after so many `seconds`, and `most` at most.
 
     Raises:
         DataError: a sample can't be read or decoded.
@@ -212,13 +208,7 @@ def sample_ids(plan: Plan, count: int) -> NDArray[np.int64]:
 
 
 def loader_rate(loader: Loader, seconds: float, prefetch: int) -> float:
-    """Images/s of the loader's workers alone, without transfer, from the moment that all are busy.
-
-    Args:
-        loader: of the training split.
-        seconds: of measuring.
-        prefetch: batches that are loaded ahead, and aren't counted.
-    """
+    """Images/s of the loader's workers alone, without transfer, once all are busy and `prefetch` batches are loaded."""
     warm_up = prefetch + 2
     stream = itertools.chain.from_iterable(loader.host_batches(epoch) for epoch in itertools.count())
     began, images = 0.0, 0
@@ -296,12 +286,7 @@ def storage_costs(plan: Plan, seconds: float, most: int = 256) -> StorageCosts:
     """Measure reading, of samples in the order of training.
 
     Their pages are dropped from the page cache for it, unless that is another's loss: packed files of more than 2 GB,
-    and what a process has mapped, stay.
-
-    Args:
-        plan: what is loaded.
-        seconds: after which no more samples are read; 16 are in any case.
-        most: samples at most.
+    and what a process has mapped, stay. 16 samples are read in any case, `most` at most.
 
     Raises:
         DataError: a sample can't be read.
@@ -403,10 +388,6 @@ def loop_costs(trainer: Trainer, seconds: float) -> tuple[Turn, float]:
     """The loop as it trains: loading, transfer, steps, logging; and the share of its time that the recorder takes.
 
     The model is trained by it.
-
-    Args:
-        trainer: its recorder has been entered.
-        seconds: of measuring.
     """
 
     def turn(share: float, first: int) -> Turn:

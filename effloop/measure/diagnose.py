@@ -38,11 +38,6 @@ def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[
     """`stages`, `verdict` and `override` of a run that has ended.
 
     Loading is measured on some images, now that the machine is free; for so short a time that it doesn't count.
-
-    Args:
-        config: of the run.
-        trainer: that has trained.
-        efficiency: its figures.
     """
     if not isinstance(trainer.train, Loader) or not efficiency.steady_images_per_s:
         return {}
@@ -153,14 +148,7 @@ class Diagnosis:
 
 
 def diagnose(config: Config, command: Sequence[str], seconds: float, *, top: int, rounds: int) -> Diagnosis:
-    """Measure a run, say what holds it back, and try what may help.
-
-    Args:
-        config: of the run, from `compose`.
-        command: the overrides that it was composed from.
-        seconds: that measuring may take, about.
-        top: how many overrides are tried.
-        rounds: turns of each, beside the run as it is.
+    """Measure a run for about so many seconds, find what holds it back, and try the `top` overrides that may help.
 
     Raises:
         ConfigError, DataError: the run can't be built.

@@ -64,13 +64,10 @@ def endless(trainer: Trainer, epochs: Iterable[int]) -> Generator[Batch, None, N
 def train_turn(
     trainer: Trainer, batches: Iterable[Batch], *, seconds: float | None = None, filling: int = _FILLING
 ) -> Turn:
-    """Train for a turn: whole updates, each with the wait for its data, after the first ones, which fill the pipeline.
+    """Train for a turn on an endless stream: whole updates, each with the wait for its data.
 
-    Args:
-        trainer: its recorder has been entered; the model is trained by it.
-        batches: an endless stream.
-        seconds: of a turn, about; None is `TURN_S`.
-        filling: batches before the clock runs.
+    The clock runs after `filling` batches, which fill the pipeline. The trainer's recorder has been entered; its model
+    is trained.
     """
     group = trainer.loop.accumulate
     filling = -(-filling // group) * group
@@ -106,15 +103,7 @@ def train_turn(
 
 
 def reloaded(loader: Any, config: Config, workers: int, images: int | None = None, tail: Tail | None = None) -> Loader:
-    """The same data, loaded by another engine.
-
-    Args:
-        loader: a `Loader`, which has the samples, and moves batches.
-        config: of the engine.
-        workers: that load.
-        images: that are loaded, the first ones; None is all.
-        tail: what happens to the last ones; None is as before.
-    """
+    """The data of a `Loader`, the first `images` of it, loaded by the config's engine."""
     assert isinstance(loader, Loader)  # neither progressive nor a probe
     plan, order = loader.plan, loader.plan.order
     count = min(images or order.num_samples, order.num_samples)
@@ -237,12 +226,7 @@ class Updates:
 def turns_apart(
     sides: Mapping[str, Callable[[], Loop | Updates]], rounds: int
 ) -> tuple[dict[str, list[Turn]], dict[str, int]]:
-    """Turns of sides that each have a process of their own, for what can't be undone in a process; and their memory.
-
-    Args:
-        sides: name -> what builds the side, in that process.
-        rounds: turns of each, after one to warm up.
-    """
+    """Turns of sides that each have a process of their own, for what can't be undone in a process; and their memory."""
     with ExitStack() as stack:
         runs = {name: stack.enter_context(apart(name, partial(_with_bytes, build))) for name, build in sides.items()}
         found = in_turns(runs, rounds, warm_up=1)

@@ -38,12 +38,6 @@ def lr_range(config: Config, *, updates: int, lowest: float, highest: float) -> 
     that is 0.001 to 0.003 with AdamW and 0.01 with SGD, training of 6 epochs with warm-up and decay came out best at
     0.003 and 0.03, of a grid of half decades. Where the loss falls fastest is ten times below, which was too low.
 
-    Args:
-        config: what is trained; in this process alone, without schedule and checkpoints.
-        updates: from `lowest` to `highest`; fewer if the loss diverges before.
-        lowest: the first rate, as `lr` has it.
-        highest: the last one.
-
     Returns:
         The figures as they go to JSON: `lr`, `loss` and `smoothed`, (N,) each; `steepest`, `minimum` and `suggested`
         rates, and why it `ended`.

@@ -17,19 +17,8 @@ from effloop.config import Config
 from effloop.data.cache.cached import CachedSource
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError
-from effloop.measure.costs import (
-    Cost,
-    LoadingCosts,
-    OtherPrograms,
-    StorageCosts,
-    evaluation_rate,
-    loader_rate,
-    loading_costs,
-    loop_costs,
-    step_costs,
-    storage_costs,
-    transfer_cost,
-)
+from effloop.measure import costs
+from effloop.measure.costs import Cost, LoadingCosts, StorageCosts
 from effloop.measure.loops import alone, trainer_in
 from effloop.measure.memory import measured_memory
 from effloop.record.efficiency import Stage, Verdict
@@ -134,13 +123,9 @@ Progress = Callable[[str], None]
 
 @contextmanager
 def measured(config: Config, seconds: float, progress: Progress = lambda what: None) -> Iterator[Measured]:
-    """Measure a run on its own data; inside the block its loaders are there for more.
+    """Measure a run on its own data, for about so many seconds; inside the block its loaders are there for more.
 
-    Args:
-        config: of the run, from `compose`. It is measured in this process alone, without checkpoints, without servers
-            that are logged to, and at `image_size` throughout.
-        seconds: that the measurements may take, about.
-        progress: called with what is measured next.
+    In this process alone, without checkpoints, without servers that are logged to, and at `image_size` throughout.
 
     Raises:
         ConfigError, DataError: the run can't be built.
@@ -157,26 +142,26 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
         assert isinstance(loader, Loader)
         assert isinstance(val, Loader)
         with closing(loader), closing(val), trainer.recorder:
-            with OtherPrograms() as others:
+            with costs.OtherPrograms() as others:
                 progress("memory")
                 memory = measured_memory(single, trainer, (loader, val)).to_plain()
                 progress("storage")
-                storage = storage_costs(loader.plan, 0.1 * seconds)
+                storage = costs.storage_costs(loader.plan, 0.1 * seconds)
                 progress("decoding, augmentation")
                 cached = isinstance(loader.plan.source, CachedSource)
                 if cached:
-                    loading_costs(loader.plan, 0.1 * seconds)  # fills it
-                loading = loading_costs(loader.plan, 0.1 * seconds)
+                    costs.loading_costs(loader.plan, 0.1 * seconds)  # fills it
+                loading = costs.loading_costs(loader.plan, 0.1 * seconds)
                 progress("the loader as a whole")
-                loader_per_s = loader_rate(loader, 0.12 * seconds, single.engine.prefetch)
+                loader_per_s = costs.loader_rate(loader, 0.12 * seconds, single.engine.prefetch)
                 progress("transfer")
-                transfer_s = transfer_cost(loader, 0.03 * seconds)
+                transfer_s = costs.transfer_cost(loader, 0.03 * seconds)
                 progress("the training step")
-                step = step_costs(trainer, 0.15 * seconds)
+                step = costs.step_costs(trainer, 0.15 * seconds)
                 progress("the training loop")
-                turn, log = loop_costs(trainer, 0.25 * seconds)
+                turn, log = costs.loop_costs(trainer, 0.25 * seconds)
                 progress("evaluation")
-                evaluation_per_s = evaluation_rate(trainer, 0.1 * seconds)
+                evaluation_per_s = costs.evaluation_rate(trainer, 0.1 * seconds)
             workers = workers_of(single, loader)
             if not loader.engine.exact:  # it has decoders of its own
                 rest = Cost(max(1, workers) / loader_per_s) - loading.storage

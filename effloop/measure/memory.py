@@ -275,12 +275,7 @@ def expected_memory(
 ) -> Memory:
     """What a run is going to take, from what is known before its first step; this takes milliseconds.
 
-    Args:
-        config: of the run.
-        model: on its device.
-        probe: of this model.
-        loaders: of the training split, and of the other splits that the run loads.
-        parallel: has the ranks.
+    The first of the `loaders` is that of the training split, the others are the rest that the run loads.
     """
     images = config.batch_size * _largest_size(config).pixels / config.size.pixels
     heap, buffers = (1.0, 2) if parallel.device.type == "cuda" else (_HEAP, _BUFFERS)
@@ -297,11 +292,6 @@ def expected_memory(
 
 def measured_memory(config: Config, trainer: Trainer, loaders: Sequence[Loader]) -> Memory:
     """What a run takes, from a few updates on one batch, which change the trainer: it can't be trained on afterwards.
-
-    Args:
-        config: of the run.
-        trainer: of this config, that hasn't been trained.
-        loaders: of the training split, and of the other splits that the run loads.
 
     Raises:
         DataError: a sample can't be read.

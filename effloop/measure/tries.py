@@ -89,12 +89,9 @@ class Proposal:
 
 
 def proposals(found: Measured, bound: str, seconds: float = 0.0) -> Iterator[Proposal]:
-    """What may help a run, the most promising first.
+    """What may help a run, the most promising first, by its verdict.
 
-    Args:
-        found: the run, measured.
-        bound: what holds it back, as of its verdict.
-        seconds: that each measurement of its own may take; 0 leaves out what needs one.
+    Measurements of its own take so many `seconds` each; 0 leaves out what needs one.
     """
     with suppress(EffLoopError):  # it isn't for this run
         if bound == "evaluation":
@@ -257,13 +254,7 @@ def tried(
 ) -> list[Override]:
     """What helps, the best first: each trains in turns with the run as it is, in this process.
 
-    Args:
-        found: the run, measured.
-        offered: what is tried; what can't be is left out.
-        command: overrides of the run.
-        rounds: turns of each, after one to warm up.
-        seconds: of a turn.
-        progress: called with what is tried next.
+    `rounds` turns of so many `seconds`, after one to warm up; what can't be tried is left out.
     """
     rows = []
     with scratch_folder("") as scratch, process_state_restored(), ExitStack() as stack:
@@ -319,12 +310,7 @@ def _convert(config: Config, recipe: Mapping[str, Any], usual: Loop, out: Path, 
 
 
 def commands(proposal: Proposal, words: Sequence[str]) -> list[str]:
-    """What to type for a proposal.
-
-    Args:
-        proposal: the proposal.
-        words: overrides of the run; those of the same keys are left out.
-    """
+    """What to type for a proposal."""
     new = ["data=auto", proposal.then] if proposal.then else shlex.split(proposal.override)
     keys = {key_of(word) for word in new}
     kept = [word for word in words if key_of(word) not in keys and not (proposal.then and _of_the_original(word))]

@@ -299,11 +299,6 @@ def remembered(config: Config, *, batch: bool) -> dict[str, Any] | None:
 def tune(config: Config, *, minutes: float, batch: bool) -> dict[str, Any]:
     """Measure settings of the loader until the training loop is fed, or more of them changes little; and keep that.
 
-    Args:
-        config: what is trained.
-        minutes: for measuring.
-        batch: also try other sizes of a batch, with `accumulate` such that an update has as many images.
-
     Returns:
         The figures as they go to JSON: `settings`, the `taken` one among them, its `overrides`, and why it `ended`.
 

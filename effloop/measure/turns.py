@@ -123,10 +123,7 @@ def scratch_folder(work: str) -> Iterator[Path]:
 def apart(name: str, build: Callable[[], Callable[[], T]], *, reuse_memory: bool = False) -> Iterator[Callable[[], T]]:
     """A side in a process of its own, so that no side shares another's threads, or what can't be undone in a process.
 
-    Args:
-        name: for messages.
-        build: makes, in that process, the function that measures once; it can be pickled.
-        reuse_memory: as the config's.
+    `build` makes, there, the function that measures once; it can be pickled. `name` is for messages.
 
     Raises:
         ConfigError: the side can't be built, or, when it is called, measured.
@@ -253,14 +250,8 @@ def print_table(
 ) -> None:
     """Print a table of plain text; its first column doesn't wrap.
 
-    Args:
-        headings: of the columns.
-        rows: as many cells as there are headings.
-        left: headings of columns of words; the others are right-justified.
-        dim: headings of columns that are less important.
-        sections: indexes of rows that a line is drawn below.
-        min_width: columns that the table may take even on a narrower terminal.
-        options: of `rich.table.Table`.
+    Columns whose headings are in `left` hold words, the others are right-justified; a line is drawn below the rows
+    whose indexes are in `sections`; it may be `min_width` wide even on a narrower terminal; other options are rich's.
     """
     if "title" in options:  # paths in it may look like markup
         options["title"] = Text(options["title"])

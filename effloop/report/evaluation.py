@@ -6,9 +6,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ from effloop.system.untrusted import read_json
 from effloop.task.details import Details, Row
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -36,8 +34,11 @@ EVALUATIONS = "eval"
 """Folder of a run with a folder for each split that was evaluated."""
 
 SCORES, WORST = "scores.json", "worst.png"
-FACTS = ("split", "tta", "model", "epoch", "data", "samples", "scores")
-"""Keys of `Evaluation.facts`."""
+_FACTS = ("split", "tta", "model", "epoch", "data", "samples", "scores", "skipped")
+_ARRAYS = {"confusion": (np.int64, (-1, 3)), "calibration": (np.float64, (-1, 3)), "points": (np.float64, None)}
+"""Arrays of `Details` -> their types and shapes."""
+_IN_FRONT = dict.fromkeys(("percent", "unit", "names", "rows", "worst", "confusion", "calibration", "points"))
+"""The order of keys in scores.json."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Evaluation:
     """A model scored on a split, in detail.
 
     Attributes:
-        facts: the model, the data and the scores: the keys of `FACTS`, and `skipped`, samples that were left out.
+        facts: the model, the data and the scores: `split`, `tta`, `model`, `epoch`, `data`, `samples`, `scores`, and
+            `skipped`, samples that were left out.
         names: of the K outputs.
         details: where the scores come from.
     """
@@ -53,6 +55,34 @@ class Evaluation:
     facts: Mapping[str, Any]
     names: Sequence[str]
     details: Details
+
+    def to_json(self) -> str:
+        """A line for each key: tables are long."""
+        own = {field.name: getattr(self.details, field.name) for field in fields(Details)}
+        own |= {name: own[name].tolist() for name in _ARRAYS if own[name] is not None}
+        if own["points"]:
+            own["points"] = np.vectorize(_six_digits)(own["points"]).tolist()
+        plain = {**self.facts, "calibration_error": self.details.calibration_error, **_IN_FRONT, **own}
+        plain["names"] = self.names
+        lines = (f"{json.dumps(key)}: {json.dumps(finite(value))}" for key, value in plain.items() if value is not None)
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Evaluation:
+        """What `to_json` wrote; older files lack `unit` and `skipped`.
+
+        Raises:
+            ValueError, LookupError, TypeError, AttributeError: it is another file.
+        """
+        own = {field.name: tree[field.name] for field in fields(Details) if field.name in tree}
+        for name in _ARRAYS.keys() & own.keys():
+            kind, shape = _ARRAYS[name]
+            own[name] = np.array(own[name], kind).reshape(shape or (len(own[name]), -1, 2))
+        found = cls({key: tree[key] for key in _FACTS if key in tree}, tree["names"], Details(**own))
+        confusion = own.get("confusion", np.zeros((0, 3)))[:, :2]
+        if confusion.max(initial=0) >= len(found.names) or not own["rows"][0]:
+            raise ValueError("a class without a name, or a table without columns")
+        return found
 
 
 def write_evaluation(
@@ -76,20 +106,18 @@ def write_evaluation(
     worst = [{"path": key, **row} for key, row in zip(keys, found.details.worst, strict=True)]
     tables = {**_tables(found), "worst": _table(worst)}
     for name, table in tables.items():
-        _write_table(folder / f"{name}.csv", table)
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(map(_cell, row) for row in table)
+        write_text(folder / f"{name}.csv", text.getvalue())
     with charts.style():
         figures = plots(found)
         for name, figure in figures.items():
             with replacing(folder / f"{name}.png") as file:
                 charts.save_png(figure, file)
+    gallery: Any = grid.rows_gallery if isinstance(pictures, Preview) else grid.gallery
     with replacing(folder / WORST) as file:
-        captions = [_caption(row) for row in worst]
-        if isinstance(pictures, Preview):
-            picture = grid.rows_gallery(pictures, captions)
-        else:
-            picture = grid.gallery(pictures, captions)
-        file.write(grid.png(picture))
-    write_text(folder / SCORES, _to_json(found))  # the last: what it is read by is there
+        file.write(grid.png(gallery(pictures, [_caption(row) for row in worst])))
+    write_text(folder / SCORES, found.to_json())  # the last: what it is read by is there
     return [SCORES, *(f"{name}.csv" for name in tables), *(f"{name}.png" for name in figures), WORST]
 
 
@@ -97,9 +125,8 @@ def plots(found: Evaluation) -> dict[str, Any]:
     """{name: figure}, to be drawn and saved in `charts.style`."""
     details, figures = found.details, {}
     if details.confusion is not None and len(found.names) <= MAX_CLASSES:
-        figures["confusion"] = plot_confusion(
-            confusion_matrix(details.confusion, len(found.names)), found.names, details.unit
-        )
+        matrix = confusion_matrix(details.confusion, len(found.names))
+        figures["confusion"] = plot_confusion(matrix, found.names, details.unit)
     if details.calibration is not None:
         figures["calibration"] = plot_calibration(details)
     if details.points is not None:
@@ -122,12 +149,6 @@ def _tables(found: Evaluation) -> dict[str, list[list[Any]]]:
 
 def _table(rows: Sequence[Row]) -> list[list[Any]]:
     return [[*rows[0]], *([*row.values()] for row in rows)]
-
-
-def _write_table(path: Path, rows: Iterable[Iterable[Any]]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(_cell, row) for row in rows)
-    write_text(path, text.getvalue())
 
 
 def _caption(row: Mapping[str, Any]) -> str:
@@ -171,25 +192,6 @@ def cell_text(value: Any, *, percent: bool) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{number:.1%}" if percent else f"{number:.4g}"
 
 
-def _to_json(found: Evaluation) -> str:
-    """A line for each key: tables are long."""
-    details = found.details
-    points = None if details.points is None else np.vectorize(_six_digits)(details.points)
-    arrays = {"confusion": details.confusion, "calibration": details.calibration, "points": points}
-    tree = {
-        **found.facts,
-        "calibration_error": details.calibration_error,
-        "percent": details.percent,
-        "unit": details.unit,
-        "names": found.names,
-        "rows": details.rows,
-        "worst": details.worst,
-        **{name: None if array is None else array.tolist() for name, array in arrays.items()},
-    }
-    lines = (f"{json.dumps(key)}: {json.dumps(finite(value))}" for key, value in tree.items() if value is not None)
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
 def find_evaluations(run: Path) -> list[Path]:
     """The folders of the latest evaluation of each split in a run's folder."""
     return sorted(path.parent for path in run.glob(f"{EVALUATIONS}/*/{SCORES}"))
@@ -197,42 +199,10 @@ def find_evaluations(run: Path) -> list[Path]:
 
 def read_evaluation(folder: Path) -> Evaluation | None:
     """The evaluation in a folder; None if it is damaged."""
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return _parse(read_json(folder / SCORES))
-    return None
-
-
-def _parse(tree: Mapping[str, Any]) -> Evaluation:
-    """The contents of scores.json.
-
-    Raises:
-        ValueError, LookupError, TypeError, AttributeError: they aren't as `write_evaluation` writes them.
-    """
-    names = [str(name) for name in tree["names"]]
-    rows, worst = ([dict(row) for row in tree[name]] for name in ("rows", "worst"))
-    if not rows or any([*row] != [*rows[0]] for row in rows):
-        raise ValueError("rows of a table have the same columns")
-    confusion = calibration = points = None
-    if "confusion" in tree:
-        confusion = np.array(tree["confusion"], np.int64).reshape(-1, 3)
-        if confusion.min(initial=0) < 0 or confusion[:, :2].max(initial=0) >= len(names):
-            raise ValueError("a class without a name")
-    if "calibration" in tree:
-        calibration = np.array(tree["calibration"], np.float64).reshape(-1, 3)
-    if "points" in tree:
-        points = np.array(tree["points"], np.float64).reshape(len(tree["points"]), -1, 2)
-        if points.shape[1] > len(names):
-            raise ValueError("an output without a name")
-    facts = {key: tree[key] for key in FACTS}
-    facts |= {
-        "samples": int(tree["samples"]),
-        "scores": dict(tree["scores"]),
-        "tta": [str(name) for name in tree["tta"]],
-    }
-    if "skipped" in tree:  # older ones haven't it
-        facts["skipped"] = int(tree["skipped"])
-    unit = str(tree.get("unit", "samples"))  # older ones haven't it
-    return Evaluation(facts, names, Details(rows, worst, bool(tree["percent"]), confusion, calibration, points, unit))
+    try:
+        return Evaluation.from_json(read_json(folder / SCORES))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 MAX_CLASSES = 1_000
@@ -300,8 +270,6 @@ def _cells(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def _pooled(cells: NDArray[np.float64], side: int) -> NDArray[np.float64]:
     """(K, K, 4) colours -> of each square of `side` cells the strongest one: smaller than pixels they would be lost."""
-    if side == 1:
-        return cells
     count = -(-len(cells) // side)
     rest = count * side - len(cells)
     blocks = np.pad(cells, ((0, rest), (0, rest), (0, 0))).reshape(count, side, count, side, 4).swapaxes(1, 2)
@@ -320,11 +288,12 @@ def plot_calibration(details: Details) -> Figure:
     figure = Figure(figsize=(5.6, 5.4), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     edges = np.linspace(0, 1, len(samples) + 1)
-    _bars(upper, edges, np.where(samples > 0, right, 0), colours(1)[0])
+    bars: Any = {"width": np.diff(edges) * 0.94, "align": "edge"}
+    upper.bar(edges[:-1], np.where(samples > 0, right, 0), color=colours(1)[0], **bars)
     upper.plot([0, 1], [0, 1], "--", color=INK, linewidth=1)
     error = details.calibration_error
     upper.set(title="Calibration" + (f": error {error:.1%}" if error is not None else ""), ylabel="right", ylim=(0, 1))
-    _bars(lower, edges, samples / max(samples.sum(), 1), colours(10)[9])
+    lower.bar(edges[:-1], samples / max(samples.sum(), 1), color=colours(10)[9], **bars)
     lower.set(xlabel="probability of the predicted class", ylabel="samples", xlim=(0, 1))
     for axis in (upper.yaxis, lower.yaxis, lower.xaxis):
         axis.set_major_formatter(PercentFormatter(1.0))
@@ -350,7 +319,3 @@ def plot_points(points: NDArray[np.float64], names: Sequence[str]) -> Figure:
     for axes in panels[count:]:
         axes.set_axis_off()
     return figure
-
-
-def _bars(axes: Axes, edges: NDArray[np.float64], heights: NDArray[np.float64], colour: str) -> None:
-    axes.bar(edges[:-1], heights, np.diff(edges) * 0.94, align="edge", color=colour)

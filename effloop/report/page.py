@@ -10,7 +10,6 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,13 +52,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    jinja.filters |= {
-        "text": to_text,
-        "rate": format_rate,
-        "gain": format_gain,
-        "share": format_share,
-        "shorten": shorten,
-    }
+    jinja.filters |= {"text": to_text, "rate": format_rate, "gain": format_gain, "share": format_share}
+    jinja.filters["shorten"] = shorten
     return jinja
 
 
@@ -92,64 +86,35 @@ _MAX_ROWS = 50  # of classes or outputs
 _MAX_SIDE, _QUALITY = 1200, 70  # of the worst samples' picture
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """An evaluation as the page has it.
-
-    Attributes:
-        run: the run's index.
-        heading: split, data and scores.
-        plots: SVG.
-        columns: names.
-        numeric: whether each column has numbers.
-        rows: of each the value and the text of each column.
-        num_more: rows that are left out.
-        folder: where they are.
-        worst: a JPEG file in base64; empty if there is none.
-    """
-
-    run: int
-    heading: str
-    plots: Sequence[str]
-    columns: Sequence[str]
-    numeric: Sequence[bool]
-    rows: Sequence[Sequence[tuple[Any, str]]]
-    num_more: int
-    folder: str
-    worst: str
-
-
 def describe_evaluations(comparison: Comparison) -> dict[str, Any]:
     """The evaluations that run folders have, in the order of the table, and how many are left out; to be called in
     `charts.style`.
     """
     folders = [(run, each) for run in comparison.order for each in find_evaluations(comparison.runs[run].path)]
-    shown: list[_Shown] = []
+    shown: list[dict[str, Any]] = []
     for number, (run, folder) in enumerate(folders):
         if len(shown) == _MAX_EVALUATIONS:
             return {"evaluations": shown, "more_evaluations": len(folders) - number}
-        found = read_evaluation(folder)
-        if found:
-            shown.append(_shown(comparison, run, folder, found))
+        if found := read_evaluation(folder):
+            rows, percent = found.details.rows, found.details.percent
+            shown.append(
+                {
+                    "run": run,
+                    "heading": _heading(comparison, found),
+                    "plots": [charts.to_svg(figure, name) for name, figure in plots(found).items()],
+                    "columns": [name.replace("_", " ") for name in rows[0]],
+                    "numeric": [not any(isinstance(row[name], str) for row in rows) for name in rows[0]],
+                    # The value, by which the page sorts, and the text of each column.
+                    "rows": [
+                        [(value, cell_text(value, percent=percent)) for value in row.values()]
+                        for row in rows[:_MAX_ROWS]
+                    ],
+                    "num_more": max(0, len(rows) - _MAX_ROWS),
+                    "folder": str(folder),
+                    "worst": _jpeg(folder / WORST),
+                }
+            )
     return {"evaluations": shown, "more_evaluations": 0}
-
-
-def _shown(comparison: Comparison, index: int, folder: Path, found: Evaluation) -> _Shown:
-    rows = found.details.rows
-    return _Shown(
-        run=index,
-        heading=_heading(comparison, found),
-        plots=[charts.to_svg(figure, name) for name, figure in plots(found).items()],
-        columns=[name.replace("_", " ") for name in rows[0]],
-        numeric=[not any(isinstance(row[name], str) for row in rows) for name in rows[0]],
-        rows=[
-            [(value, cell_text(value, percent=found.details.percent)) for value in row.values()]
-            for row in rows[:_MAX_ROWS]
-        ],
-        num_more=max(0, len(rows) - _MAX_ROWS),
-        folder=str(folder),
-        worst=_jpeg(folder / WORST),
-    )
 
 
 def _heading(comparison: Comparison, found: Evaluation) -> str:

@@ -11,8 +11,8 @@ from effloop.record import efficiency
 from effloop.record.efficiency import Override, Verdict
 from effloop.report.values import as_number, to_text
 
+SUMS = ("loader", "loop")  # of stages
 _LOADING = ("storage", "decode", "augment", "batch")
-_SUMS = ("loader", "loop")
 _STAGE_OF = {"compute": "step", "sync": "step", "logging": "log"}
 _NARROWEST, _SPAN = 0.12, 100  # a stage's size is this for the slowest, and 1 for those 100 times as fast
 
@@ -41,8 +41,7 @@ class Pipeline:
     """What was measured of a run's stages, and what follows from it.
 
     Attributes:
-        loading, training: the stages before and after the wait for data, in order.
-        loader, loop: the first ones together, and all of them; None if that wasn't measured.
+        rows: the stages in order, with their sums: `loader` before the wait for data, and `loop`, all of them.
         rate: images/s of the training loop.
         wait: share of the loop's time that waits for data.
         evaluation: share of an epoch's time that evaluation takes; NaN if it isn't known.
@@ -52,10 +51,7 @@ class Pipeline:
         overrides: the best first.
     """
 
-    loading: Sequence[Stage]
-    training: Sequence[Stage]
-    loader: Stage | None
-    loop: Stage | None
+    rows: Sequence[Stage]
     rate: float
     wait: float
     evaluation: float
@@ -76,65 +72,43 @@ class Pipeline:
         findings: Sequence[str] = (),
     ) -> Pipeline:
         """From what was measured; arguments as the attributes have them."""
-        if not all(_is_rate(stage.images_per_s) for stage in stages):
+        if not all(0 < stage.images_per_s < math.inf for stage in stages):
             raise ValueError("a stage without a rate")
         held = _STAGE_OF.get(verdict.bound, verdict.bound) if verdict else ""
-        lowest = min((stage.images_per_s for stage in stages), default=1.0)
-
-        def drawn(stage: efficiency.Stage) -> Stage:
-            over = math.log(stage.images_per_s / lowest) / math.log(_SPAN)
-            size = _NARROWEST + (1 - _NARROWEST) * min(1.0, over)
-            return Stage(to_text(stage.name), stage.images_per_s, to_text(stage.detail), size, stage.name == held)
-
-        every = {stage.name: drawn(stage) for stage in stages}
-        parts = [stage for name, stage in every.items() if name not in _SUMS]
-        return cls(
-            loading=[stage for stage in parts if stage.name in _LOADING],
-            training=[stage for stage in parts if stage.name not in _LOADING],
-            loader=every.get("loader"),
-            loop=every.get("loop"),
-            rate=rate,
-            wait=wait,
-            evaluation=evaluation,
-            marked=to_text(held),
-            verdict=to_text(verdict.line) if verdict else "",
-            findings=[to_text(each) for each in findings],
-            overrides=overrides,
-        )
+        lowest, rows = min((stage.images_per_s for stage in stages), default=1.0), []
+        for each in stages:
+            size = _NARROWEST + (1 - _NARROWEST) * min(1.0, math.log(each.images_per_s / lowest) / math.log(_SPAN))
+            rows.append(Stage(to_text(each.name), each.images_per_s, to_text(each.detail), size, each.name == held))
+        line, found = to_text(verdict.line) if verdict else "", [to_text(each) for each in findings]
+        return cls(rows, rate, wait, evaluation, to_text(held), line, found, overrides)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Pipeline | None:
         """Of a run's efficiency.json; None where nobody looked at the stages, or it isn't such a file."""
         try:
-            overrides = [found["override"]] if found.get("override") else []
             seconds = [float(found["seconds"][part]) for part in ("warm_up", "step", "wait", "evaluation")]
-            return cls.of(
-                float(found["images_per_s"]),
-                float(found["wait"]),
-                [
-                    efficiency.Stage(each["name"], float(each["images_per_s"]), each["detail"])
-                    for each in found["stages"]
-                ],
-                Verdict(found["verdict"]["bound"], found["verdict"]["line"]),
-                [
-                    Override(
-                        to_text(each["override"]),
-                        to_text(each["why"]),
-                        bool(each["exact"]),
-                        _rate(each["images_per_s"]),
-                        _rate(each["gain"]),
-                    )
-                    for each in overrides
-                ],
-                seconds[-1] / (sum(seconds) or math.nan),
-            )
+            stages = [
+                efficiency.Stage(each["name"], float(each["images_per_s"]), each["detail"]) for each in found["stages"]
+            ]
+            verdict = Verdict(found["verdict"]["bound"], found["verdict"]["line"])
+            overrides = []
+            if each := found.get("override"):
+                rates = [as_number(each[key]) for key in ("images_per_s", "gain")]
+                overrides.append(Override(to_text(each["override"]), to_text(each["why"]), bool(each["exact"]), *rates))
+            share = seconds[-1] / (sum(seconds) or math.nan)
+            return cls.of(float(found["images_per_s"]), float(found["wait"]), stages, verdict, overrides, share)
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
             return None
 
     @property
-    def evaluation_marked(self) -> bool:
-        """Whether evaluation is what holds the run back."""
-        return self.marked == "evaluation"
+    def loading(self) -> list[Stage]:
+        """The stages before the wait for data."""
+        return [stage for stage in self.rows if stage.name in _LOADING]
+
+    @property
+    def training(self) -> list[Stage]:
+        """Those after it."""
+        return [stage for stage in self.rows if stage.name not in (*_LOADING, *SUMS)]
 
     @property
     def stages(self) -> list[Stage]:
@@ -142,19 +116,14 @@ class Pipeline:
         return [*self.loading, *self.training]
 
     @property
-    def rows(self) -> list[Stage]:
-        """All stages, their sums in their places."""
-        sums = [[stage] if stage else [] for stage in (self.loader, self.loop)]
-        return [*self.loading, *sums[0], *self.training, *sums[1]]
+    def loader(self) -> Stage | None:
+        """The stages of loading together; None if that wasn't measured."""
+        return next((stage for stage in self.rows if stage.name == "loader"), None)
 
-
-def _is_rate(value: float) -> bool:
-    return 0 < value < math.inf
-
-
-def _rate(value: Any) -> float | None:
-    number = as_number(value)
-    return number if _is_rate(number) else None
+    @property
+    def evaluation_marked(self) -> bool:
+        """Whether evaluation is what holds the run back."""
+        return self.marked == "evaluation"
 
 
 def format_rate(rate: float | None) -> str:

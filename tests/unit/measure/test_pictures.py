@@ -113,13 +113,13 @@ def test_formats_numbers() -> None:
 
 
 def test_facts() -> None:
-    assert facts_of(DECODE) == [
-        ("data", "1,515 images in 10 classes, /data/pets/train"),
-        ("model", "small_resnet, 64 px, batch_size=32, fp32"),
-        ("loader", "threads, num_workers=2"),
-        ("machine", "NVIDIA H200, 2 cores"),
-        ("date", "2026-11-22 18:40"),
-    ]
+    assert facts_of(DECODE) == {
+        "data": "1,515 images in 10 classes, /data/pets/train",
+        "model": "small_resnet, 64 px, batch_size=32, fp32",
+        "loader": "threads, num_workers=2",
+        "machine": "NVIDIA H200, 2 cores",
+        "date": "2026-11-22 18:40",
+    }
 
 
 @pytest.mark.parametrize("width", [80, 100])
