@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from preloaded import Preloaded
 from runs import TINY, composed, rows
 from tabled import Tabled
 from torch import Tensor
@@ -24,7 +25,6 @@ import effloop
 from effloop.batch import Batch
 from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.data.source.counts import class_counts
-from effloop.measure.bench_step import Preloaded
 from effloop.model import checkpoint_blocks, freeze, models, parameter_groups
 from effloop.optim import EMA, NoEMA, optimizers, schedules
 from effloop.parallel import Parallel, ParallelConfig

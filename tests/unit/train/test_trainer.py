@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from preloaded import Preloaded
 from runs import TINY, train
 from scores import naive_scores
 from torch import Tensor, nn
@@ -21,7 +22,6 @@ from effloop.config import to_dict
 from effloop.data.augment.mix import Mix
 from effloop.data.random import sample_keys
 from effloop.errors import ConfigError
-from effloop.measure.bench_step import Preloaded
 from effloop.optim import NoEMA
 from effloop.parallel import Parallel, ParallelConfig
 from effloop.precision import Precision
