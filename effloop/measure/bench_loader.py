@@ -110,7 +110,7 @@ def check_comparable(config: Config, baselines: str, fix: str = "") -> None:
             )
 
 
-def _original_photos(config: Config, folder: str, baselines: str) -> Path:
+def original_photos(config: Config, folder: str, baselines: str) -> Path:
     """The folder ROOT/SPLIT with the photographs of the train split, for baselines that read files."""
     data = expand_root(config.data) if is_remote(config.data.root) else Path(config.data.root or "")
     root = (Path(folder) if folder else data) / config.data.train_split
@@ -150,7 +150,7 @@ def loader(
     elif config.data.mean is None or config.data.std is None:
         raise ConfigError("dtype: float32 is normalised with data.mean and data.std, and these are null; set both")
     config.device = "cpu"
-    root = _original_photos(config, folder, others)
+    root = original_photos(config, folder, others)
     ours = build_loader(config)  # says what is wrong with it before any process starts
     data = ours.describe()
     ours.close()
@@ -176,7 +176,7 @@ def train(config: Config, repeats: int, *, folder: str = "", work: str = "") -> 
         ConfigError: something is missing or can't be built; or a recipe that `bare` doesn't do.
     """
     check_comparable(config, "bare")
-    root = _original_photos(config, folder, "bare")
+    root = original_photos(config, folder, "bare")
     with turns.scratch_folder(work) as scratch, ExitStack() as stack:
         workload = Workload(alone(config), root, scratch)
         runs = {"effloop": _enter(stack, "effloop", _effloop_training, workload)}
