@@ -90,9 +90,7 @@ def _open_side(name: str, trained: Trained, score: float, scratch: Path) -> Side
     if name == "pytorch":
         return Side(lambda: trained.model, _weights(trained.model), score)
     if name == "compiled":
-        compiled = copy.deepcopy(trained.model)
-        compiled.compile(dynamic=False)  # when it is first called
-        return Side(lambda: compiled, _weights(trained.model), score, keep=True)
+        return Side(partial(_compiled, trained.model), _weights(trained.model), score, keep=True)
     if name == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("no GPU here that PyTorch can use")
@@ -111,6 +109,13 @@ def _open_side(name: str, trained: Trained, score: float, scratch: Path) -> Side
     done = export(trained, ExportOptions(to=how.to, int8=how.int8, half=how.half, out=path))
     opened = partial(formats[how.to](half=how.half).open, path, torch.device("cpu"), trained.network)
     return Side(opened, done.size, done.parity.after[trained.task.meters[0].name], done.parity.agreement)
+
+
+def _compiled(model: nn.Module) -> nn.Module:
+    """A copy that is compiled when it is first called."""
+    copied = copy.deepcopy(model)
+    copied.compile(dynamic=False)
+    return copied
 
 
 def _weights(model: nn.Module) -> int:
@@ -189,7 +194,7 @@ def inference(
             except EffLoopError as error:
                 unavailable[name] = str(error)
         status.update("measuring in turns")
-        images, kept = _images(trained, batch), dict[str, nn.Module]()
+        images, kept = _images(trained, batch), dict[tuple[str, int], nn.Module]()
         runs = {
             (name, count): partial(_measure, name, side, count, images, kept)
             for count in counts
@@ -229,13 +234,13 @@ def _images(trained: Trained, count: int) -> Tensor:
 
 
 def _measure(
-    name: str, side: Side, threads: int, images: Tensor, kept: dict[str, nn.Module]
+    name: str, side: Side, threads: int, images: Tensor, kept: dict[tuple[str, int], nn.Module]
 ) -> tuple[list[float], float]:
     """Seconds of each call with one image, and images/s of calls with all; `kept` has models of earlier turns."""
     torch.set_num_threads(threads)
-    model = kept.get(name) or side.open().eval()
+    model = kept.get((name, threads)) or side.open().eval()
     if side.keep:
-        kept[name] = model
+        kept[name, threads] = model
     given = images.to(side.device)
     with torch.inference_mode():
         one, all_of_them = (_calls(model, each) for each in (given[:1], given))

@@ -38,16 +38,7 @@ class ProfileConfig(PartConfig):
             raise ConfigError(f"profile.steps: {self.steps} is not allowed; set a number of updates above 0")
 
     def check(self, updates: int, device: torch.device, *, in_place: bool) -> None:
-        """Refuse what can't be profiled.
-
-        Args:
-            updates: that are left of the run.
-            device: of the model.
-            in_place: whether the run resumes in its own folder.
-
-        Raises:
-            ConfigError: too few updates, a profiler for another device, or a run that is resumed in place.
-        """
+        """Raise a ConfigError if fewer `updates` are left than needed, or the run resumes `in_place`, in its folder."""
         del device
         if in_place:
             raise ConfigError(
@@ -94,12 +85,7 @@ class Profiler:
 
 
 profilers: Registry[Profiler] = Registry(
-    "profile",
-    {
-        "cprofile": "effloop.profile.tools",
-        "nvtx": "effloop.profile.tools",
-        "torch": "effloop.profile.tools",
-    },
+    "profile", dict.fromkeys(("cprofile", "nvtx", "torch"), "effloop.profile.tools")
 )
 
 
@@ -130,22 +116,22 @@ class StepProfiler(Profiler, ABC):
     def __enter__(self) -> Profiler:
         if self.active:
             self.folder.mkdir(exist_ok=True)
-        if self.active and not self.config.wait:
-            self.start()
+            if not self.config.wait:
+                self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.active and self.config.wait <= self.updates < self.config.wait + self.config.steps:
+        if self.active and 0 <= self.updates - self.config.wait < self.config.steps:
             self.stop()
 
     def step(self) -> None:
         self.updates += 1
-        last = self.config.wait + self.config.steps
-        if self.active and self.updates == self.config.wait:
+        profiled = self.updates - self.config.wait
+        if self.active and profiled == 0:
             self.start()
-        if self.active and self.updates == last:
+        if self.active and profiled == self.config.steps:
             self.stop()
-        self.done = self.updates >= last + self.config.more
+        self.done = profiled >= self.config.steps + self.config.more
 
     @abstractmethod
     def start(self) -> None:

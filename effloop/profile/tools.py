@@ -9,7 +9,6 @@ import traceback
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +18,7 @@ from effloop.errors import ConfigError
 from effloop.profile.base import ProfileConfig, StepProfiler, as_lines, place, profilers
 
 _ROWS = 15
+_TRACE = "effloop.pt.trace.json.gz"  # TensorBoard's profiler plugin looks for this name
 
 
 @dataclass
@@ -60,30 +60,21 @@ class TorchProfiler(StepProfiler):
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if self.device.type == "cuda":
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profile = torch.profiler.profile(
-            activities=kinds,
-            record_shapes=True,
-            profile_memory=self.config.memory,
-            with_stack=self.config.stacks,
-        )
+        options = {"profile_memory": self.config.memory, "with_stack": self.config.stacks}
+        self._profile = torch.profiler.profile(activities=kinds, record_shapes=True, **options)
         self._profile.start()
 
     def stop(self) -> None:
         self._profile.stop()
-        self._profile.export_chrome_trace(str(self.trace))
+        self._profile.export_chrome_trace(str(self.folder / _TRACE))
         self._looking.enter_context(self._finder)  # for an update of its own, as it slows each operation down
-
-    @property
-    def trace(self) -> Path:
-        """Where the trace is; TensorBoard's profiler plugin looks for this name."""
-        return self.folder / "effloop.pt.trace.json.gz"
 
     def report(self) -> list[str]:
         if not self.active:
             return []
         lines = [*self._operators(), *self._reads()]
         (self.folder / "operators.txt").write_text("\n".join(lines) + "\n")
-        return [*lines, f"profile  {self.trace}   look: ui.perfetto.dev or chrome://tracing"]
+        return [*lines, f"profile  {self.folder / _TRACE}   look: ui.perfetto.dev or chrome://tracing"]
 
     def _operators(self) -> list[str]:
         """A table of the operators that take most time by themselves, on the GPU where there is one."""
@@ -95,16 +86,11 @@ class TorchProfiler(StepProfiler):
 
         total = sum(map(own_us, found)) or 1.0
         steps = self.config.steps
-        rows = [
-            [
-                each.key,
-                f"{each.count / steps:,.1f}",
-                f"{own_us(each) / steps / 1e3:.2f}",
-                f"{own_us(each) / total:.1%}",
-                f"{each.self_cpu_time_total / steps / 1e3:.2f}",
-            ]
-            for each in sorted(found, key=own_us, reverse=True)[:_ROWS]
-        ]
+        rows = []
+        for each in sorted(found, key=own_us, reverse=True)[:_ROWS]:
+            own, host = own_us(each) / steps / 1e3, each.self_cpu_time_total / steps / 1e3
+            share = own_us(each) / total
+            rows.append([each.key, f"{each.count / steps:,.1f}", f"{own:.2f}", f"{share:.1%}", f"{host:.2f}"])
         where = "GPU" if on_gpu else "CPU, all threads,"
         title = f"operators of {steps} updates, {total / steps / 1e3:.1f} ms on the {where} in each"
         return as_lines(title, ["operator", "calls per update", f"{where[:3]} ms", "share", "host ms"], rows)
@@ -113,10 +99,7 @@ class TorchProfiler(StepProfiler):
         """A table of the lines that read tensors, of which a GPU has to finish all work."""
         if not self._finder.found:
             return ["no line of an update waits for the device"]
-        rows = [
-            [place(file, line, function), what, f"{count}"]
-            for (file, line, function, what), count in self._finder.found.most_common(_ROWS)
-        ]
+        rows = [[place(*where), what, f"{count}"] for (*where, what), count in self._finder.found.most_common(_ROWS)]
         title = "lines that wait for the device, as they read a tensor's value, in one update"
         return as_lines(title, ["line", "operation", "times"], rows)
 

@@ -166,11 +166,11 @@ def plot_curves(comparison: Comparison) -> dict[str, Figure]:
     from matplotlib.ticker import MaxNLocator
 
     figures = {}
-    runs, score = comparison.runs, comparison.first.removeprefix("val/")
+    runs, score = comparison.runs, comparison.measures[0].removeprefix("val/")
     curves = (  # title, split of the rows, key of their values
         ("train/loss", "train", "loss"),
         ("val/loss", "val", "loss"),
-        (comparison.first, "val", score),
+        (comparison.measures[0], "val", score),
         ("images/s", "perf", "images_per_s"),
     )
     for name, split, key in dict.fromkeys(curves):

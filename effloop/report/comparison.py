@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -21,6 +22,8 @@ TIME_PARTS = ("wait", "step", "evaluation", "checkpoint", "other")
 
 FAILED_STATES = ("failed", "killed")
 """Runs in these states have no place in the ranking."""
+
+UNKNOWN = "no reason is known"
 
 REPEATED = {"data.fold": "folds", "seed": "seeds"}
 """Keys that repeat a run, and what their values are called."""
@@ -86,17 +89,14 @@ class Comparison:
 
     def mean(self, name: str, runs: Sequence[int]) -> tuple[float, float]:
         """Mean and standard deviation (of a sample, n - 1) of a measurement over runs; NaN where there are too few."""
-        values = finite_values(metric_value(self.runs[index], name) for index in runs if self.counts_in(index))
+        own = [self.runs[index] for index in runs]
+        values = finite_values(metric_value(run, name) for run in own if run.state not in FAILED_STATES)
         return fmean(values) if values else math.nan, stdev(values) if len(values) > 1 else math.nan
 
     def counted(self, runs: Sequence[int]) -> str:
         """Number of runs in a mean: `3`, or `2/3` where one has no value."""
         known = sum(math.isfinite(self.values[index]) for index in runs)
         return str(known) if known == len(runs) else f"{known}/{len(runs)}"
-
-    def counts_in(self, index: int) -> bool:
-        """Whether a run's scores count."""
-        return self.runs[index].state not in FAILED_STATES
 
     def label(self, index: int) -> str:
         """A run's name and its swept values: `3: lr=0.1 weight_decay=0.05`."""
@@ -107,13 +107,8 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """All objectives that runs can be compared by."""
+        """All objectives that runs can be compared by, the most important first."""
         return [*objectives(self.meters)]
-
-    @property
-    def first(self) -> str:
-        """The most important score, as an objective."""
-        return self.measures[0]
 
     def format(self, name: str, value: float) -> str:
         """Format the value of a measurement; a dash if it isn't known."""
@@ -207,11 +202,6 @@ def time_by_part(run: RunRecord) -> dict[str, float]:
     return {part: value for part, value in seconds.items() if 0 < value < math.inf}
 
 
-def failure_reason(run: RunRecord) -> str:
-    """Why a run failed."""
-    return run.reason or "no reason is known"
-
-
 def epochs_done(run: RunRecord) -> tuple[int, Any]:
     """Completed epochs, and the configured number; None if that isn't known."""
     evaluated = [row for row in run.metrics if row.get("split") == "val"]
@@ -252,11 +242,10 @@ def swept_values(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     for part in [key.removesuffix(".name") for key in found if key.endswith(".name") and key.count(".") == 1]:
         shared = set.intersection(*(set(flatten(run.config)) for run in runs if run.config))
         names = found[f"{part}.name"]
-        found = {
-            key: values
-            for key, values in found.items()
-            if not key.startswith(f"{part}.") or key in shared or not _is_implied(values, names)
-        }
+        for key in [key for key in found if key.startswith(f"{part}.") and key not in shared]:
+            # Runs of the same part have the same value.
+            if all(value == found[key][names.index(name)] for value, name in zip(found[key], names, strict=True)):
+                del found[key]
     if found.get("lr") == found.get("optim.lr"):
         found.pop("optim.lr", None)
     if "amp" in found and "precision.name" in found:
@@ -273,30 +262,17 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
 
 def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """{key: its value in each tree} for what differs; an empty tree is unknown, and has None."""
-    known = [index for index, tree in enumerate(trees) if tree]
-    columns = differing_values([trees[index] for index in known])
-    spread: dict[str, list[Any]] = {key: [None] * len(trees) for key in columns}
-    for key, values in columns.items():
-        for index, value in zip(known, values, strict=True):
-            spread[key][index] = value
-    return spread
-
-
-def _is_implied(values: Sequence[Any], names: Sequence[Any]) -> bool:
-    """Whether runs of the same part have the same value."""
-    return all(value == values[names.index(name)] for value, name in zip(values, names, strict=True))
+    columns = {key: iter(values) for key, values in differing_values([tree for tree in trees if tree]).items()}
+    return {key: [next(values) if tree else None for tree in trees] for key, values in columns.items()}
 
 
 def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """{key: value} of overrides; numbers are int or float."""
-    pairs = (str(override).lstrip("+~").partition("=")[::2] for override in overrides)
-    return {key: _parse_value(text) for key, text in pairs}
-
-
-def _parse_value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text.strip("'\"")
+    found: dict[str, Any] = {}
+    for override in overrides:
+        key, _, text = str(override).lstrip("+~").partition("=")
+        found[key] = text.strip("'\"")
+        for kind in (float, int):
+            with suppress(ValueError):
+                found[key] = kind(text)
+    return found

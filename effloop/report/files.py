@@ -18,11 +18,11 @@ from effloop.report import charts
 from effloop.report.comparison import (
     FAILED_STATES,
     TIME_PARTS,
+    UNKNOWN,
     Comparison,
     compare_runs,
     differences,
     epochs_done,
-    failure_reason,
     metric_value,
     short_names,
     time_by_part,
@@ -152,7 +152,9 @@ def report_table(runs: Sequence[RunRecord], objective: str) -> Table:
 def _table(comparison: Comparison, num_keys: int, name_width: int = _MAX_NAME) -> Table:
     """The table with columns for the first `num_keys` swept keys, and names of runs no longer than `name_width`."""
     keys = list(comparison.swept)[:num_keys]
-    names = list(dict.fromkeys([comparison.objective, comparison.first, "val/loss", "images/s", "wait", "seconds"]))
+    names = list(
+        dict.fromkeys([comparison.objective, comparison.measures[0], "val/loss", "images/s", "wait", "seconds"])
+    )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
     table.caption = _caption(comparison, num_keys)
     table.add_column("run", no_wrap=True)
@@ -190,7 +192,7 @@ def _caption(comparison: Comparison, num_keys: int) -> Text:
         lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(map(to_text, more))}")
     for name, run in zip(comparison.names, comparison.runs, strict=True):
         if run.state in FAILED_STATES or run.reason:
-            lines.append(f"{to_text(name)} {to_text(run.state)}: {to_text(failure_reason(run))}")
+            lines.append(f"{to_text(name)} {to_text(run.state)}: {to_text(run.reason or UNKNOWN)}")
         if line := download_line(run):
             lines.append(f"{to_text(name)} remote data: {line}")
     return Text("\n".join(lines), style="not italic")

@@ -21,10 +21,10 @@ from effloop.report import charts
 from effloop.report.comparison import (
     FAILED_STATES,
     TIME_PARTS,
+    UNKNOWN,
     Comparison,
     differences,
     epochs_done,
-    failure_reason,
     metric_value,
     short_names,
     time_by_part,
@@ -167,7 +167,7 @@ def render_page(comparison: Comparison, title: str) -> str:
         short_names=short_names(comparison.swept),
         failed_states=FAILED_STATES,
         failures=[
-            (index, run.state, failure_reason(run))
+            (index, run.state, run.reason or UNKNOWN)
             for index, run in enumerate(runs)
             if run.state in FAILED_STATES or run.reason
         ],

@@ -59,7 +59,7 @@ def plot_sweep(comparison: Comparison, title: str = "") -> Figure:
     figure = Figure(figsize=(10, height), layout="constrained")
     if title:
         figure.suptitle(f"{to_text(title)}\n{_subtitle(comparison, len(drawn))}", x=0.01, ha="left", fontsize=10.5)
-    panels = (comparison.objective, "images/s" if comparison.objective != "images/s" else comparison.first)
+    panels = (comparison.objective, "images/s" if comparison.objective != "images/s" else comparison.measures[0])
     for name, axes in zip(panels, figure.subplots(1, 2, sharey=bool(layout.rows)), strict=True):
         values = [metric_value(run, name) for run in comparison.runs]
         axes.set_title(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import sys
@@ -26,7 +27,7 @@ from effloop.measure.bench_augment import GRID, Case, table_rows
 from effloop.measure.bench_inference import side_names, threads_restored
 from effloop.measure.bench_loader import Workload, check_comparable, measured_epochs
 from effloop.measure.bench_step import ablations, first_half, run_apart
-from effloop.measure.loops import Loop, alone, process_flags, process_state_restored, set_process_flags
+from effloop.measure.loops import Loop, process_flags, process_state_restored, set_process_flags
 from effloop.optim import EMA
 
 
@@ -129,47 +130,28 @@ def test_loop(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.slow
 def test_step(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, state = process_flags(), torch.get_rng_state()
-    measured = ("nothing", "checkpointing", "accumulate", "progressive", "freeze")
-    lacking = ("tf32", "fp16", "cudnn_benchmark")
-    words = (f"knobs={','.join((*measured, *lacking))}", "repeats=2", "image_size=32")
+    kept = {"nothing": 1.0, "accumulate": 0.5, "progressive": 0.25, "checkpointing": 0.3, "freeze": 0.0}
+    lacking = {"tf32": "is not supported on device 'cpu'", "cudnn_benchmark": "without a GPU it changes nothing"}
+    words = (f"knobs={','.join([*kept, *lacking])}", "repeats=2", "image_size=32")
     rows = by_knob(bench(photos, "what=step", *words))
-    assert list(rows) == [*measured, *lacking]
+    assert list(rows) == [*kept, *lacking]
     assert process_flags() == before
     assert torch.equal(torch.get_rng_state(), state)
-    for row in (rows[name] for name in measured):
+    for name, share in kept.items():
+        row = rows[name]
         assert row["reason"] == ""
         assert all(len(turns) == 2 and min(turns) > 0 for turns in row["images_per_s"].values())
-        assert row["gain"] > 0
-        assert row["spread"] >= 0
-    kept = {name: rows[name]["bytes"]["on"] / rows[name]["bytes"]["off"] for name in measured}
-    assert kept["nothing"] == 1
-    assert kept["accumulate"] == pytest.approx(0.5, abs=0.05)
-    assert kept["progressive"] == pytest.approx(0.25, abs=0.05)
-    assert kept["checkpointing"] < 0.5
-    assert kept["freeze"] < 0.1
-    assert rows["accumulate"]["on"] == "accumulate=2 batch_size=4"
-    assert rows["progressive"]["on"] == "progressive=[16]"
-    assert rows["freeze"]["on"] == "model.freeze=[features]"
-    assert rows["cudnn_benchmark"]["reason"] == "without a GPU it changes nothing"
-    assert "'tf32' is not supported on device 'cpu'" in rows["tf32"]["reason"]
+        assert row["gain"] > 0 <= row["spread"]
+        assert row["bytes"]["on"] / row["bytes"]["off"] == pytest.approx(
+            share, abs=0.2 if name == "checkpointing" else 0.05
+        )
+    overrides = [rows[name]["on"] for name in ("accumulate", "progressive", "freeze")]
+    assert overrides == ["accumulate=2 batch_size=4", "progressive=[16]", "model.freeze=[features]"]
+    assert all(reason in rows[name]["reason"] for name, reason in lacking.items())
     out = capsys.readouterr().out
     assert all(f"│ {name}" in out for name in rows)
     assert widest(out, photos) <= 120
     assert [path.name for path in here.iterdir()] == ["result.json"]  # run folders were elsewhere, and are gone
-
-
-@pytest.mark.slow
-def test_what_the_config_forbids(photos: Path, here: Path) -> None:
-    words = ("what=step", "knobs=progressive,fused", "image_size=16", "repeats=1", "deterministic=true")
-    rows = by_knob(bench(photos, *words))
-    assert "too small" in rows["progressive"]["reason"]
-    assert rows["fused"]["reason"] == ""
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_auto_is_as_it_is_by_default() -> None:
-    base = alone(effloop.compose(["compile=auto", "channels_last=auto"]), "record=none")
-    assert (base.compile, base.channels_last, base.cudnn_benchmark) == (False, True, None)
 
 
 @pytest.mark.slow
@@ -254,18 +236,13 @@ def test_speed_and_score(
     scores = rows["ema"]["scores"]
     assert [len(values) for values in scores.values()] == [2, 2]
     assert all(on > off for on, off in zip(scores["on"], scores["off"], strict=True))  # it lags behind
-
     assert {path.name for path in here.iterdir()} == {"result.json", "result.csv", "result.png"}
     with Path("result.csv").open(newline="") as file:
         table = {row["knob"]: row for row in csv.DictReader(file)}
     assert float(table["ema"]["worth"]) == rows["ema"]["gain"]
     assert float(table["ema"]["score_on"]) == sum(scores["on"]) / 2
     assert (table["mixup"]["worth"], table["mixup"]["reason"]) == ("", "it is off")
-    with Image.open("result.png") as picture:
-        assert min(picture.size) > 300
-    out = capsys.readouterr().out
-    assert all(f"│ {name}" in out for name in rows)
-    assert "loss after 1 epochs" in out
+    assert "loss after 1 epochs" in capsys.readouterr().out
 
 
 def test_what_can_be_switched_off() -> None:
@@ -393,29 +370,20 @@ def test_storage(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     assert (result["images"], result["bytes"], result["image_size"]) == (40, sizes["train"], 16)
     assert list(result["formats"]) == ["folder", "memmap"]  # what the others are compared with stands first
     for figures in result["formats"].values():
-        for key in ("open_ms", "read_per_s", "unchecked_per_s", "load_per_s", "cold_read_per_s", "cold_load_per_s"):
-            assert len(figures[key]) == 2
-            assert all(math.isfinite(value) and value > 0 for value in figures[key])
+        lists = [values for values in figures.values() if isinstance(values, list)]
+        assert [len(values) for values in lists] == [2] * 6
+        assert all(math.isfinite(value) and value > 0 for values in lists for value in values)
         assert 0 <= figures["cold_share_left"] <= 1
-        assert set(figures["memory"]) == {"rss", "pss", "private", "own", "held"}
         assert figures["bytes"] >= sum(sizes.values())
-        assert figures["disk_bytes"] > 0
-    files = {name: figures["files"] for name, figures in result["formats"].items()}
-    assert files == {"folder": 53 + 1, "memmap": 1}  # the scan of the split that is measured
+        assert min(figures["disk_bytes"], figures["memory"]["held"]) > 0
+    assert [each["files"] for each in result["formats"].values()] == [53 + 1, 1]  # the scan of the measured split
     out = capsys.readouterr().out
-    assert out.count("memmap") == 2
     assert "the same over folder" in out
     assert widest(out, photos) <= 120
     assert list((here / "work").iterdir()) == []
 
 
 # Libraries that augment.
-
-COLUMNS = (
-    *("table", "recipe", "library", "device", "batch_size", "num_workers", "passes", "images"),
-    *("median_s", "least_s", "most_s", "ms_per_image", "cores_used", "ratio_of", "ratio"),
-    *("reported_s", "reported_ms_per_image", "reported_ratio", "engine", "repeats", "gpu_ran_on"),
-)
 
 
 def a_pass(seconds: float, cores: float = 1.0) -> dict[str, float]:
@@ -466,33 +434,23 @@ def test_augment(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
     words = [f"data.root={photos}", "repeats=2", "grid=256x1", "limit=20", "out=result.json"]
     assert main(["bench", "what=augment", *words, "batch_size=8", "num_workers=0", "device=cpu"]) == 0
     result = json.loads((here / "result.json").read_text())
-    assert (result["what"], result["images"], result["repeats"]) == ("augment", 20, 2)
-    assert result["gpu_ran_on"].startswith("the CPU")
     libraries = ["albumentations"] if find_spec("albumentations") else []
     libraries += ["torchvision", "native", "native fast"]
     rows = result["rows"]
-    by_library = [row for row in rows if row["table"] == "libraries"]
-    assert [row["library"] for row in by_library] == libraries
-    assert {(row["batch_size"], row["num_workers"], row["passes"]) for row in by_library} == {(256, 1, 1)}
-    by_device = [(row["library"], row["passes"], row["device"]) for row in rows if row["table"] == "device"]
-    assert by_device == [
-        (name, passes, device)
-        for name in ("torchvision", "native")
-        for passes in range(1, 5)
-        for device in ("cpu", "gpu")
+    assert [row["library"] for row in rows if row["table"] == "libraries"] == libraries
+    assert [(row["library"], row["passes"], row["device"]) for row in rows if row["table"] == "device"] == [
+        *itertools.product(("torchvision", "native"), range(1, 5), ("cpu", "gpu"))
     ]
     for row in rows:
-        assert len(row["seconds"]) == 2
+        assert row["images"] == 20
         assert 0 < row["least_s"] <= row["median_s"] <= row["most_s"] == max(row["seconds"])
         assert row["ms_per_image"] == pytest.approx(1000 * row["median_s"] / 20 / row["passes"])
-        assert row["cores_used"] > 0
     with (here / "result.csv").open(newline="") as file:
         written = list(csv.DictReader(file))
-    assert tuple(written[0]) == COLUMNS
+    assert {*written[0]} == {*rows[0], "engine", "repeats", "gpu_ran_on"} - {"seconds"}
     assert [float(row["median_s"]) for row in written] == [row["median_s"] for row in rows]
     out = capsys.readouterr().out
     assert "device=gpu: batch operations ran on the CPU" in out
-    assert all(f"│{name}" in out for name in libraries)
     assert widest(out, photos) <= 120
     with Image.open(here / "result.png") as image:
         assert image.format == "PNG"
