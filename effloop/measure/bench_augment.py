@@ -323,7 +323,7 @@ def write_augment_files(result: Mapping[str, Any], out: Path) -> None:
         for row in rows:
             library, share = row["library"], row["ms_per_image"] / row["median_s"]
             group = str(row["passes"]) if by_device else f"{row['batch_size']} x {row['num_workers']}"
-            ms = (row["ms_per_image"], share * row["least_s"], share * row["most_s"])
+            ms = (share * row["median_s"], share * row["least_s"], share * row["most_s"])
             title = f"{recipe} by {library}\n{_where(result)}" if by_device else f"{recipe} by library"
             series = row["device"] if by_device else library
             bars.setdefault(title, []).append(Bar(group, series, ms, row["reported_ms_per_image"]))
