@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +10,10 @@ from rich.console import Console
 
 from effloop import config as configs
 from effloop.cli.command import command
-from effloop.errors import ConfigError
 from effloop.measure import diagnose as measuring
 from effloop.measure.memory import memory_table
 from effloop.measure.pictures import print_diagnosis, write_diagnosis
+from effloop.measure.turns import output_folder
 
 _ROUNDS, _MORE_ROUNDS = 3, 9
 
@@ -45,12 +44,8 @@ def diagnose(options: DiagnoseOptions, overrides: list[str]) -> int:
     Raises:
         ConfigError, DataError: the run can't be built.
     """
-    folder = options.out or Path("outputs/diagnose") / time.strftime("%Y-%m-%d/%H-%M-%S")
     config = configs.compose(overrides)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)  # before a minute of work
-    except OSError as error:
-        raise ConfigError(f"out: {folder} can't be made: {error.strerror}; set out=FOLDER") from None
+    folder = output_folder(options.out, "diagnose")
     rounds = _MORE_ROUNDS if options.verify else _ROUNDS
     found = measuring.diagnose(config, overrides, options.seconds, top=options.top, rounds=rounds)
     print_diagnosis(found)

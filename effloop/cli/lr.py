@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +10,9 @@ from rich.console import Console
 
 from effloop import config as configs
 from effloop.cli.command import command
-from effloop.errors import PROGRAM, ConfigError
+from effloop.errors import ConfigError
 from effloop.measure.lr import lr_range, write_files
-from effloop.registry import plugin_words
+from effloop.measure.turns import output_folder, run_command
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,7 @@ def find(options: LrOptions, overrides: list[str]) -> int:
         ConfigError: an option or override can't be taken, the loss doesn't fall, or the folder can't be written.
     """
     config = configs.compose(overrides)
-    folder = options.out or Path("outputs") / "lr" / time.strftime("%Y-%m-%d/%H-%M-%S")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)  # before the work
-    except OSError as error:
-        raise ConfigError(f"out: {folder} can't be made: {error.strerror or error}; set out=FOLDER") from None
+    folder = output_folder(options.out, "lr")
     with Console(stderr=True).status(f"up to {options.updates} updates"):
         found = lr_range(config, updates=options.updates, lowest=options.lowest, highest=options.highest)
     write_files(found, folder)
@@ -64,8 +58,7 @@ def find(options: LrOptions, overrides: list[str]) -> int:
     print(f"lr     the loss {at}; {found['ended']}")
     if found["minimum"] == found["lr"][-1]:
         print(f"it still falls there: highest={10 * options.highest:g} looks further")
-    words = [word for word in overrides if word.partition("=")[0] not in ("lr", "optim.lr", "optim.head_lr")]
-    words += [*plugin_words(), *found["overrides"]]
-    print(f"train with: {PROGRAM} train {shlex.join(words)}")
+    words = [word for word in overrides if word.partition("=")[0] not in ("optim.lr", "optim.head_lr")]
+    print(f"train with: {run_command(words, found['overrides'], 'train')}")
     print(f"figures: {folder}")
     return 0

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from effloop import config as configs
 from effloop.cli.command import command
-from effloop.errors import PROGRAM, ConfigError
+from effloop.errors import ConfigError
 from effloop.measure.tune import print_curve, remembered, tune, write_files
-from effloop.registry import plugin_words
+from effloop.measure.turns import output_folder, run_command
 
 
 @dataclass(frozen=True)
@@ -50,24 +48,18 @@ def find(options: TuneOptions, overrides: list[str]) -> int:
     found = None if options.again else remembered(config, batch=options.batch)
     if found:
         print(f"found on {found['date']}: {found['images_per_s']:,.0f} images/s; again=true measures again")
-        _say(overrides, found["overrides"])
+        _print_command(overrides, found["overrides"])
         return 0
-    folder = options.out or Path("outputs") / "tune" / time.strftime("%Y-%m-%d/%H-%M-%S")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)  # before minutes of work
-    except OSError as error:
-        raise ConfigError(f"out: {folder} can't be made: {error.strerror or error}; set out=FOLDER") from None
+    folder = output_folder(options.out, "tune")
     result = tune(config, minutes=options.minutes, batch=options.batch)
     print_curve(result)
     write_files(result, folder)
-    _say(overrides, result["overrides"])
+    _print_command(overrides, result["overrides"])
     print(f"figures: {folder}")
     return 0
 
 
-def _say(overrides: Sequence[str], found: Sequence[str]) -> None:
+def _print_command(overrides: Sequence[str], found: Sequence[str]) -> None:
     """Print the command that trains with what was found."""
-    keys = {word.partition("=")[0] for word in found}
-    words = [*(word for word in overrides if word.partition("=")[0] not in keys), *found]
-    print(f"train with: {PROGRAM} train {shlex.join([*words, *plugin_words()])}")
+    print(f"train with: {run_command(overrides, found, 'train')}")
     print("or with num_workers=auto, which takes as many on this machine, for this data and these settings")

@@ -30,7 +30,7 @@ from effloop.errors import PROGRAM, EffLoopError, InterruptedRunError
 from effloop.measure.costs import loading_costs, sample_ids
 from effloop.measure.loops import Loop, per_s, process_state_restored
 from effloop.measure.measured import LOADING, Measured, Progress
-from effloop.measure.turns import in_turns, ratio_of, scratch_folder
+from effloop.measure.turns import in_turns, ratio_of, run_command, scratch_folder
 from effloop.record.efficiency import Override
 from effloop.registry import plugin_words
 from effloop.runs.environment import effloop_version
@@ -311,12 +311,9 @@ def _convert(config: Config, recipe: Mapping[str, Any], usual: Loop, out: Path, 
 
 def commands(proposal: Proposal, words: Sequence[str]) -> list[str]:
     """What to type for a proposal."""
-    new = ["data=auto", proposal.then] if proposal.then else shlex.split(proposal.override)
-    keys = {key_of(word) for word in new}
-    kept = [word for word in words if key_of(word) not in keys and not (proposal.then and _of_the_original(word))]
-    train = f"{PROGRAM} {shlex.join([*kept, *new, *plugin_words()])}"
     if not proposal.then:
-        return [train]
+        return [run_command(words, shlex.split(proposal.override))]
+    train = run_command([word for word in words if not _of_the_original(word)], ["data=auto", proposal.then])
     data = [word for word in words if key_of(word).partition(".")[0] in ("data", "decode")]
     where = proposal.then.partition("=")[2]
     convert = shlex.join(["convert", *data, *plugin_words(), "to=memmap", f"out={where}"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import shlex
 import statistics
 import tempfile
 import threading
@@ -20,9 +21,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from effloop.errors import ConfigError, EffLoopError
+from effloop.config.typed import key_of
+from effloop.errors import PROGRAM, ConfigError, EffLoopError
 from effloop.native import library
-from effloop.registry import choices
+from effloop.registry import choices, plugin_words
 from effloop.system.hardware import keep_freed_memory
 from effloop.system.memory import memory_of
 from effloop.system.signals import ignore_interrupts
@@ -100,6 +102,27 @@ def chosen(key: str, words: str, names: Collection[str], what: str) -> list[str]
         if name not in names:
             raise ConfigError(f"{key}: no {what} '{name}'; {choices(name, ['all', *names])}")
     return found
+
+
+def run_command(words: Sequence[str], new: Sequence[str], name: str = "") -> str:
+    """The command line of a run with other overrides, instead of those of the same keys."""
+    keys = {key_of(word) for word in new}
+    kept = [word for word in words if key_of(word) not in keys]
+    return f"{PROGRAM} {shlex.join([*filter(None, [name]), *kept, *new, *plugin_words()])}"
+
+
+def output_folder(out: Path | None, name: str) -> Path:
+    """A folder for figures, made before minutes of work: `out`, or outputs/NAME/DATE/TIME.
+
+    Raises:
+        ConfigError: it can't be made.
+    """
+    folder = out or Path("outputs") / name / time.strftime("%Y-%m-%d/%H-%M-%S")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out: {folder} can't be made: {error.strerror or error}; set out=FOLDER") from None
+    return folder
 
 
 @contextmanager

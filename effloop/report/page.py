@@ -95,26 +95,26 @@ def describe_evaluations(comparison: Comparison) -> dict[str, Any]:
     for number, (run, folder) in enumerate(folders):
         if len(shown) == _MAX_EVALUATIONS:
             return {"evaluations": shown, "more_evaluations": len(folders) - number}
-        if found := read_evaluation(folder):
-            rows, percent = found.details.rows, found.details.percent
-            shown.append(
-                {
-                    "run": run,
-                    "heading": _heading(comparison, found),
-                    "plots": [charts.to_svg(figure, name) for name, figure in plots(found).items()],
-                    "columns": [name.replace("_", " ") for name in rows[0]],
-                    "numeric": [not any(isinstance(row[name], str) for row in rows) for name in rows[0]],
-                    # The value, by which the page sorts, and the text of each column.
-                    "rows": [
-                        [(value, cell_text(value, percent=percent)) for value in row.values()]
-                        for row in rows[:_MAX_ROWS]
-                    ],
-                    "num_more": max(0, len(rows) - _MAX_ROWS),
-                    "folder": str(folder),
-                    "worst": _jpeg(folder / WORST),
-                }
-            )
+        found = read_evaluation(folder)
+        with suppress(ValueError, TypeError, LookupError, AttributeError):  # a damaged one is left out
+            shown += [_shown(comparison, run, folder, found)] if found else []
     return {"evaluations": shown, "more_evaluations": 0}
+
+
+def _shown(comparison: Comparison, run: int, folder: Path, found: Evaluation) -> dict[str, Any]:
+    """An evaluation as the page has it: of each cell the value, by which the page sorts, and its text."""
+    rows, percent = found.details.rows, found.details.percent
+    return {
+        "run": run,
+        "heading": _heading(comparison, found),
+        "plots": [charts.to_svg(figure, name) for name, figure in plots(found).items()],
+        "columns": [name.replace("_", " ") for name in rows[0]],
+        "numeric": [not any(isinstance(row[name], str) for row in rows) for name in rows[0]],
+        "rows": [[(value, cell_text(value, percent=percent)) for value in row.values()] for row in rows[:_MAX_ROWS]],
+        "num_more": max(0, len(rows) - _MAX_ROWS),
+        "folder": str(folder),
+        "worst": _jpeg(folder / WORST),
+    }
 
 
 def _heading(comparison: Comparison, found: Evaluation) -> str:
