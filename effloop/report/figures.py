@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from effloop.record.rows import finite
+
 _PANEL_INCHES = (9.0, 3.3)
 _GROUP_WIDTH = 0.8  # of a group's bars together, as a share of the distance between groups
 _UPRIGHT = 8
@@ -80,12 +82,12 @@ def cell_of(column: str, value: Any) -> Any:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with the same columns; None is an empty field, and texts are as `cell_of` gives them."""
+    """Write rows with the same columns; None, NaN and infinity are empty, and texts are as `cell_of` gives them."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(map(in_cell, rows[0]))
         for row in rows:
-            writer.writerow(cell_of(name, value) for name, value in row.items())
+            writer.writerow(cell_of(name, value) for name, value in finite(row).items())
 
 
 def plot_bars(path: Path, panels: Sequence[BarPanel]) -> None:

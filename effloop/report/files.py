@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,20 +77,16 @@ def _rows(comparison: Comparison, folder: Path) -> list[Row]:
         row: Row = {"run": to_text(comparison.names[index]), "state": to_text(run.state), "reason": to_text(run.reason)}
         row |= {to_text(key): _field(values[index]) for key, values in differ.items() if key not in row}
         row |= {"best": int(index == comparison.best), "epochs done": done}
-        row |= {name: _finite_or_none(metric_value(run, name)) for name in comparison.measures}
+        row |= {name: metric_value(run, name) for name in comparison.measures}
         row |= {f"last val/{meter.name}": last.get(meter.name) for meter in comparison.meters}
         row |= {f"time/{part}": seconds.get(part) for part in TIME_PARTS}
-        row |= {f"download/{name}": _finite_or_none(downloaded(run).get(name, math.nan)) for name in fetched}
+        row |= {f"download/{name}": downloaded(run).get(name) for name in fetched}
         rows.append({**row, "path": to_text(os.path.relpath(run.path, folder))})
     return rows
 
 
 def _field(value: Any) -> Any:
     return value if value is None or are_numbers([value]) else to_text(value)
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def print_tables(runs: Sequence[RunRecord], objective: str) -> None:
@@ -114,8 +109,7 @@ def _means(comparison: Comparison) -> list[Row]:
     for runs in comparison.repeated:
         row: Row = {"setting": comparison.setting(runs), "over": comparison.over, "runs": comparison.counted(runs)}
         for name in comparison.measures:
-            mean, deviation = comparison.mean(name, runs)
-            row |= {f"{name} mean": _finite_or_none(mean), f"{name} standard deviation": _finite_or_none(deviation)}
+            row[f"{name} mean"], row[f"{name} standard deviation"] = comparison.mean(name, runs)
         rows.append(row)
     return rows
 
