@@ -54,5 +54,5 @@ def report(options: ReportOptions, _: list[str]) -> int:
 
 def _objective(runs: Sequence[RunRecord]) -> str:
     """The one that all runs were made for; else the first score of their task."""
-    told = {str(run.config["objective"]) for run in runs if "objective" in run.config}
-    return told.pop() if len(told) == 1 else f"val/{meters_of_runs(runs)[0].name}"
+    found = {str(run.config["objective"]) for run in runs if "objective" in run.config}
+    return found.pop() if len(found) == 1 else f"val/{meters_of_runs(runs)[0].name}"

@@ -115,7 +115,7 @@ def advise(config: Config, *parts: Any) -> list[str]:
 
 
 def advice(config: Config, facts: RunFacts) -> list[str]:
-    """Lines that say what, got and what to set; none where all is well."""
+    """Lines with what, got and what to set; none where all is well."""
     return [line for check in CHECKS for line in check(config, facts)]
 
 

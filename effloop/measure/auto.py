@@ -41,17 +41,17 @@ _VALUES = {"channels_last": (True, False), "cudnn_benchmark": (True, False), "co
 
 
 def measure_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolved, list[str]]:
-    """The config with a value for each key that is `auto`, and a line for each that says what was measured.
+    """The config with a value for each key that is `auto`, and a line for each with what was measured.
 
     Whole training steps are measured, on random images of the batch's size, and leave no trace. All ranks measure at
     the same time, as they will train; what rank 0 finds holds for all.
     """
-    asked = [key for key in _VALUES if getattr(config, key) == "auto"]
-    trial = resolved(config, parallel, **{key: _VALUES[key][0] for key in asked})
+    keys = [key for key in _VALUES if getattr(config, key) == "auto"]
+    trial = resolved(config, parallel, **{key: _VALUES[key][0] for key in keys})
     lines = []
     set_reproducible(deterministic=config.deterministic, cudnn_benchmark=trial.cudnn_benchmark)
     num_outputs = task.num_outputs(open_split(config.data, "train"))
-    for key in asked:
+    for key in keys:
         if key == "cudnn_benchmark" and parallel.device.type != "cuda":
             lines.append("cudnn_benchmark: auto took true; without a GPU it changes nothing")
             continue

@@ -126,7 +126,7 @@ def augment(
             have = " and ".join(f"{spec.recipe} at {spec.image_size} pixels" for spec in TABLES.values())
             raise ConfigError(f"{key}: what=augment has its own recipes, {have}; leave out what sets {key}")
     device = find_device(config.device)
-    gpu = "the CPU: device=cpu says so" if torch.cuda.is_available() else "the CPU: there is no GPU here"
+    gpu = "the CPU, by device=cpu" if torch.cuda.is_available() else "the CPU, as there is no GPU"
     gpu = f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else gpu
     config.data.mean = config.data.std = None
     config.data.tail = Tail.wrap  # a batch may be larger than the split; `_build_epoch` pads it

@@ -42,7 +42,7 @@ _EXPORTED = {
 """Names of exported formats -> how they are made."""
 
 _ONLY_NAMED = ("compiled", *(name for name in _EXPORTED if name.endswith("_half")))
-"""Measured where they are asked for by name: half a minute to compile; float16 is slow on most CPUs."""
+"""Measured only when they are named: half a minute to compile; float16 is slow on most CPUs."""
 
 NAMES = ("pytorch", "compiled", *_EXPORTED, "cuda", "tensorrt")
 
@@ -179,7 +179,7 @@ def inference(
         raise ConfigError("bench: what=inference needs the run that is measured; name a run folder or a .ckpt file")
     names, found = side_names(formats), available_cores()
     counts = sorted({1, found} if cores == "auto" else {*map(int, cores)})
-    # In float32 on the CPU, whatever the overrides say of that.
+    # In float32 on the CPU, whatever the overrides.
     own = [override for override in overrides if key_of(override) not in ("device", "precision", "amp")]
     trained = Trained.from_checkpoint(Path(run), [*own, "device=cpu", "precision=fp32", "amp=null"])
     meter = trained.task.meters[0]

@@ -151,7 +151,7 @@ def loader(
         raise ConfigError("dtype: float32 is normalised with data.mean and data.std, and these are null; set both")
     config.device = "cpu"
     root = original_photos(config, folder, others)
-    ours = build_loader(config)  # says what is wrong with it before any process starts
+    ours = build_loader(config)  # raises what is wrong with it before any process starts
     data = ours.describe()
     ours.close()
     with turns.scratch_folder(work) as scratch, ExitStack() as stack:

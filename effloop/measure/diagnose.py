@@ -55,7 +55,7 @@ def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[
         return {}
     except Exception as error:
         reason = " ".join(str(error).split())[:160]
-        warn(f"what held the run back can't be told: {type(error).__name__}: {reason}; its results are complete")
+        warn(f"what held the run back is unknown: {type(error).__name__}: {reason}; its results are complete")
         return {}
 
 
@@ -89,7 +89,7 @@ def _measured_at_end(config: Config, trainer: Trainer, loader: Loader, efficienc
     )
 
 
-def _findings(found: Measured, asked: Config, bound: str) -> list[str]:
+def _findings(found: Measured, config: Config, bound: str) -> list[str]:
     """Lines about what an override doesn't help with."""
     lines = []
     if found.other_cores > _BUSY:
@@ -106,10 +106,10 @@ def _findings(found: Measured, asked: Config, bound: str) -> list[str]:
         )
     if bound == "compute" and not found.config.compile:
         lines.append(f"compile=true may make the step faster: {PROGRAM} bench what=step knobs=compile measures it")
-    if asked.parallel.name != "none":
-        lines.append(f"measured without parallel={asked.parallel.name}, in one process: ranks share cores and storage")
-    if asked.progressive:
-        lines.append(f"measured at image_size={asked.size.word} throughout, without progressive")
+    if config.parallel.name != "none":
+        lines.append(f"measured without parallel={config.parallel.name}, in one process: ranks share cores and storage")
+    if config.progressive:
+        lines.append(f"measured at image_size={config.size.word} throughout, without progressive")
     return lines
 
 
@@ -118,7 +118,7 @@ class Diagnosis:
     """The result, as `diagnosis.json` has it.
 
     Attributes:
-        version, date, command: of EffLoop; when, and by what it was asked for.
+        version, date, command: of EffLoop; when, and what was typed.
         machine, run: what the figures depend on, in plain values.
         data: the training data, in words.
         images_per_s, wait, stages, evaluation, verdict: as of `Measured`.

@@ -76,7 +76,7 @@ def train_turn(
 
     def bounded() -> Iterator[Batch]:
         nonlocal taken, images, waited, began
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         for batch in batches:
             arrived = time.perf_counter()
             yield batch
@@ -87,12 +87,12 @@ def train_turn(
                 wait_for_gpu()
                 began = time.perf_counter()
             elif taken > filling:
-                waited += arrived - asked
+                waited += arrived - requested
                 images += size
             timed = taken - filling
             if timed >= _LEAST_UPDATES * group and timed % group == 0 and time.perf_counter() - began > enough:
                 return
-            asked = time.perf_counter()
+            requested = time.perf_counter()
 
     trainer.progress.samples_seen = 0
     trainer.train_epoch(bounded())

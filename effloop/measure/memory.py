@@ -418,7 +418,7 @@ def _image_bytes(loader: Loader) -> list[tuple[int, int]]:
     source, decoder = loader.plan.source, loader.plan.decoder
     found, count = [], len(source)
     for sample in np.unique(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(np.int64)).tolist():
-        with suppress(DataError):  # loading it will say so
+        with suppress(DataError):  # loading it will raise it
             data = source.read(sample)
             height, width = decoder.size(data)
             masks = [source.read_mask(sample)] if _has_masks(loader) else []

@@ -40,7 +40,7 @@ _WAITS = 1.5
 """Times that loading takes longer than its cores compute, as it waits, from which on more workers than cores help."""
 
 _MOST_WORKERS = 64
-_SHORTEST_RUN = 4  # samples that a worker takes at a time, at least, unless engine.run_length says otherwise
+_SHORTEST_RUN = 4  # samples that a worker takes at a time, at least, unless engine.run_length is set
 
 _SERIAL = 1.4
 """Times that workers are slower than their stages, from which on they wait for each other's Python."""
@@ -325,6 +325,6 @@ _OF_THE_ORIGINAL = {"root", "train_split", "val_split", "val", "folds", "fold", 
 
 
 def _of_the_original(word: str) -> bool:
-    """Whether an override doesn't hold for converted data: it says how the original is read."""
+    """Whether an override is about how the original data is read, so that it doesn't hold for converted data."""
     part, _, key = key_of(word).partition(".")
     return part == "data" and (key in _OF_THE_ORIGINAL or key not in _OF_ANY)

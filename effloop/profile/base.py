@@ -97,7 +97,7 @@ def null_profiler(config: NoneConfig, *context: Any) -> Profiler:
 
 
 class StepProfiler(Profiler, ABC):
-    """Profiles the updates after the first `wait`; subclasses say how.
+    """Profiles the updates after the first `wait`; subclasses implement how.
 
     Args:
         config: which updates.

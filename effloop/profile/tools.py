@@ -60,7 +60,7 @@ class TorchProfiler(StepProfiler):
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if self.device.type == "cuda":
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        options = {"profile_memory": self.config.memory, "with_stack": self.config.stacks}
+        options: dict[str, Any] = {"profile_memory": self.config.memory, "with_stack": self.config.stacks}
         self._profile = torch.profiler.profile(activities=kinds, record_shapes=True, **options)
         self._profile.start()
 
@@ -99,7 +99,7 @@ class TorchProfiler(StepProfiler):
         """A table of the lines that read tensors, of which a GPU has to finish all work."""
         if not self._finder.found:
             return ["no line of an update waits for the device"]
-        rows = [[place(*where), what, f"{count}"] for (*where, what), count in self._finder.found.most_common(_ROWS)]
+        rows = [[place(*key[:3]), key[3], f"{count}"] for key, count in self._finder.found.most_common(_ROWS)]
         title = "lines that wait for the device, as they read a tensor's value, in one update"
         return as_lines(title, ["line", "operation", "times"], rows)
 

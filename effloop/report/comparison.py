@@ -159,7 +159,7 @@ def compare_runs(runs: Sequence[RunRecord], objective: str) -> Comparison:
 
 
 def _same_data(runs: Sequence[RunRecord], folds: Sequence[Any] | None) -> bool:
-    """Whether runs, or those of the same fold, were validated on the same data, as far as they say."""
+    """Whether runs, or those of the same fold, were validated on the same data, as far as is known."""
     found: dict[str, str] = {}
     for run, fold in zip(runs, folds or [None] * len(runs), strict=True):
         if isinstance(run.data.get("val"), Mapping):

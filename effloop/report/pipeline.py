@@ -93,8 +93,9 @@ class Pipeline:
             verdict = Verdict(found["verdict"]["bound"], found["verdict"]["line"])
             overrides = []
             if each := found.get("override"):
-                rates = [as_number(each[key]) for key in ("images_per_s", "gain")]
-                overrides.append(Override(to_text(each["override"]), to_text(each["why"]), bool(each["exact"]), *rates))
+                override, why = to_text(each["override"]), to_text(each["why"])
+                rate, gain = as_number(each["images_per_s"]), as_number(each["gain"])
+                overrides.append(Override(override, why, bool(each["exact"]), rate, gain))
             share = seconds[-1] / (sum(seconds) or math.nan)
             return cls.of(float(found["images_per_s"]), float(found["wait"]), stages, verdict, overrides, share)
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
