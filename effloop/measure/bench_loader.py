@@ -79,7 +79,7 @@ class Workload:
     def crop(self) -> dict[str, tuple[float, float]]:
         """Least and most area of a crop as a share of the image, `scale`, and of width over height, `ratio`."""
         found = _operations(self.config)[0][1]
-        return {key: tuple(found.get(key, usual)) for key, usual in _CROP.items()}  # type: ignore[misc]
+        return {key: tuple(found.get(key, usual)) for key, usual in _CROP.items()}
 
 
 _CROP = {"scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3)}

@@ -442,12 +442,12 @@ def _print(result: Mapping[str, Any], typed: str) -> None:
             yield mean([a - b for a, b in zip(scores["on"], scores["off"], strict=True)]) if scores else ""
 
     sized = ("on", "off") * any("bytes" in row for row in result["rows"])
-    scored = [result.get("score"), "without", "worth"] * bool(result.get("seeds"))
+    scored = [str(result.get("score")), "without", "worth"] * bool(result.get("seeds"))
     numbers = ["images/s", "without", "gain", *["MB", "without"] * bool(sized), *scored]
     rows = []
     for row in result["rows"]:
-        found = ["-"] * len(numbers) if row["reason"] else cells(row)
-        rows.append([row["knob"], row[typed], *found, row["reason"] or row.get("remark", "")])
+        own = ["-"] * len(numbers) if row["reason"] else [*cells(row)]
+        rows.append([row["knob"], row[typed], *own, row["reason"] or row.get("remark", "")])
     title = f"{_workload(result)}, torch {result['torch']}; turns of each: {result['repeats']}"
     title = f"{result['data']}\n{title}" if "data" in result else title
     words = ("knob", "override" if typed == "on" else "switched off by", "remark")

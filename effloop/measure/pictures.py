@@ -199,7 +199,7 @@ def _draw_stages(axes: Axes, pipeline: Pipeline) -> None:
         else:
             name, share, of_what, held = row
             colour = _RED if held else _ORANGE if name == "wait" else _GREEN
-            style = {"color": colour, "alpha": 0.35, "hatch": "///", "edgecolor": colour}
+            style: dict[str, Any] = {"color": colour, "alpha": 0.35, "hatch": "///", "edgecolor": colour}
             _draw_bar(axes, y, low, low * (high / low) ** share, f" {format_share(share)} {of_what}", at=low, **style)
     axes.axvline(pipeline.rate, color=_GREY, linestyle="--", linewidth=1, zorder=0)
     axes.set_title(f"what each stage could do alone, images/s; {pipeline.marked} holds the run back")

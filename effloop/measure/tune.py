@@ -6,7 +6,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -263,7 +263,7 @@ class TunedLoop:
         engine = replace(self.config.engine, prefetch=setting.prefetch)
         loader = reloaded(trainer.train, replace(self.config, engine=engine), setting.num_workers)
 
-        def batches() -> Iterator[Batch]:
+        def batches() -> Generator[Batch, None, None]:
             epoch, seen = divmod(self._position, len(loader) * loader.global_batch)
             while True:
                 for batch in loader.epoch(epoch, seen - seen % loader.global_batch):
