@@ -98,13 +98,20 @@ class Search:
         self._best = usual
         self.compared = False
         try:
-            self._choose_batch(batches)
+            for batch_size, accumulate in batches:
+                self._take_if_faster(replace(self._best, batch_size=batch_size, accumulate=accumulate))
             # With many batches ahead, since more workers would otherwise stand in for them.
             self._best = replace(self._best, num_workers=1, prefetch=max(usual.prefetch, self.most_prefetch))
             self._turn(self._best)
-            self._climb()
+            while not self.fed(self._best) and self._best.num_workers < _MOST_WORKERS:
+                if not self._take_if_faster(replace(self._best, num_workers=2 * self._best.num_workers)):
+                    break
             self._refine()
-            self._prefetch(usual.prefetch)
+            # As few batches ahead as are as fast as many.
+            prefetch = usual.prefetch
+            while prefetch < self._best.prefetch:
+                self._take_unless_slower(replace(self._best, prefetch=prefetch))
+                prefetch *= 2
             usual = replace(usual, batch_size=self._best.batch_size, accumulate=self._best.accumulate)
             if usual not in self.turns:  # climbing may have passed over it
                 self._take_if_faster(usual)
@@ -121,44 +128,28 @@ class Search:
             self.turns.setdefault(usual, []).append(self.measure(usual))
         if self._best not in self.turns:
             return usual
-        speeds = [statistics.median(turn.images_per_s for turn in self.turns[each]) for each in (self._best, usual)]
-        if speeds[0] <= (1 + MARGIN) * speeds[1]:
+        best, other = (statistics.median(per_s(self.turns[each])) for each in (self._best, usual))
+        if best <= (1 + MARGIN) * other:
             return usual
         self.compared = len(self.turns[self._best]) > 1
         return self._best
-
-    def _choose_batch(self, batches: Sequence[tuple[int, int]]) -> None:
-        for batch_size, accumulate in batches:
-            self._take_if_faster(replace(self._best, batch_size=batch_size, accumulate=accumulate))
 
     def _take_if_faster(self, setting: Setting) -> bool:
         found = self.faster(setting, self._best)
         self._best = setting if found else self._best
         return found
 
-    def _climb(self) -> None:
-        """Twice as many workers, as long as that helps."""
-        while not self.fed(self._best) and self._best.num_workers < _MOST_WORKERS:
-            if not self._take_if_faster(replace(self._best, num_workers=2 * self._best.num_workers)):
-                break
+    def _take_unless_slower(self, setting: Setting) -> None:
+        if not self.faster(self._best, setting):
+            self._best = setting
 
     def _refine(self) -> None:
         """Numbers of workers between those that were doubled."""
         best, workers = self._best, self._best.num_workers
         if workers > 1 and not self.fed(best) and self._take_if_faster(replace(best, num_workers=workers * 3 // 2)):
             return
-        fewer = replace(best, num_workers=workers - workers // 4)
-        if workers > 2 and not self.faster(best, fewer):
-            self._best = fewer
-
-    def _prefetch(self, usual: int) -> None:
-        """As few batches ahead as are as fast as many."""
-        prefetch = usual
-        while prefetch < self._best.prefetch:
-            fewer = replace(self._best, prefetch=prefetch)
-            if not self.faster(self._best, fewer):
-                self._best = fewer
-            prefetch *= 2
+        if workers > 2:
+            self._take_unless_slower(replace(best, num_workers=workers - workers // 4))
 
     def faster(self, new: Setting, old: Setting) -> bool:
         """Whether a setting is faster by more than the noise, in turns with the other one."""

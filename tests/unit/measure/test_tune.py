@@ -148,7 +148,7 @@ def test_what_is_found_is_taken_later(
 
 
 def test_batches_keep_the_images_of_an_update(photos: Path, here: Path, short: None) -> None:
-    assert tune(photos, "batch=true", "out=tuned", "minutes=0.02", "batch_size=4", "accumulate=2") == 0
+    assert tune(photos, "batch=true", "out=tuned", "minutes=0.2", "batch_size=4", "accumulate=2") == 0
     settings = json.loads((here / "tuned" / "tune.json").read_text())["settings"]
     assert {(each["batch_size"], each["accumulate"]) for each in settings} > {(4, 2)}
     assert {each["batch_size"] * each["accumulate"] for each in settings} == {8}
