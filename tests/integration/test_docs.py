@@ -209,6 +209,12 @@ def run(words: list[str], scratch: Path) -> None:
         only_compose(args)
         return
     assert words[0] == "effloop"
+    if (command := loops(args)) and not any(word.startswith(("run=", "out=", "resume=", "plugins=")) for word in args):
+        keys = {word if word.partition("=")[0] in {*groups, "data.root"} else word.partition("=")[0] for word in args}
+        if keys <= USED.setdefault(command, set()):
+            only_compose([word for word in args if re.match(rf"({KEYS})[=.]", word)])
+            return
+        USED[command] |= keys
     files = [word for word in args if word.startswith("plugins=")]
     use_plugin_files([word.removeprefix("plugins=").strip("[]") for word in files])
     args = [word for word in args if word not in files]
@@ -217,6 +223,17 @@ def run(words: list[str], scratch: Path) -> None:
             if word.startswith(option):
                 remove(Path(word.removeprefix(option)) if option == "out=" else Path("outputs", word[4:]))
     assert main(once(*tiny(args, scratch))) == 0
+
+
+USED: dict[str, set[str]] = {}
+"""Command that loads data -> keys and parts that it was run with: the same ones with other values are only composed."""
+
+
+def loops(args: list[str]) -> str:
+    """The command, if it is one of those that load data or train; else empty."""
+    if not args or "=" in args[0]:
+        return "train"
+    return args[0] if args[0] in ("train", "show", "tune", "diagnose", "lr") else ""
 
 
 def remove(path: Path) -> None:
@@ -231,7 +248,7 @@ def placed(word: str, scratch: Path) -> str:
 
 def tiny(args: list[str], scratch: Path) -> list[str]:
     """The same command with less to do."""
-    if not args or "=" in args[0] or args[0] in ("train", "show", "tune", "diagnose", "lr"):
+    if loops(args):
         small = [word for word in TINY if not word.startswith(("model.width", "image_size"))]
         own = ("samples", "split", "minutes", "batch=", "again", "seconds", "verify", "top")  # options
         config = effloop.compose([word for word in args if "=" in word and not word.startswith(own)])

@@ -374,7 +374,7 @@ def test_a_strategy_may_replace_parameters(photos: Path, tmp_path: Path) -> None
         assert equal(*(each[part] for each in found)), part
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parts_in_a_file_in_a_sweep(mine: list[str], tmp_path: Path) -> None:
     """Its launcher's processes begin with unpickling what has the parts' configs in it."""
     words = ["-m", "model.hidden=2,3", "hydra/launcher=submitit_local", "epochs=1"]

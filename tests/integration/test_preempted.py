@@ -178,8 +178,9 @@ def ran(folder: Path) -> bool:
 LONG = ("effloop", *TINY, "epochs=400", "device=cpu", "run=x", "record.samples=0")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [None, 1])
+@pytest.mark.parametrize(
+    "rank", [pytest.param(None, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.nightly)]
+)
 def test_ranks_save_together(photos: Path, tmp_path: Path, rank: int | None) -> None:
     """A signal to the whole group, as Slurm sends it, workers and all; or to one rank."""
     words = ("parallel=ddp", "parallel.processes=2", "parallel.max_restarts=1", "engine=processes", "num_workers=1")

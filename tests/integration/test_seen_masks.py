@@ -183,12 +183,12 @@ def test_files_of_the_dataset_are_kept(
     assert "would take the place of a file of the data" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("to", [pytest.param("pt2", marks=pytest.mark.slow), "onnx", "state_dict"])
+@pytest.mark.parametrize("to", ["onnx", "state_dict"])
 def test_exported_files(run: Path, root: Path, here: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The same outputs, (N, K, H, W), and the same masks by `predict`; one of them in windows."""
-    pytest.importorskip({"onnx": "onnxruntime", "state_dict": "safetensors"}.get(to, "torch"))
-    file = {"pt2": "x.pt2", "onnx": "x.onnx", "state_dict": "x.safetensors"}[to]
-    windows = ["task.window=16"] if to == "pt2" else []
+    pytest.importorskip({"onnx": "onnxruntime", "state_dict": "safetensors"}[to])
+    file = {"onnx": "x.onnx", "state_dict": "x.safetensors"}[to]
+    windows = ["task.window=16"] if to == "onnx" else []
     assert main(["export", str(run), f"to={to}", f"out={file}", *windows]) == 0
     assert "100.00%" in capsys.readouterr().out
     for model, masks, words in ((str(run), "one", windows), (file, "two", [])):

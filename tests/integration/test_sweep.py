@@ -146,13 +146,12 @@ def test_a_killed_job_is_named_and_gone_on_with(here: Path, photos: Path) -> Non
     assert out.count("validation") < 40  # not from the beginning
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("joblib", ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")),
-        ("submitit", ("hydra/launcher=submitit_local",)),
-        ("ray", ("hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2")),
+        pytest.param("joblib", ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), marks=pytest.mark.slow),
+        pytest.param("submitit", ("hydra/launcher=submitit_local",), marks=pytest.mark.slow),
+        pytest.param("ray", ("hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"), marks=pytest.mark.nightly),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -166,13 +165,12 @@ def test_launchers(module: str, words: Sequence[str], here: Path, photos: Path) 
     assert "sweep: outputs/multirun/x" in out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "to"),
     [
-        ((), "sweep"),
-        (("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), "group"),
-        (("hydra/launcher=submitit_local",), "job"),
+        pytest.param((), "sweep", marks=pytest.mark.slow),
+        pytest.param(("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), "group", marks=pytest.mark.nightly),
+        pytest.param(("hydra/launcher=submitit_local",), "job", marks=pytest.mark.slow),
     ],
     ids=["basic", "joblib", "submitit"],
 )
