@@ -122,8 +122,6 @@ def test_two_ranks_do_what_one_process_does(photos: Path, teacher: Path, here: P
     ("words", "line"),
     [
         (["distill.alpha=1.5"], "distill.alpha: 1.5 is not allowed; set a share from 0 to 1"),
-        (["distill.temperature=0"], "distill.temperature: 0.0 is not allowed; set a finite number above 0"),
-        (["distill.teacher=''"], "distill.teacher: '' is not allowed; set a run folder"),
         (["distill.teacher=nowhere"], "distill.teacher: 'nowhere' is not there; name a run folder or a .ckpt file"),
     ],
 )

@@ -148,8 +148,6 @@ def test_int8_that_costs_too_much_is_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["to=onyx"], "did you mean 'onnx'"),
-        ([], "export needs to="),
         (["to=pt2", "int8=true"], "set to=onnx or openvino"),
         (["to=onnx", "int8=true", "half=true"], "half: contradicts int8"),
         (["to=state_dict", "batch=4"], "leave batch out"),

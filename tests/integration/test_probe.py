@@ -112,8 +112,6 @@ def test_resumed_to_the_bit(photos: Path, finished: Path, here: Path, cache: Pat
             ["augment.mixup=0.2"],
             "augment.mixup: is for training on images, and probe=1 on features; set augment.mixup=0",
         ),
-        (["progressive=[16,24]"], "progressive: is for training on images"),
-        (["distill.teacher=a"], "distill.teacher: is for training on images"),
         (["compile=true"], "compile: is for training on images"),
     ],
 )

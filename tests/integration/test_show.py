@@ -103,22 +103,12 @@ def test_one_picture_for_each_job_of_a_sweep(here: Path, photos: Path) -> None:
     ("args", "words"),
     [
         (["split=tran"], "split: 'tran' is not allowed; set train or val; did you mean 'train'?"),
-        (["split="], "show: 'split=' has no value; set split=train or drop it"),
         (["samples"], "show: 'samples' has no value; set samples=8 or drop it"),
-        (["samples=0"], "samples: '0' is not allowed; set a whole number from 1 to 64"),
         (["samples=65"], "samples: '65' is not allowed; set a whole number from 1 to 64"),
-        (["samples=2.5"], "samples: '2.5' is not allowed; set a whole number from 1 to 64"),
-        (["epochs=-1"], "epochs: '-1' is not allowed; set a whole number from 1 to 64"),
-        (["epochs=all"], "epochs: 'all' is not allowed; set a whole number from 1 to 64"),
         (["sampels=3"], "'sampels'"),
-        (["augment.ops.flip.pp=1"], "pp"),
         (
             ["image_size=600", "samples=64", "epochs=64"],
             "samples: 40 x 64 epochs of image_size=600 are, with their names, 933.3 million pixels; at most 80 are",
-        ),
-        (  # 79.97 million in tiles alone
-            ["image_size=2980", "samples=9", "epochs=1"],
-            "samples: 9 x 1 epochs of image_size=2980 are, with their names, 85.2 million pixels; at most 80 are",
         ),
     ],
 )

@@ -116,10 +116,7 @@ def test_a_sweep_over_tables(photos: Path, here: Path, tmp_path: Path, forked_jo
     [
         ("path,label\nx.jpg,a\n", "seed=0", "1 of 1 images that are not there"),
         ("path,label\nx.jpg,a\n", "data=csv data.label=b", "data.label: has no column 'b'; have path, label"),
-        ("path,label\nx.jpg,1\ny.jpg,a\n", "seed=0", "line 3: 'a' numbers ('1', line 2) task=classification"),
         ("path,label\nx.jpg,a|b\n", "task=regression", "line 2: 'a|b' where a number should be"),
-        ("path,label\nx.jpg,a\n", "task=regression", "line 2: 'a' where a number should be"),
-        ("path,label\nx.jpg,0.5\n", "task=multilabel", "line 2: '0.5' where a list of names should be"),
         ("path,a,b\nx.jpg,1,1\n", "task=classification", "line 2: 2 of the columns a, b are 1"),
     ],
 )
