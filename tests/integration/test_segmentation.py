@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
-from masked import make_masks
+from masked import NAMES, make_masks, mask_of
+from numpy.typing import NDArray
+from PIL import Image
 from ranks import run_script
 from runs import once, rows, stopping_at
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import effloop
+from effloop.batch import ImageSize
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.config.hydra_app import compose_runs
+from effloop.errors import DataError
+from effloop.inference.trained import Trained
+from effloop.record.grid import PALETTE, Layout, draw, overlay
 from effloop.task.segmentation import accuracy_of, iou_of
+from effloop.train.evaluation import compare_some
 
 SMALL = ("image_size=16", "epochs=2", "batch_size=4", "model=unet", "model.width=4", "model.depth=2", "num_workers=0")
 
@@ -187,3 +197,180 @@ def test_what_is_refused(
     few = [word for word in few if "model=cnn" not in words_ or word[:6] != "model."]
     assert main(["train", *few]) == 2
     assert message in capsys.readouterr().err
+
+
+# What a user sees of segmentation: pictures, an evaluation, predicted masks, exported files, memory.
+
+SEEN = ("model=unet", "model.width=4", "model.depth=2", "image_size=[24,32]", "batch_size=4", "num_workers=0")
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_masks(tmp_path_factory.mktemp("masks"), {"train": 8, "val": 5})
+
+
+@pytest.fixture(scope="module")
+def seen(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three epochs, evaluated in each."""
+    out = tmp_path_factory.mktemp("runs")
+    assert main(once("train", f"data.root={few}", *SEEN, "epochs=3", "record.samples=3", f"out={out}", "run=x")) == 0
+    return out / "x"
+
+
+def pixels(file: Path) -> NDArray[np.uint8]:
+    with Image.open(file) as picture:
+        return np.asarray(picture)
+
+
+def test_show_has_overlays_of_the_augmented_masks(few: Path, here: Path) -> None:
+    assert main(once("show", f"data.root={few}", *SEEN, "run=x", "samples=3", "epochs=2")) == 0
+    config = effloop.compose([f"data.root={few}", *SEEN])
+    loader = effloop.build_loader(config)
+    found, layout = pixels(here / "outputs/x/samples.png"), Layout(config.size, 3, 2)
+    for epoch in range(2):
+        batch = loader.samples([0, 3, 7], epoch)
+        wanted = overlay(loader.as_pictures(batch), batch.targets.numpy())
+        for row in range(3):
+            y, x = layout.corner(row, epoch)
+            assert np.array_equal(found[y : y + 24, x : x + 32], wanted[row])
+    assert len(found) > layout.size[0]
+    assert np.array_equal(found, draw(loader.preview(3, 2)))
+
+
+def test_tensorboard_has_targets_and_predictions(few: Path, seen: Path) -> None:
+    """After each evaluation; the last one is that of the weights in last.ckpt."""
+    (events,) = (seen / "tensorboard").iterdir()
+    read = EventAccumulator(str(events), {"images": 0})
+    read.Reload()
+    assert sorted(read.Tags()["images"]) == ["predictions", "samples"]
+    images = read.Images("predictions")
+    assert [each.step for each in images] == [2, 4, 6]
+    trained = Trained.from_checkpoint(seen / "checkpoints/last.ckpt")
+    loader = trained.loader()
+    preview = compare_some(loader, trained.precision, trained.model, 3)
+    path = seen / "seen.png"
+    path.write_bytes(images[-1].encoded_image_string)
+    found, layout = pixels(path), Layout(ImageSize(24, 32), 3, 3)
+    assert (preview.columns, preview.classes) == (("image", "target", "prediction"), NAMES)
+    batch = loader.samples([0, 2, 4])
+    predicted = trained.model(batch.images).argmax(dim=1)
+    for row in range(3):
+        image = loader.as_pictures(batch)[row]
+        masks = [batch.targets[row].numpy(), predicted[row].numpy().astype(np.uint8)]
+        for column, wanted in enumerate([image, *(overlay(image, mask) for mask in masks)]):
+            y, x = layout.corner(row, column)
+            assert np.array_equal(found[y : y + 24, x : x + 32], wanted), (row, column)
+
+
+def test_eval_and_its_report(few: Path, seen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(seen)]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("miou", "mean_accuracy", "iou", *NAMES))
+    folder = seen / "eval/val"
+    with (folder / "per_class.csv").open() as file:
+        rows = {row["class"]: row for row in csv.DictReader(file)}
+    with (folder / "confusion.csv").open() as file:
+        table = [row[1:] for row in csv.reader(file)][1:]
+    matrix = np.array(table, np.int64)
+    truth = np.zeros(256, np.int64)
+    loader = Trained.from_checkpoint(seen).loader()
+    for batch in loader.epoch(0):
+        truth += np.bincount(batch.targets[batch.valid].numpy().ravel(), minlength=256)
+    assert matrix.sum(axis=1).tolist() == truth[: len(NAMES)].tolist()
+    ious = np.diag(matrix) / (matrix.sum(0) + matrix.sum(1) - np.diag(matrix))
+    for place, name in enumerate(NAMES):
+        assert float(rows[name]["iou"]) == pytest.approx(ious[place], rel=1e-5)
+    scores = json.loads((folder / "scores.json").read_text())
+    assert scores["unit"] == "pixels"
+    assert scores["scores"]["miou"] == pytest.approx(ious.mean(), rel=1e-6)
+    worst = pixels(folder / "worst.png")
+    assert min((worst == PALETTE[label]).all(axis=2).sum() for label in (1, 2)) >= 12 * 12  # in the legend, at least
+    assert main(["report", str(seen)]) == 0
+    page = next(seen.parent.rglob("*.html")).read_text()
+    assert all(word in page for word in ("miou", "Confusion matrix", "pixels", "data:image/jpeg", *NAMES))
+
+
+@pytest.mark.parametrize("how", ["crop", "squash", "letterbox"])
+def test_predicted_masks_have_their_images_sizes(few: Path, seen: Path, here: Path, how: str) -> None:
+    """Whatever the model's size and the crop of its evaluation; one image is broken."""
+    for number, (height, width) in enumerate([(48, 64), (90, 40), (24, 32)]):
+        path = here / f"in/{number % 2}/{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(few / "val/images/0000.jpg") as picture:
+            picture.resize((width, height)).save(path)
+    (here / "in/1/bad.jpg").write_bytes(b"no image")
+    words = ["masks=m", "overlays=o", "out=shares.csv", f"augment.eval={how}"]
+    assert main(["predict", str(seen), "in", *words]) == 0
+    with (here / "shares.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [*rows[0]] == ["path", *(f"share_{name}" for name in NAMES), "error"]
+    for row in rows:
+        name = Path(row["path"]).relative_to("in").with_suffix("")
+        if name.name == "bad":
+            assert row["error"]
+            assert row["share_sky"] == ""
+            assert not (here / f"m/{name}.png").exists()
+            continue
+        mask, image = pixels(here / f"m/{name}.png"), pixels(Path(row["path"]))
+        assert mask.shape == image.shape[:2]
+        assert pixels(here / f"o/{name}.jpg").shape == image.shape
+        for label, each in enumerate(NAMES):
+            assert float(row[f"share_{each}"]) == pytest.approx((mask == label).mean(), abs=1e-5)
+    [found] = effloop.load(seen, [f"augment.eval={how}"]).predict("in/0/2.jpg")
+    assert np.array_equal(found["mask"], pixels(here / "m/0/2.png"))
+    if how != "letterbox":
+        return
+    with pytest.raises(DataError, match="bad"):
+        effloop.load(seen).predict(["in/1/bad.jpg"])
+
+
+def test_an_image_of_the_model_s_size_has_the_model_s_mask(seen: Path, few: Path) -> None:
+    trained, model = Trained.from_checkpoint(seen), effloop.load(seen)
+    image = np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
+    [found] = model.predict([image])
+    wanted = trained.model(model.preprocess([image])).argmax(dim=1)[0]
+    assert np.array_equal(found["mask"], wanted.numpy())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["top=3"], "top: 3, but task=segmentation ranks no classes"),
+        (["scores=true"], "scores: of task=segmentation the table has each class's share; leave scores out"),
+        (["masks=in"], "masks: 'in/a.png' would take the place of a file of the data; set masks to another folder"),
+        (["masks=in/a.png"], "masks: 'in/a.png' can't be written: File exists; set masks=FOLDER"),
+        (["overlays=/proc/x"], "overlays: '/proc/x' can't be written"),
+    ],
+)
+def test_refusals(seen: Path, here: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "in").mkdir()
+    Image.fromarray(mask_of(20, 20, 0)).save(here / "in/a.png")
+    before = (here / "in/a.png").read_bytes()
+    assert main(["predict", str(seen), "in", *words]) == 2
+    err = capsys.readouterr().err
+    assert line in err
+    assert err.count("\n") == 1
+    assert (here / "in/a.png").read_bytes() == before
+
+
+@pytest.mark.parametrize("words", ["masks=masks", "overlays=images"])
+def test_files_of_the_dataset_are_kept(
+    seen: Path, few: Path, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(few / "val")
+    assert main(["predict", str(seen), words]) == 2
+    assert "would take the place of a file of the data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("to", ["onnx", "state_dict"])
+def test_exported_files(seen: Path, few: Path, here: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same outputs, (N, K, H, W), and the same masks by `predict`; one of them in windows."""
+    pytest.importorskip({"onnx": "onnxruntime", "state_dict": "safetensors"}[to])
+    file = {"onnx": "x.onnx", "state_dict": "x.safetensors"}[to]
+    windows = ["task.window=16"] if to == "onnx" else []
+    assert main(["export", str(seen), f"to={to}", f"out={file}", *windows]) == 0
+    assert "100.00%" in capsys.readouterr().out
+    for model, masks, words in ((str(seen), "one", windows), (file, "two", [])):
+        assert main(["predict", model, str(few / "val/images"), f"masks={masks}", *words]) == 0
+    for path in (here / "one").iterdir():
+        assert (pixels(path) == pixels(here / "two" / path.name)).mean() > 0.999
