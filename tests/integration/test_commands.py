@@ -7,21 +7,17 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from runs import TINY, call, rows, train
+from runs import call, train
 
 import effloop
-from effloop import config as configs
 from effloop.cli.main import MODULES, command_named, main
 from effloop.cli.options import options_of, parse
-from effloop.config import Config
-from effloop.errors import PROGRAM
 from effloop.inference.trained import Trained
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
@@ -55,23 +51,8 @@ def test_help_of_a_command(name: str, here: Path, capsys: pytest.CaptureFixture[
         assert option.meaning
 
 
-def test_help_of_train_has_the_keys_of_the_config(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--help"]) == 0
-    out = capsys.readouterr().out
-    for field in fields(Config):
-        assert f"  {field.name}=" in out or f"  {field.name}." in out or field.name in Config.GROUPS
-
-
 def test_version_and_the_module(tmp_path: Path) -> None:
     assert call("--version", cwd=tmp_path, forked=False) == (0, f"effloop {effloop.__version__}\n", "")
-
-
-def test_list(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines} == {*Config.GROUPS, "experiment"}
-    assert max(map(len, lines)) <= 120
-    assert any(line.startswith("decode") and "pillow" in line for line in lines)
 
 
 def test_list_of_a_group(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,11 +117,6 @@ class TestRunFolder:
         assert "outputs/a/x holds a run already" in capsys.readouterr().err
         assert (here / "outputs/a/x/metrics.jsonl").read_bytes() == before
 
-    def test_name_for_a_shell(self, here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert train(photos, "run='my run'", "epochs=1") == 0
-        last = capsys.readouterr().out.splitlines()[-1]
-        assert last.endswith(f"score: {PROGRAM} eval 'outputs/my run'")
-
     def test_that_cannot_be_made(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (here / "outputs").write_text("a file")
         assert main(["run=x"]) == 2
@@ -148,11 +124,6 @@ class TestRunFolder:
         assert "outputs" in err
         assert "can't be made" in err
         assert err.count("\n") == 1
-
-    def test_hydras_own_key(self, here: Path, photos: Path) -> None:
-        assert train(photos, "epochs=1", "hydra.run.dir=elsewhere") == 0
-        assert (here / "elsewhere/summary.json").is_file()
-        assert not (here / "outputs").exists()
 
 
 class TestEval:
@@ -165,11 +136,6 @@ class TestEval:
             assert f"{summary[which]['top1']:.2%}" in out
             assert f"{summary[which]['loss']:.4f}" in out
 
-    def test_overrides(self, finished: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        summary = json.loads((finished / "summary.json").read_text())
-        assert main(["eval", str(finished), "batch_size=3", f"data.root={photos}", "engine=inline", "amp=false"]) == 0
-        assert f"{summary['best']['loss']:.4f}" in capsys.readouterr().out
-
     @pytest.mark.parametrize(("split", "images"), [("val", 13), ("train", 40), ("test", 13)])
     def test_splits(
         self, split: str, images: int, finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
@@ -179,20 +145,6 @@ class TestEval:
             (here / "photos" / target).symlink_to(photos / source)
         assert main(["eval", str(finished), f"data.root={here}/photos", f"split={split}"]) == 0
         assert f"on {images} images in 3 classes" in capsys.readouterr().out
-
-    def test_a_preset_chooses_other_parts_too(
-        self, finished: Path, photos: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        overrides = ["data=dali", f"data.root={photos}"]
-        saved = configs.load(finished / "config.yaml", overrides)
-        assert (saved.data.name, saved.engine.name, saved.batch_size) == ("folder", "dali", 8)
-        assert configs.load(finished / "config.yaml", [*overrides, "engine=inline"]).engine.name == "inline"
-        assert main(["eval", str(finished), *overrides]) == 0
-        assert "on 13 images" in capsys.readouterr().out
-
-    def test_other_split(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["eval", str(finished), "data.val_split=train"]) == 0
-        assert "on 40 images" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("override", "words"),
@@ -274,14 +226,6 @@ def test_compose_inside_of_a_hydra_application(tmp_path: Path) -> None:
     command = [sys.executable, "app.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "3 app\n"
-
-
-def test_snippet_of_the_readme(here: Path, photos: Path) -> None:
-    config = effloop.compose([f"data.root={photos}", *TINY])
-    seen = [int(i) for batch in effloop.build_loader(config, split="train").epoch(0) for i in batch.ids]
-    assert sorted(seen) == list(range(40))
-    scores = effloop.build_trainer(config).fit()
-    assert rows(next(here.glob("outputs/*/*")))[-1]["loss"] == scores["loss"]
 
 
 def _write(path: Path, text: str) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from plans import write_as
 from runs import rows, train
 
 from effloop import config as configs
@@ -56,20 +54,6 @@ def test_equal_to_the_bit(original: Path, here: Path, capsys: pytest.CaptureFixt
     assert read_run(run).config == {**read_run(original).config, "run": str(run.relative_to("outputs"))}
     typed = yaml.safe_load((original / "overrides.yaml").read_text())
     assert yaml.safe_load((run / "overrides.yaml").read_text()) == [word for word in typed if word != "run=run"]
-
-
-@pytest.mark.slow
-def test_on_as_many_threads(run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever the number of this process would be."""
-    environment = json.loads((run / "environment.json").read_text())
-    edit(run / "environment.json", hardware={**environment["hardware"], "torch_threads": 2})
-    try:
-        main(["replay", str(run), "run=new"])
-        assert capsys.readouterr().out.startswith(f"replay of {run}: nothing differs\n")
-        new = read_run(here / "outputs/new")
-        assert (new.config["threads"], new.environment["hardware"]["torch_threads"]) == (2, 2)
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_other_numbers_without_a_reason(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,15 +121,6 @@ def test_a_changed_file_is_named_before_the_start(photos: Path, here: Path, caps
     assert changed.endswith(": train/a/0.jpg, train/a/1.jpg, train/a/2.jpg, train/a/3.jpg, train/a/4.jpg and 4 more")
 
 
-def test_packed_data(photos: Path, here: Path) -> None:
-    root = write_as("memmap", photos, here / "set.effloop")
-    assert train(root, "run=x", "epochs=1", "record=none", "checkpoint=none") == 0
-    original, config = read_run(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"))
-    assert [*replay.find_differences(original, config)] == []
-    root.touch()
-    assert [*replay.find_differences(original, config)] == [f"data: files changed since then: {root}"]
-
-
 def test_what_a_run_began_from(original: Path, photos: Path, here: Path) -> None:
     shutil.copytree(original, "earlier")
     assert train(photos, "run=x", "resume=earlier", "epochs=2") == 0
@@ -197,9 +172,6 @@ class TestDiff:
                 group = line.split()[0].removesuffix(":")
                 found[group] = {}
         return found
-
-    def test_the_same(self, original: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert self.of(capsys, original, run) == {"config": {}, "environment": {}, "data": {}, "result": {}}
 
     def test_what_differs(self, original: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         config = yaml.safe_load((run / "config.yaml").read_text())

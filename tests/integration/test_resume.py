@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from kills_train import equal
 from runs import TINY, once, rows, start, stopping_at, train
 from saves import write
 
@@ -26,28 +27,10 @@ from effloop.runs.reader import read_run
 EXACT = ("model", "optimizer", "schedule", "precision", "checkpoints", "progress", "metrics", "rng")
 
 
-def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
-    """Equal to the bit, in trees of tensors and plain values."""
-    if isinstance(ours, torch.Tensor):
-        assert ours.dtype == theirs.dtype, where
-        assert torch.equal(ours, theirs), where
-    elif isinstance(ours, dict):
-        assert ours.keys() == theirs.keys(), where
-        for key, value in ours.items():
-            assert_same(value, theirs[key], f"{where}.{key}")
-    elif isinstance(ours, list | tuple):
-        assert len(ours) == len(theirs), where
-        for number, value in enumerate(ours):
-            assert_same(value, theirs[number], f"{where}[{number}]")
-    else:
-        assert ours == theirs, where
-
-
 def assert_same_end(run: Path, reference: Path) -> None:
     for name in ("last", "best"):
         ours, theirs = (files.read(folder / "checkpoints" / f"{name}.ckpt") for folder in (run, reference))
-        for part in EXACT:
-            assert_same(ours[part], theirs[part], part)
+        assert not [part for part in EXACT if not equal(ours[part], theirs[part])]
     assert rows(run) == rows(reference)
     ours, theirs = ([(row["span"], row["step"]) for row in rows(each, "perf.jsonl")] for each in (run, reference))
     assert ours == theirs
@@ -146,8 +129,7 @@ class TestSameProcess:
         assert train(photos, f"resume={stopped}", "epochs=3", "run=new") == 0
         new = here / "outputs/new"
         ours, theirs = (files.read(folder / "checkpoints/last.ckpt") for folder in (new, finished))
-        for part in EXACT:
-            assert_same(ours[part], theirs[part], part)
+        assert not [part for part in EXACT if not equal(ours[part], theirs[part])]
         assert rows(new) == [row for row in rows(finished) if row["epoch"] > 0]
         assert files.read(stopped / "checkpoints/last.ckpt")["progress"]["epoch"] == 1
         assert (new / "log.txt").read_text().startswith(f"resumed from {stopped}/checkpoints/last.ckpt at epoch 1\n")
@@ -158,7 +140,7 @@ class TestSameProcess:
         state["checkpoints"]["best"] = {"loss": 0.0, "top1": 1.0, "epoch": 0}  # not to be beaten
         write(stopped / "checkpoints/last.ckpt", state)
         assert main(["resume", str(stopped)]) == 0
-        assert_same(files.read(stopped / "checkpoints/best.ckpt")["model"], best["model"])
+        assert equal(files.read(stopped / "checkpoints/best.ckpt")["model"], best["model"])
 
     def test_overrides_take_effect_and_are_kept(self, stopped: Path) -> None:
         assert main(["resume", str(stopped), "lr=0.5", "schedule=constant", "optim.weight_decay=0.01"]) == 0
@@ -262,31 +244,6 @@ class TestUntrusted:
         torch.load(path, weights_only=False)
         assert (here / "pwned").exists()  # it would have
 
-    @pytest.mark.parametrize(
-        "size",
-        [
-            0,
-            1000,
-            -1,
-        ],
-    )
-    def test_truncated(self, run: Path, size: int, capsys: pytest.CaptureFixture[str]) -> None:
-        path = run / "checkpoints/best.ckpt"
-        path.write_bytes(path.read_bytes()[:size])
-        line = self.refused(capsys, "eval", str(run))
-        assert f"{path} can't be read ({path.stat().st_size} bytes)" in line
-
-    def test_foreign(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        torch.save(torch.nn.Linear(2, 2).state_dict(), here / "x.pt")
-        assert "not a checkpoint that EffLoop wrote" in self.refused(capsys, "eval", "x.pt")
-        (here / "x.pt").write_text("just text")
-        assert "not a checkpoint that EffLoop wrote" in self.refused(capsys, "eval", "x.pt")
-
-    def test_other_version(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        path = run / "checkpoints/best.ckpt"
-        torch.save({**files.read(path), "format": 99}, path)
-        assert "format 99, this EffLoop reads formats up to 4; pip install" in self.refused(capsys, "eval", str(run))
-
     def test_config_with_an_interpolation(
         self, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -312,12 +269,6 @@ class TestUntrusted:
         _edit(run, old, new)
         assert words in self.refused(capsys, "resume", str(run))
         assert not (here / "pwned").exists()
-
-    def test_no_checkpoint(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (run / "checkpoints/last.ckpt").unlink()
-        assert "has no checkpoints/last.ckpt (checkpoints: best.ckpt, step-00000010.ckpt)" in self.refused(
-            capsys, "resume", str(run)
-        )
 
     def test_a_sweep(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (run.parent / "sweep.json").write_text("{}")

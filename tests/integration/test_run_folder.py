@@ -196,16 +196,6 @@ def test_another_process_was_faster(
     assert main(["resume", "outputs/x", "epochs=4"]) == 0
 
 
-def test_begun_again_by_a_faster_process(run: Path) -> None:
-    """What had no checkpoint when it was looked at, and has some by the time that it is this process's."""
-    before = sorted(path.name for path in run.rglob("*"))
-    with pytest.raises(TakenError, match=r"another process has trained .* meanwhile"):
-        claim_run_dir(run, again=True)
-    assert sorted(path.name for path in run.rglob("*")) == before
-    lock(run)  # it was given up again
-    unlock(run)
-
-
 class TestLock:
     def test_ends_with_its_process_though_a_child_lives(self, tmp_path: Path) -> None:
         reading, writing = os.pipe()
@@ -243,12 +233,6 @@ class TestLock:
         (tmp_path / "state.json").write_text(json.dumps({**state, "state": "stopped"}))
         lock(tmp_path)
         unlock(tmp_path)
-
-    @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("elsewhere")])
-    def test_no_file(self, make: Callable[[Path], None], tmp_path: Path) -> None:
-        make(tmp_path / LOCK)
-        with pytest.raises(ConfigError, match="can't be written"):
-            lock(tmp_path)
 
 
 def test_what_a_start_has_left_that_was_killed(here: Path) -> None:
@@ -301,18 +285,6 @@ def test_hostile_files(make: Callable[[Path], None], run: Path, capsys: pytest.C
     assert main(["report", str(run)]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 2, err
-
-
-def test_a_disk_without_room(tmp_path: Path, here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "disk").mkdir()
-    with small_disk(tmp_path / "disk", "1m"):
-        fill(tmp_path / "disk")
-        assert main(words(photos, f"out={tmp_path}/disk")) == 2
-        err = capsys.readouterr().err
-        assert err.count("\n") == 1
-        assert f"{tmp_path}/disk/x: 6" in err
-        assert "and 0 bytes are free" in err
-        assert {path.name for path in (tmp_path / "disk").iterdir()} == {"filler"}
 
 
 @pytest.mark.slow
