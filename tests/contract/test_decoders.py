@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from images import FORMATS, OTHERS, chunk, encode, exif, photo, png, ycck
 from PIL import Image, ImageOps
+from plans import pairwise
 
 from effloop.data.decode import Decoder, decoders
 from effloop.errors import ConfigError, DataError
@@ -86,10 +87,12 @@ def test_plain(decoder: Decoder, fmt: str, mode: str) -> None:
         np.testing.assert_array_equal(pixels, expected)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (7, 13), (16, 16), (33, 250)])
-@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}])
-def test_jpeg_kinds(decoder: Decoder, size: tuple[int, int], subsampling: str, options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("size", "subsampling", "option"),
+    pairwise([(1, 1), (7, 13), (16, 16), (33, 250)], ["4:4:4", "4:2:2", "4:2:0"], ["", "progressive", "restart"]),
+)
+def test_jpeg_kinds(decoder: Decoder, size: tuple[int, int], subsampling: str, option: str) -> None:
+    options = {"": {}, "progressive": {"progressive": True}, "restart": {"restart_marker_blocks": 3}}[option]
     data = encode(photo(*size), "JPEG", subsampling=subsampling, **options)
     assert_close(decoder.decode(data), reference(data))
     assert decoder.size(data) == size

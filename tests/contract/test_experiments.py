@@ -27,7 +27,7 @@ RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 NARROW = {
     "embedded": ["data=auto", "model.width=4", "image_size=16"],
     "digits": ["model.width=4", "image_size=16"],
-    "cifar10_fast": [],
+    "cifar10_fast": ["image_size=24"],
     "finetune": ["model=cnn", "model.width=4", "image_size=16"],
     "probe": ["model=cnn", "model.width=4", "image_size=16", "probe=1"],
     "nuclei": ["model.width=4", "model.depth=2", "image_size=16"],

@@ -57,8 +57,8 @@ def test_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
     source.verify_index()
     copy = pickle.loads(pickle.dumps(source))
     assert masks_of(copy) == masks_of(source)
-    assert main(["verify", f"data.root={there}"]) == 0
     if name == "memmap":
+        assert main(["verify", f"data.root={there}"]) == 0
         assert main(["convert", f"data.root={there}", "to=memmap", f"out={back}"]) == 0
         assert back.read_bytes() == there.read_bytes()
 

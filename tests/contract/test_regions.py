@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import cache
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from images import encode, photo
 from numpy.typing import NDArray
+from plans import pairwise
 
 from effloop.data.decode import Decoder, common, decoders
 from effloop.data.image.header import read_header
@@ -74,8 +76,7 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("interval", [0, 1, 2, 3, 4, 11, 17])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(("sampling", "interval"), [*zip(itertools.cycle(SAMPLINGS), 2 * (0, 1, 2, 3, 4, 11, 17))])
 def test_a_region_is_cut_from_the_whole(decoder: Decoder, sampling: str, interval: int) -> None:
     for height, width in SIZES:
         plain = jpeg(height, width, sampling, interval)
@@ -310,10 +311,9 @@ def _outcome(decoder: Decoder, data: bytes, box: tuple[int, int, int, int] | Non
 class TestDctScaling:
     """Permission to decode at a smaller scale: never smaller than what is wanted, and nearly the same picture."""
 
-    @pytest.mark.parametrize("region", [True, False])
-    @pytest.mark.parametrize("interval", [0, 2])
-    @pytest.mark.parametrize("sampling", SAMPLINGS)
-    @pytest.mark.parametrize("name", decoders.names())
+    @pytest.mark.parametrize(
+        ("name", "sampling", "interval", "region"), pairwise(decoders.names(), SAMPLINGS, [0, 2], [True, False])
+    )
     def test_nearly_the_same(self, name: str, sampling: str, interval: int, region: bool) -> None:
         exact, scaled = (decoders.build(decoders[name].config(dct_scaling=on, region=region)) for on in (False, True))
         data = jpeg(410, 523, sampling, interval)
