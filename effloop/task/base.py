@@ -182,7 +182,11 @@ class Task(ABC):
         """This task with the meters that suit a model of so many outputs."""
         task = copy.copy(self)
         task.meters = suiting(self.meters, num_outputs)
+        task._shape_for(num_outputs)
         return task
+
+    def _shape_for(self, num_outputs: int) -> None:  # noqa: B027  few have to
+        """Set what depends on the number of outputs, such as `target` and `num_sums`."""
 
     def for_size(self, height: int, width: int) -> Self:
         """This task for images of this size, in pixels; the same where its targets don't depend on it."""

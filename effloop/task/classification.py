@@ -114,13 +114,8 @@ class Classification(Task):
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
         """A batch's loss, samples, and hits at ranks 1 to 5 of the logits, summed: (7,) float64, on the device.
 
-        Mixed samples count as MixUp's authors count them: a hit is worth the share that the class has.
-
-        Args:
-            outputs: (N, K) logits.
-            targets: (N,) int64, or (N, K) float32 shares of the classes.
-            valid: (N,) bool; False is not counted.
-            loss: () the batch's mean; None computes each sample's own, without label smoothing and weights.
+        Mixed samples count as MixUp's authors count them: a hit is worth the share that the class has. A sample's own
+        loss, where no batch's is given, is that without label smoothing and weights.
         """
         losses = F.cross_entropy(outputs.float(), targets, reduction="none") if loss is None else loss
         ranked = _ranked(outputs)

@@ -99,22 +99,16 @@ class Multilabel(Task):
     def __init__(self, config: MultilabelConfig) -> None:
         self.config = config
         self.pos_weight: Tensor | None = None
-        self.thresholds: list[float] = []
         self._shape_for(1)
 
     def _shape_for(self, num_outputs: int) -> None:
         self.target = TargetSpec((num_outputs,), torch.float32)
         self.num_sums = 2 + 3 * num_outputs
+        self.thresholds = [0.5] * num_outputs  # until they are tuned
 
     def num_outputs(self, source: Labelled) -> int:
         check_kind(source, "flags")
         return len(source.target_names)
-
-    def for_outputs(self, num_outputs: int) -> Self:
-        task = super().for_outputs(num_outputs)
-        task._shape_for(num_outputs)
-        task.thresholds = [0.5] * num_outputs  # until they are tuned
-        return task
 
     def fitted(self, source: Labelled, counts: Counts) -> Self:
         weight, names, samples = self.config.pos_weight, source.target_names, len(source.targets)

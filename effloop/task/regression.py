@@ -95,11 +95,6 @@ class Regression(Task):
         check_kind(source, "numbers")
         return int(source.targets.shape[1])
 
-    def for_outputs(self, num_outputs: int) -> Self:
-        task = super().for_outputs(num_outputs)
-        task._shape_for(num_outputs)
-        return task
-
     def fitted(self, source: Labelled, counts: Counts) -> Self:
         mean, deviation = moments(source.targets)
         if not np.isfinite(mean).all():
@@ -140,13 +135,8 @@ class Regression(Task):
     @torch.no_grad()
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
         """A batch's loss, samples, and for each output the sums of the targets less the training mean, of their
-        squares, of the squared errors and of the absolute errors: (2 + 4 K,) float64, on the device.
-
-        Args:
-            outputs: (N, K), in the targets' units.
-            targets: (N, K).
-            valid: (N,) bool; False is not counted.
-            loss: () the batch's mean; None computes each sample's.
+        squares, of the squared errors and of the absolute errors: (2 + 4 K,) float64, on the device. Outputs are in the
+        targets' units.
         """
         if loss is None:
             loss = self._losses(self._standardised(outputs.float()), self._standardised(targets)).mean(dim=1)

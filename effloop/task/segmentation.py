@@ -147,11 +147,6 @@ class Segmentation(Task):
             )
         return len(source.classes)
 
-    def for_outputs(self, num_outputs: int) -> Self:
-        task = super().for_outputs(num_outputs)
-        task._shape_for(num_outputs)
-        return task
-
     def for_size(self, height: int, width: int) -> Self:
         task = copy.copy(self)
         task.target = TargetSpec((height, width), torch.uint8)
@@ -186,14 +181,9 @@ class Segmentation(Task):
 
     @torch.no_grad()
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
-        """A batch's loss, images with a pixel that counts, and the confusion matrix: (2 + K * K,) float64, on the
-        device.
+        """A batch's loss, images with a pixel that counts, and the confusion matrix: (2 + K * K,) float64.
 
-        Args:
-            outputs: (N, K, H, W) logits.
-            targets: (N, H, W) uint8.
-            valid: (N,) bool; False is not counted.
-            loss: () the batch's; None computes each image's own, without weights.
+        (N, K, H, W) logits, (N, H, W) uint8 targets; an image's own loss is that without weights.
         """
         masks = targets.masked_fill(~valid.view(-1, 1, 1), IGNORED)
         counts = (masks != IGNORED).flatten(1).any(1)
