@@ -72,64 +72,6 @@ class Negative(PillowDecoder):
         return self.config.white - super().decode(data, box, at_least)
 '''
 
-TASK = '''
-"""Brightness of grey squares: a source of numbers, and a task that learns them."""
-import io
-from dataclasses import dataclass
-from typing import ClassVar
-import numpy as np
-import torch
-from PIL import Image
-from effloop.data.source import DataConfig, Source, sources
-from effloop.task import LOSS, Meter, TargetSpec, Task, TaskConfig, tasks
-
-@dataclass
-class GreysConfig(DataConfig):
-    root: str | None = None
-
-@sources.register("greys", GreysConfig)
-class Greys(Source):
-    """Grey squares, and how bright they are."""
-    def __init__(self, config, split):
-        self.split, self.classes = split, ()
-        self.grey = np.arange(0, 256, 8, np.uint8)
-
-    @property
-    def targets(self):
-        return (self.grey[:, None] / 255).astype(np.float32)
-
-    def read(self, index):
-        file = io.BytesIO()
-        Image.fromarray(np.full((20, 20, 3), self.grey[index], np.uint8)).save(file, "BMP")
-        return file.getvalue()
-{methods}
-@tasks.register("numbers", TaskConfig)
-class Numbers(Task):
-    """Numbers, by their squared error."""
-    meters: ClassVar = (Meter("mae", "MAE", higher_is_better=False, percent=False), LOSS)
-
-    def __init__(self, config):
-        self.target, self.num_sums = TargetSpec((1,), torch.float32), 3
-
-    def num_outputs(self, source):
-        return source.targets.shape[1]
-
-    def loss(self, outputs, targets):
-        return torch.nn.functional.mse_loss(outputs, targets)
-
-    def sums(self, outputs, targets, valid, loss=None):
-        off = (outputs - targets).double()
-        rows = torch.stack([off.square().mean(1), off.abs().mean(1), torch.ones_like(off[:, 0])], 1)
-        return rows.masked_fill(~valid[:, None], 0).sum(0)
-
-    def scores(self, sums, since=None):
-        loss, mae, samples = (now - then for now, then in zip(sums, since or [0.0] * 3))
-        return {"loss": loss / samples, "mae": mae / samples}
-
-    def example_targets(self, batch_size, num_outputs, device):
-        return torch.rand(batch_size, num_outputs, device=device)
-'''.replace("{methods}", METHODS)
-
 
 def install(site: Path, package: str, modules: dict[str, str]) -> None:
     """Lay down a package with an entry point, as `pip install --target SITE` would."""
@@ -201,26 +143,6 @@ def test_trains_with_a_source_and_a_decoder(said: dict[str, tuple[int, str, str]
     common = {"region": True, "dct_scaling": False, "max_pixels": 178_956_970, "exif": False, "window": None}
     assert config["decode"] == {"name": "negative", "white": 254, **common}
     assert (place / "outputs/x/checkpoints/best.ckpt").is_file()
-
-
-@pytest.mark.slow
-def test_trains_a_task_of_its_own(tmp_path: Path) -> None:
-    """Targets that are no classes, and scores of other names, all the way to the report."""
-    install(tmp_path / "site", "numbers_for_effloop", {"__init__.py": TASK})
-    args = ["data=greys", "task=numbers", *TINY, "run=x"]
-    code, out, err = call(*args, cwd=tmp_path, path=tmp_path / "site", forked=False)
-    assert (code, err) == (0, "")
-    assert "32 images, greys:train" in out
-    last = rows(tmp_path / "outputs/x")[-1]
-    assert list(last) == ["split", "epoch", "step", "loss", "mae"]
-    assert "  Loss " in out
-    assert f"  MAE {last['mae']:.4f}" in out
-    config = yaml.safe_load((tmp_path / "outputs/x/config.yaml").read_text())
-    assert (config["objective"], config["checkpoint"]["best_by"]) == ("val/mae", "mae")
-    for command in ("report", "eval"):  # each a process that has to find the task first
-        code, out, err = call(command, "outputs/x", cwd=tmp_path, path=tmp_path / "site", forked=False)
-        assert (code, err) == (0, "")
-        assert f"{last['mae']:.4f}" in out
 
 
 def test_is_listed(said: dict[str, tuple[int, str, str]]) -> None:
