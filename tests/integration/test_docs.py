@@ -252,13 +252,13 @@ def tiny(args: list[str], scratch: Path) -> list[str]:
         small = [word for word in TINY if not word.startswith(("model.width", "image_size"))]
         own = ("samples", "split", "minutes", "batch=", "again", "seconds", "verify", "top")  # options
         config = effloop.compose([word for word in args if "=" in word and not word.startswith(own)])
-        side = 64 if config.amp else 16  # of 16 pixels bf16 convolutions of torch's have a NaN in one of 300 gradients
+        side = 32 if config.amp else 16  # of 16 pixels bf16 convolutions of torch's have a NaN in one of 300 gradients
         small += [f"image_size={side}", "record.tensorboard=false"] + ["model.width=4"] * (config.model.name == "cnn")
         if config.data.name == "auto" and config.data.root is None:
             small.append(f"data.root={scratch}/data/pets")
         if config.profile.name != "none":
             small += ["profile.wait=1", "profile.steps=2"]
-        small += ["seconds=1"] * (args[:1] == ["diagnose"])
+        small += {"diagnose": ["seconds=1", "top=1"], "tune": ["minutes=0.01"]}.get(args[0] if args else "", [])
         resumes = config.resume is not None
         return [*args, *small, f"epochs={5 if resumes else max(1, len(config.progressive))}"]
     return [*args, "epochs=4"] if args[0] == "resume" else args

@@ -10,13 +10,9 @@ from runs import TINY, call, rows, train
 
 WAYS = {
     "again": (),
-    "threads-1": ("num_workers=1",),
     "threads-2": ("num_workers=2", "engine.run_length=3"),
     "inline": ("engine=inline",),
-    "processes-0": ("engine=processes",),
-    "processes-1": ("engine=processes", "num_workers=1"),
     "processes-2": ("engine=processes", "num_workers=2"),
-    "data=folder": ("data=folder",),
 }
 
 

@@ -112,11 +112,17 @@ def test_rates_of_layers(here: Path, photos: Path, capsys: pytest.CaptureFixture
 class TestSameProcess:
     """A run that stops after one epoch of three, by an error where the second begins."""
 
-    @pytest.fixture
-    def stopped(self, here: Path, photos: Path) -> Path:
-        with stopping_at(1):
+    @pytest.fixture(scope="class")
+    def original(self, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("stopped")
+        with pytest.MonkeyPatch.context() as patch, stopping_at(1):
+            patch.chdir(folder)
             assert train(photos, "run=stopped", "epochs=3") == 130
-        return here / "outputs/stopped"
+        return folder / "outputs/stopped"
+
+    @pytest.fixture
+    def stopped(self, original: Path, here: Path) -> Path:
+        return Path(shutil.copytree(original, here / "outputs/stopped"))
 
     def test_in_its_folder(self, stopped: Path, finished: Path) -> None:
         assert main(["resume", str(stopped)]) == 0

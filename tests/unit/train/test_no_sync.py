@@ -38,28 +38,16 @@ from effloop.train.trainer import LoopConfig, Trainer
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 KNOBS = [
-    [],
-    ["accumulate=2"],
-    ["max_grad_norm=0.1"],
     ["accumulate=2", "max_grad_norm=0.1", "optim.ema=0.9"],
-    ["optim.ema=0.9"],
-    ["optim=sgd"],
-    ["optim=sgd", "optim.fused=true"],
-    ["optim.fused=true"],
-    ["task.label_smoothing=0"],
-    ["task.class_weights=balanced"],
+    ["optim.fused=true", "channels_last=false"],
+    ["optim=sgd", "schedule=step", "optim.decay_norm_and_bias=false"],
+    ["task.label_smoothing=0", "task.class_weights=balanced"],
     ["task=multilabel", "task.pos_weight=balanced"],
     ["task=multilabel", "task.loss=asl", "augment.mixup=0.4"],
     ["task=regression", "task.loss=huber", "precision=bf16"],
-    ["optim.decay_norm_and_bias=false"],
-    ["schedule=step"],
-    ["augment.mixup=0.4", "augment.cutmix=1"],
-    ["channels_last=false"],
-    ["deterministic=true"],
-    ["model=small_resnet"],
-    ["model.checkpointing=true"],
+    ["augment.mixup=0.4", "augment.cutmix=1", "deterministic=true"],
+    ["model=small_resnet", "model.checkpointing=true"],
     ["model.freeze=[features.0]"],
-    ["precision=bf16"],
     ["precision=bf16", "max_grad_norm=0.1", "augment.mixup=0.4"],
 ]
 """What may change about a step: whatever is added to the config belongs here."""
@@ -118,7 +106,7 @@ class Nosy(Recorder):
         metrics.read()
 
 
-@pytest.mark.parametrize("knobs", [KNOBS[0], KNOBS[3], KNOBS[7], KNOBS[15], KNOBS[19], KNOBS[-1]], ids=" ".join)
+@pytest.mark.parametrize("knobs", [KNOBS[0], KNOBS[1], KNOBS[7], KNOBS[-1]], ids=" ".join)
 def test_nothing_is_read_before_the_line(photos: Path, here: Path, knobs: list[str]) -> None:
     trainer = build(photos, *knobs, "record.log_every=1000")
     reads, updates = train_watched(trainer), trainer.progress.step
@@ -154,32 +142,32 @@ def test_float16_waits_once_an_update(photos: Path, here: Path, fused: bool) -> 
     assert train_watched(trainer) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda sums: sums[0].item(),
-        lambda sums: sums.tolist(),
-        lambda sums: sums.cpu(),
-        lambda sums: sums.numpy(),
-        lambda sums: np.asarray(sums),
-        lambda sums: float(sums[0]),
-        lambda sums: int(sums[0]),
-        lambda sums: bool(sums[0] > 0),
-        lambda sums: max(sums[0], sums[1]),
-        lambda sums: [0] * sums.long()[0],
-        lambda sums: 3.5 in sums,
-        lambda sums: f"{sums[0]:.3f}",
-        lambda sums: repr(sums),
-        lambda sums: sums.nonzero(),
-        lambda sums: torch.equal(sums, sums),
-        lambda sums: torch.allclose(sums, sums),
-    ],
-)
-def test_what_a_read_is(photos: Path, here: Path, read: Callable[[Tensor], object]) -> None:
+READS: list[Callable[[Tensor], object]] = [
+    lambda sums: sums[0].item(),
+    lambda sums: sums.tolist(),
+    lambda sums: sums.cpu(),
+    lambda sums: sums.numpy(),
+    lambda sums: np.asarray(sums),
+    lambda sums: float(sums[0]),
+    lambda sums: int(sums[0]),
+    lambda sums: bool(sums[0] > 0),
+    lambda sums: max(sums[0], sums[1]),
+    lambda sums: [0] * sums.long()[0],
+    lambda sums: 3.5 in sums,
+    lambda sums: f"{sums[0]:.3f}",
+    lambda sums: repr(sums),
+    lambda sums: sums.nonzero(),
+    lambda sums: torch.equal(sums, sums),
+    lambda sums: torch.allclose(sums, sums),
+]
+
+
+def test_what_a_read_is(photos: Path, here: Path) -> None:
     trainer = bodiless(["record=none"], CPU)
-    with Watch(trainer) as watch:
-        read(trainer.metrics.sums)
-    assert watch.reads == [0]
+    for read in READS:
+        with Watch(trainer) as watch:
+            read(trainer.metrics.sums)
+        assert watch.reads == [0]
 
 
 def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
