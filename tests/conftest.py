@@ -81,3 +81,9 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     patched = SimpleNamespace(**{**vars(subprocess), "Popen": begin})
     monkeypatch.setattr("effloop.system.children.subprocess", patched)
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`eval` in this process writes no tables and pictures, which are most of its time."""
+    monkeypatch.setattr("effloop.cli.evaluate.write_evaluation", lambda *_: ["nothing"])

@@ -127,6 +127,7 @@ class TestRunFolder:
 
 
 class TestEval:
+    @pytest.mark.usefixtures("without_pictures")
     def test_folder_and_file_agree_with_the_run(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
         summary = json.loads((finished / "summary.json").read_text())
         for path, which in ((finished, "best"), (finished / "checkpoints/last.ckpt", "last")):
@@ -136,6 +137,7 @@ class TestEval:
             assert f"{summary[which]['top1']:.2%}" in out
             assert f"{summary[which]['loss']:.4f}" in out
 
+    @pytest.mark.usefixtures("without_pictures")
     @pytest.mark.parametrize(("split", "images"), [("val", 13), ("train", 40), ("test", 13)])
     def test_splits(
         self, split: str, images: int, finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
@@ -162,6 +164,7 @@ class TestEval:
         assert words in err
         assert err.count("\n") == 1
 
+    @pytest.mark.usefixtures("without_pictures")
     def test_views(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """Of the image alone, and of several views of it: their mean, computed here."""
         assert main(["eval", str(finished), "tta=flip"]) == 0

@@ -14,6 +14,8 @@ from effloop.assemble.loader import build_loader
 from effloop.cli.main import main
 from effloop.runs.reader import read_run
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 
 @pytest.fixture
 def one(photos: Path, here: Path) -> Path:
