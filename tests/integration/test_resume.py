@@ -67,18 +67,18 @@ def slow(trainer):
 
 Trainer.update = slow
 """
-"""A plugin file: 20 epochs take five seconds, however fast the machine is, so that no signal comes too late."""
+"""A plugin file: 8 epochs take two seconds, however fast the machine is, so that no signal comes too late."""
 
 
 @pytest.mark.parametrize("engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
-    args = once(f"data.root={photos}", *TINY, "epochs=20", "num_workers=1", "optim=sgd", "schedule=step", "amp=true")
+    args = once(f"data.root={photos}", *TINY, "epochs=8", "num_workers=1", "optim=sgd", "schedule=step", "amp=true")
     args.append(f"engine={engine}")
     run = here / "outputs/x"
     (here / "slow.py").write_text(SLOW)
     code, err = interrupt([*args, "run=x", "plugins=[slow.py]"], here, run, validations=2)
     assert (code, err) == (130, f"effloop: interrupted; resume with: {PROGRAM} resume outputs/x 'plugins=[slow.py]'\n")
-    assert 2 <= len([row for row in rows(run) if row["split"] == "val"]) < 20
+    assert 2 <= len([row for row in rows(run) if row["split"] == "val"]) < 8
     assert (read_run(run).state, read_run(run).reason) == ("stopped", "interrupted")
 
     assert main(["resume", "outputs/x"]) == 0

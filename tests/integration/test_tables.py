@@ -45,6 +45,7 @@ def test_a_run_is_that_of_the_folder(photos: Path, here: Path, tmp_path: Path) -
     assert "40 images in 3 classes (text in 'label')" in (here / "outputs/table/log.txt").read_text()
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("column", "task", "said"),
     [
