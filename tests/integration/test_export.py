@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import numpy as np
 import pytest
 import torch
 from runs import make_photos, train
-from torch import Tensor
 
 from effloop.cli.main import main
 from effloop.inference.formats import formats
-from effloop.inference.formats.onnx import Onnx
 from effloop.inference.formats.program import Pt2
 from effloop.inference.trained import Trained
 
@@ -125,24 +122,6 @@ def test_other_outputs_are_refused(
         assert "file:" not in captured.out
         assert [each.read_text() for each in tmp_path.iterdir()] == ["before"] * path.exists()
         path.write_text("before")
-
-
-class Uncalibrated(Onnx):
-    """Quantizes for images that are much darker than the real ones."""
-
-    suffix = ".uncalibrated"
-
-    def quantize(self, program: Any, batches: Iterable[Tensor]) -> Any:
-        return super().quantize(program, [0.001 * batch for batch in batches])
-
-
-def test_int8_that_costs_too_much_is_refused(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(formats, "uncalibrated", Uncalibrated)
-    assert main(["export", str(run), "to=uncalibrated", "int8=true", f"out={tmp_path}/model.uncalibrated"]) == 1
-    assert "int8 costs more than 1.00% on 45 images" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
