@@ -49,15 +49,12 @@ class RunFacts:
     Attributes:
         device: type of the device: cpu or cuda.
         mixed: whether matrix products are computed in 16 bits.
-        cores: that this rank may use, shared with other ranks.
-        sharing: ranks that share them, this one included.
+        cores, sharing: cores that this rank may use, and the ranks that share them, this one included.
         torch_threads: threads of one torch operation, in each rank.
-        world_size: ranks.
         probe: what a forward and backward pass has shown of the model.
         parameters: of the model, frozen ones included.
         batch_norms: layers that normalise by statistics of the batch.
         samples: of the training split.
-        memory: what the run will take, and what is free.
     """
 
     device: str

@@ -28,11 +28,11 @@ from effloop.data.remote.location import is_remote
 from effloop.data.source import expand_root, sources
 from effloop.errors import ConfigError, optional_package
 from effloop.measure import turns
-from effloop.measure.loops import alone
+from effloop.measure.loops import alone, facts
 from effloop.optim import optimizers
 from effloop.precision import precisions
 from effloop.registry import choices
-from effloop.system.hardware import available_cores, find_device
+from effloop.system.hardware import find_device
 from effloop.system.openmp import without_limit
 
 Timed = Callable[[Iterable[Any]], Iterator[Any]]
@@ -231,13 +231,8 @@ def _result(what: str, config: Config, data: str, rounds: Mapping[str, list[Meas
     return {
         "what": what,
         "data": data,
-        "engine": config.engine.name,
-        "decode": config.decode.name,
+        **facts(config),
         "augment": configs.to_dict(config)["augment"],
-        "batch_size": config.batch_size,
-        "image_size": config.image_size,
-        "num_workers": num_workers(config),
-        "cores": available_cores(),
         "loaders": {
             # The values of each figure that all of a side's epochs have.
             name: {key: [each[key] for each in found] for key in found[0] if all(key in each for each in found)}
@@ -250,10 +245,8 @@ def _print(result: Mapping[str, Any], repeats: int) -> None:
     loaders = result["loaders"]
     ours, rows = statistics.median(loaders["effloop"]["per_s"]), []
     for name, found in loaders.items():
-        speeds, medians = (
-            turns.spread(found["per_s"]),
-            {key: statistics.median(values) for key, values in found.items()},
-        )
+        speeds = turns.spread(found["per_s"])
+        medians = {key: statistics.median(values) for key, values in found.items()}
         cells = [*(f"{value:,.0f}" for value in speeds), f"{ours / speeds[0]:.2f}"]
         cells += [f"{speeds[0] / medians['cores_used']:,.0f}", f"{medians['cores_used']:.2f}"]
         cells += [f"{medians['waited']:.0%}", f"{medians['bytes'] / 1e6:,.0f}"]

@@ -35,7 +35,6 @@ from effloop.measure.loops import Loop, Updates
 from effloop.measure.turns import chosen, in_turns, print_table, ratio_of, scratch_folder, spread
 from effloop.report.figures import Bar, BarPanel, plot_bars, write_csv
 from effloop.runs.compare import format_value
-from effloop.system.hardware import available_cores
 from effloop.train.trainer import Trainer
 
 _NUM_BATCHES = 20  # of an epoch of what=loop: many short epochs
@@ -95,8 +94,7 @@ def loop(config: Config, repeats: int) -> dict[str, Any]:
     rows.append(["Trainer / bare", f"{ratios['ratio_of_medians']:.3f}", f"{ratios['ratio_of_best']:.3f}"])
     title = f"an epoch of {len(batches)} batches in memory, {repeats} times each, alternating"
     print_table(("loop", "median s", "best s"), rows, left=("loop",), title=title)
-    facts = {"batch_size": config.batch_size, "image_size": config.image_size, "model": config.model.name}
-    return {"what": "loop", "batches": len(batches), **facts, "seconds": seconds, **ratios}
+    return {"what": "loop", "batches": len(batches), **loops.facts(config), "seconds": seconds, **ratios}
 
 
 @dataclass(frozen=True)
@@ -192,9 +190,8 @@ def ablate(
 
             rows = _rows(every, compared)
             facts = {**_facts(base, on.trainer.parallel.device), "data": on.trainer.train.describe()}
-        loading = {"engine": base.engine.name, "num_workers": num_workers(base), "repeats": repeats}
         score = {"epochs": config.epochs, "seeds": count, "score": config.checkpoint.best_by}
-        result = {"what": "ablate", **facts, **loading, **score, "rows": rows}
+        result = {"what": "ablate", **facts, "repeats": repeats, **score, "rows": rows}
         if count:
             _add_scores(result, every, config, scratch)
     _print(result, "off")
@@ -206,15 +203,8 @@ def _with(config: Config, overrides: Iterable[str]) -> Config:
 
 
 def _facts(config: Config, device: torch.device) -> Row:
-    """What the figures depend on."""
-    return {
-        "model": getattr(config.model, "arch", config.model.name),
-        "batch_size": config.batch_size,
-        "image_size": config.image_size,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "cores": available_cores(),
-        "torch": torch.__version__,
-    }
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {**loops.facts(config), "device": name}
 
 
 def _rows(knobs: Mapping[str, Knob], compared: Callable[[Knob], Row]) -> list[Row]:
@@ -466,7 +456,7 @@ def _print(result: Mapping[str, Any], typed: str) -> None:
 
 def _workload(result: Mapping[str, Any]) -> str:
     size, engine = ImageSize.of(result["image_size"]), ""
-    if "engine" in result:
+    if result["what"] == "ablate":
         engine = f", engine={result['engine']}, {result['num_workers']} workers"
     images = f"{result['model']}, {result['batch_size']} images of {size} pixels"
     return f"{images} on {result['device']} ({result['cores']} cores){engine}"

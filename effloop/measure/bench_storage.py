@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
-import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -29,7 +27,8 @@ from effloop.data.source import Cache, DataConfig, Source, sources
 from effloop.data.source.splits import open_part
 from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
-from effloop.measure.turns import chosen, in_turns, print_table, scratch_folder
+from effloop.measure.loops import facts
+from effloop.measure.turns import apart, chosen, in_turns, print_table, scratch_folder
 from effloop.system.memory import drop_from_cache, files_in, growth, memory_of, share_in_cache
 from effloop.system.progress import Meter
 
@@ -76,10 +75,7 @@ def storage(config: Config, repeats: int, *, formats: str = "all", work: str = "
         "images": len(original["train"]),
         "bytes": original["train"].fingerprint()["bytes"],
         "repeats": repeats,
-        "batch_size": config.batch_size,
-        "image_size": config.image_size,
-        "engine": config.engine.name,
-        "num_workers": config.num_workers,
+        **facts(config),
         "formats": measured,
     }
     _print(result)
@@ -143,13 +139,11 @@ def _measure(stored: Mapping[str, StoredDataset], repeats: int) -> dict[str, dic
     }
     for key in ("read_per_s", "load_per_s"):
         found[f"cold_{key}"] = in_turns({name: partial(cold, name, warm[key]) for name in stored}, repeats)
-    # Memory of a new process, which imports only what the call needs.
-    spawn = multiprocessing.get_context("spawn")
-    found["memory"] = {}
+    found |= {"memory": {}, "cold_share_left": still_cached}
     for name, each in stored.items():
-        with ProcessPoolExecutor(1, spawn) as pool:
-            found["memory"][name] = pool.submit(_memory, each.config).result()
-    return found | {"cold_share_left": still_cached}
+        with apart(name, partial(partial, _memory, each.config)) as memory:
+            found["memory"][name] = memory()
+    return found
 
 
 def _open_ms(config: Config) -> float:

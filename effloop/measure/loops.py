@@ -27,6 +27,7 @@ from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.data.source import Cache, Tail
 from effloop.measure.turns import Turn, apart, held_bytes, in_turns
+from effloop.system.hardware import available_cores
 from effloop.system.saved import SavedForBackward
 from effloop.train.trainer import Trainer
 
@@ -48,6 +49,20 @@ def alone(config: Config, *more: str) -> Config:
     if "record=none" not in more:
         overrides += [f"record.{key}=false" for key in ("console", "mlflow", "wandb") if hasattr(config.record, key)]
     return configs.from_dict(configs.to_dict(config), [*overrides, *more], "the config")
+
+
+def facts(config: Config) -> dict[str, Any]:
+    """What figures depend on, as benchmarks write it to JSON."""
+    return {
+        "model": getattr(config.model, "arch", config.model.name),
+        "batch_size": config.batch_size,
+        "image_size": config.image_size,
+        "engine": config.engine.name,
+        "decode": config.decode.name,
+        "num_workers": num_workers(config),
+        "cores": available_cores(),
+        "torch": torch.__version__,
+    }
 
 
 def trainer_in(scratch: Path, config: Config, **options: Any) -> Trainer:
