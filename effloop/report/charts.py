@@ -88,11 +88,7 @@ def save_png(figure: Figure, path: Path | BinaryIO) -> None:
 def to_svg(figure: Figure, label: str) -> str:
     """A figure as an `<svg>` element that fits its container's width and takes the page's text colour.
 
-    Artists with the gid `run-3` get `data-run="3"`.
-
-    Args:
-        figure: drawn in `style`.
-        label: the `aria-label` for screen readers, escaped.
+    Artists with the gid `run-3` get `data-run="3"`; the label, for screen readers, is escaped already.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True)
@@ -124,12 +120,7 @@ def format_axis(axis: Any, name: str, *, percent: bool) -> None:
 
 
 def leave_out_outliers(axes: Axes, lines: Sequence[Iterable[float]], *, horizontal: bool = False) -> float:
-    """End the axis of values where most lines do, so that one that diverged doesn't flatten the others.
-
-    Args:
-        axes: with the lines drawn.
-        lines: the values of each.
-        horizontal: whether values are on the x-axis.
+    """End the axis of values, x if `horizontal`, where most lines do: one that diverged would flatten the others.
 
     Returns:
         The largest value that is shown.

@@ -90,11 +90,8 @@ def write_evaluation(
 ) -> list[str]:
     """Write scores.json, tables and plots; files of these names are replaced.
 
-    Args:
-        folder: created if necessary.
-        found: what is written.
-        keys: names of the worst samples.
-        pictures: (n, H, W, 3) uint8 RGB of them, as the model sees them; or of each a row of pictures, with masks.
+    `keys` name the worst samples, and `pictures` are (n, H, W, 3) uint8 RGB of them, as the model sees them; or of each
+    a row of pictures, with masks.
 
     Returns:
         The names of the files.
@@ -225,10 +222,8 @@ def confusion_matrix(confusion: NDArray[np.int64], num_classes: int) -> NDArray[
 def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], unit: str = "samples") -> Figure:
     """Draw a confusion matrix: of each class's samples the shares that are right, blue, and those that are not, red.
 
-    Args:
-        matrix: (K, K) samples, by `confusion_matrix`.
-        names: K of them; with up to 50 classes they are beside the rows, with up to 20 the cells have their counts.
-        unit: what is counted; of pixels, whose counts are long, the cells have the shares in percent.
+    The (K, K) matrix is `confusion_matrix`'s. With up to 50 classes their names are beside the rows, with up to 20 the
+    cells have their counts; of pixels, whose counts are long, the shares in percent.
     """
     from matplotlib.figure import Figure
 

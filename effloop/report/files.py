@@ -40,12 +40,6 @@ _MAX_NAME, _MIN_NAME = 32, 8  # characters of a run's name there
 def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:
     """Write summary.csv, plot.png and report.html; where runs were repeated with other seeds or folds, means.csv.
 
-    Args:
-        runs: at least one, in the order to show them in.
-        folder: created if necessary; existing files of these names are replaced.
-        objective: what the runs are compared by.
-        title: of the plot and the page.
-
     Raises:
         ConfigError: there is no such objective, or a file can't be written.
     """
