@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import importlib
 import os
 import re
@@ -139,8 +140,8 @@ def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.Monkey
     for variable in ("EFFLOOP_PLUGINS", "PYTHONPATH"):
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
     for name, benchmark in BENCHMARKS.items():
-        idle = dataclasses.replace(benchmark, call=lambda *_, **__: {}, files=None)
-        monkeypatch.setitem(BENCHMARKS, name, idle)
+        call = functools.wraps(benchmark.call)(lambda *_, **__: {})  # of the same options
+        monkeypatch.setitem(BENCHMARKS, name, dataclasses.replace(benchmark, call=call, files=None))
     monkeypatch.setattr(tune, "TURN_S", 0.0)
     return here
 
