@@ -8,8 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from effloop.cli.choices import choices_of
-from effloop.config import Config
+from effloop.cli.help import choices_of
 from effloop.config.keys import keys_of
 
 HEAD = """# Keys
@@ -27,7 +26,7 @@ def page() -> str:
     """The page's text."""
     choices_of("data")  # registers the parts
     lines = [HEAD]
-    for group, keys in groupby(keys_of(Config).values(), lambda key: key.name.rpartition(".")[0]):
+    for group, keys in groupby(keys_of().values(), lambda key: key.name.rpartition(".")[0]):
         lines += [f"## {group or 'Root'}", "", "| key | takes | default | |", "| --- | --- | --- | --- |"]
         for key in keys:
             only = f"; only {key.owners}" if key.owners else ""

@@ -18,7 +18,7 @@ from effloop.assemble.learner import Advise, Learner, Start, build_learner
 from effloop.assemble.loader import Data, build_data
 from effloop.checkpoint import Checkpoints, checkpointers
 from effloop.config import Config
-from effloop.config.hydra_setup import run_folder
+from effloop.config.schema import run_folder
 from effloop.data.source.root import remote_files
 from effloop.errors import ConfigError, warn
 from effloop.profile import profilers

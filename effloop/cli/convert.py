@@ -1,18 +1,29 @@
-"""`convert`: the data in another storage format."""
+"""`convert`, `verify` and `index`: commands for a dataset, which train nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import effloop
 from effloop import config as configs
 from effloop.assemble.resolve import num_workers
 from effloop.cli.command import command
-from effloop.cli.splits import open_splits
+from effloop.config import Config
+from effloop.convert import index, verify
 from effloop.convert.convert import convert
-from effloop.convert.options import ConvertOptions
+from effloop.convert.options import ConvertOptions, Splits, split_names
 from effloop.convert.work import WorkFolder
 from effloop.data.decode import decoders
+from effloop.data.source import Source
+from effloop.data.source.config import Index
+from effloop.data.source.entropy import with_indexes
 from effloop.data.source.root import download_folder
+from effloop.data.source.splits import open_part, open_split
+from effloop.data.source.storage.columns import Comparing, comparing
 from effloop.data.source.view import shuffled
+from effloop.errors import DataError, warn
 
 
 @command("convert", ConvertOptions, "data.root=/data/pets to=lmdb out=pets.lmdb")
@@ -26,8 +37,102 @@ def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     config = configs.compose(overrides)
     work = WorkFolder([*options.outputs], download_folder(config.data))
     work.check_absent()
-    opened = open_splits(config, options.splits)
+    opened = _open_splits(config, options.splits)
     if options.shuffle:
         opened["train"] = shuffled(opened["train"], config.seed)
     convert(options, opened, decoders.build(config.decode), num_workers(config), effloop.__version__, work)
     return 0
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Options of `verify`.
+
+    Attributes:
+        split: which of the splits data.train_split and data.val_split.
+        out: a text file for all problems; the first 50 are printed.
+    """
+
+    split: Splits = "both"
+    out: Path | None = None
+
+
+@command("verify", VerifyOptions, "data.root=/data/pets split=val")
+def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
+    """Check every sample: checksum, label, size, a full decode.
+
+    The exit code is 1 if anything is wrong.
+    """
+    config = configs.compose(overrides)
+    with verify.Problems(options.out) as problems:
+        with comparing(Comparing.kept):  # a damaged column is a problem among others
+            opened = _open_splits(config, split_names(options.split), problems.add)
+        data = config.data if config.data.index is Index.none else replace(config.data, index=Index.read)
+        opened = {name: with_indexes(source, data) for name, source in opened.items()}
+        reports = verify.verify(opened, decoders.build(config.decode), num_workers(config), problems)
+    verify.show(reports, problems)
+    return 1 if problems.count else 0
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """Options of `index`.
+
+    Attributes:
+        split: which of the splits data.train_split and data.val_split.
+    """
+
+    split: Splits = "both"
+
+
+@command("index", IndexOptions, "data.root=/data/pets")
+def index_data(options: IndexOptions, overrides: list[str]) -> int:
+    """Index JPEGs, so that training decodes crops alone.
+
+    Entropy indexes are kept in the cache folder; the files stay as they are. The same command continues after an
+    interruption.
+    num_workers=N sets the threads.
+    """
+    config = configs.compose(overrides)
+    opened = _open_splits(config, split_names(options.split))
+    index.show(index.build_indexes(opened, getattr(config.data, "index_dir", None), num_workers(config)))
+    return 0
+
+
+def _open_splits(
+    config: Config, splits: Sequence[str], refused: Callable[[str], None] | None = None
+) -> dict[str, Source]:
+    """Open some of the splits `train` and `val`.
+
+    Args:
+        config: whose data they are of.
+        splits: which.
+        refused: gets the line for a split that only `data.allow_missing_classes` makes possible to open; None raises.
+
+    Raises:
+        DataError: one can't be; where the other can, the line says how to take it alone.
+    """
+    opened: dict[str, Source] = {}
+    failed: list[DataError] = []
+    reported: set[str] = set()  # of a division both splits may have the same problem
+    for split in splits:
+        try:
+            opened[split] = open_split(config.data, split)
+        except DataError as error:
+            if refused is None or config.data.allow_missing_classes:
+                failed.append(error)
+                continue
+            try:
+                opened[split] = open_part(replace(config.data, allow_missing_classes=True), split)
+                if str(error) not in reported:
+                    refused(str(error))
+                reported.add(str(error))
+            except DataError:
+                failed.append(error)
+    for note in filter(None, (source.note for source in opened.values())):
+        warn(note)
+    if failed and opened:
+        raise DataError(f"{failed[0]}; or take '{next(iter(opened))}' alone: set split={next(iter(opened))}")
+    if failed:
+        raise failed[0]
+    return opened

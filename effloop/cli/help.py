@@ -2,18 +2,176 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
 import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import MISSING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from enum import Enum
+from importlib.resources.abc import Traversable
 from itertools import islice
 
-from effloop.cli.choices import GROUPS, WIDTH, choices_of, in_columns
-from effloop.cli.command import Command
-from effloop.cli.options import Option, options_of
-from effloop.config import Config
-from effloop.config.keys import keys_of
+from effloop.cli.command import Command, Option, command, options_of
+from effloop.config import Config, hydra_setup
+from effloop.config.keys import Key, keys_of
+from effloop.config.overrides import meant
 from effloop.errors import ConfigError
-from effloop.registry import groups
+from effloop.registry import Registry, groups
+
+# `list`: what can be chosen.
+
+WIDTH = 80  # letters of a terminal
+
+GROUPS = (*Config.GROUPS, hydra_setup.EXPERIMENT)
+"""What parts are chosen for."""
+
+
+def in_columns(rows: Iterable[tuple[str, str]], max_lines: int | None = None) -> list[str]:
+    """Names and their meanings side by side, folded; a name that is too wide has a line of its own."""
+    rows = list(rows)
+    left = min(24, max((len(name) for name, _ in rows), default=0))
+    fold = textwrap.TextWrapper(
+        WIDTH, subsequent_indent=" " * (left + 4), break_on_hyphens=False, max_lines=max_lines, placeholder=" ..."
+    )
+    lines = []
+    for name, meaning in rows:
+        if len(name) > left:
+            lines.append(f"  {name}")
+            name = ""
+        fold.initial_indent = f"  {name:<{left}}  "
+        lines += fold.wrap(meaning.replace("`", "")) or [f"  {name}"]
+    return lines
+
+
+def operation_lines() -> Iterator[str]:
+    """A heading for each library, and for each of its operations what it does, with its parameters' defaults."""
+    from effloop.data.augment import albumentations, torchvision
+    from effloop.data.augment.native import augment  # noqa: F401  (its operations register)
+    from effloop.data.augment.operation import operations
+
+    v2 = importlib.import_module("torchvision.transforms.v2")
+    yield from _lines("native", operations)
+    yield from _lines("torchvision", {name: getattr(v2, name) for name in torchvision.NAMES})
+    try:
+        package = albumentations.library()
+    except ConfigError as error:  # it isn't installed
+        yield str(error)
+        return
+    yield from _lines("albumentations", {name: getattr(package, name) for name in albumentations.names()})
+
+
+def _lines(library: str, kinds: Mapping[str, type]) -> Iterator[str]:
+    rows = []
+    for name, kind in sorted(kinds.items()):
+        parameters = [each for each in inspect.signature(kind).parameters.values() if each.kind is not each.VAR_KEYWORD]
+        paragraph = " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+        sentence = re.split(r"\.(?: (?=[A-Z])|$)", paragraph)[0]
+        rows.append((name, f"{sentence} [{', '.join(map(_parameter, parameters))}]"))
+    yield f"augment={library}"
+    yield from in_columns(rows)
+
+
+def _parameter(each: inspect.Parameter) -> str:
+    default = each.default.value if isinstance(each.default, Enum) else each.default
+    return each.name if default is each.empty else f"{each.name}={default}"
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """Options of `list`.
+
+    Attributes:
+        what: a group, for its parts, among them those that are known by name only, e.g. all models of torchvision, and
+            its keys; a key, for what it means; keys, for all keys; ops, for the operations of augment.ops.
+    """
+
+    what: str | None = field(default=None, metadata={"positional": "GROUP|KEY|keys|ops"})
+
+
+@command("list", ListOptions, "optim.lr", overrides=False, of_ranks=True)
+def show_choices(options: ListOptions, _: list[str]) -> int:
+    """What can be chosen: parts, keys and what they mean, operations.
+
+    Raises:
+        ConfigError: there is no such group or key.
+    """
+    hydra_setup.prepare()
+    what, keys = options.what, keys_of()
+    if what in ("ops", "augment.ops"):
+        _print(operation_lines())
+        return 0
+    within = [key for name, key in keys.items() if what == "keys" or name == what or name.startswith(f"{what}.")]
+    if what is None or what in GROUPS:
+        _print(_parts((what,) if what else GROUPS, lazy=bool(what)))
+    elif not within:
+        near = meant(what, [*GROUPS, *keys])
+        hint = f"; did you mean '{near}'?" if near else ""
+        raise ConfigError(f"list: '{what}' is neither a group nor a key; have {', '.join(GROUPS)}, keys, ops{hint}")
+    if what in keys:
+        _print(_details(keys[what]))
+    elif within:
+        _print(["", "Keys:"] if what in GROUPS else [])
+        _print(in_columns((key.name, _in_short(key)) for key in within))
+    return 0
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _parts(chosen: Sequence[str], *, lazy: bool) -> Iterator[str]:
+    found = {group: choices_of(group, lazy=lazy) for group in chosen}
+    widest = max(map(len, chosen))
+    for group, names in found.items():
+        wide = max(map(len, names), default=0)
+        for name, summary in names.items():
+            yield f"{group:<{widest}}  {name:<{wide}}  {summary}"
+
+
+def _details(key: Key) -> Iterator[str]:
+    yield key.name
+    rows = [("meaning", key.meaning), ("takes", key.allowed), ("default", key.default), ("only with", key.owners)]
+    yield from in_columns((name, text) for name, text in rows if text)
+
+
+def _in_short(key: Key) -> str:
+    only = f"; only {key.owners.replace(',', ', ')}" if key.owners else ""
+    return f"{key.meaning} [{key.allowed}; default {key.default}{only}]"
+
+
+def choices_of(group: str, *, lazy: bool = False) -> dict[str, str]:
+    """{name: one line} of a group, in the order of the names.
+
+    Args:
+        group: one of `GROUPS`.
+        lazy: also have the registry's lazy names, which may be many and slow to list.
+
+    Raises:
+        ConfigError: a plugin doesn't import.
+    """
+    hydra_setup.prepare()
+    found: dict[str, str] = {}
+    for folder in hydra_setup.config_folders():
+        files = (folder / group).iterdir() if (folder / group).is_dir() else ()
+        for file in files:
+            if file.name.endswith(".yaml"):
+                found.setdefault(file.name.removesuffix(".yaml"), _comment(file))
+    parts: Registry[object] | None = groups.get(group)
+    if parts is not None:
+        found = {name: parts[name].summary for name in parts} | found
+        if lazy:
+            found = {name: f"{group}={config.name} by name" for name, config in parts.named_lazily().items()} | found
+    return dict(sorted(found.items()))
+
+
+def _comment(path: Traversable) -> str:
+    """What the comment at the top of a YAML file says, in its first line that isn't Hydra's."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") and not line.startswith("# @package"):
+            return line.lstrip("# ")
+    return str(path)
 
 
 def overview(commands: Iterable[Command]) -> str:
@@ -73,6 +231,6 @@ def _meaning(option: Option) -> str:
 
 def _keys() -> Iterator[tuple[str, str]]:
     """The keys of the config's root with their defaults, as typed, and what they mean."""
-    for key in keys_of(Config).values():
+    for key in keys_of().values():
         if "" in key.defaults:
             yield f"{key.name}={key.default}", key.meaning

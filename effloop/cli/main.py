@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import effloop
 from effloop import registry
-from effloop.cli.options import options_of
+from effloop.cli.command import options_of
 from effloop.errors import (
     BUG,
     ConfigError,
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 MODULES = {
     "bench": "bench",
-    "list": "choices",
     "convert": "convert",
-    "diagnose": "diagnose",
-    "diff": "diff",
+    "diagnose": "measure",
+    "diff": "report",
     "eval": "evaluate",
     "export": "export",
-    "index": "index",
-    "lr": "lr",
+    "index": "convert",
+    "list": "help",
+    "lr": "measure",
     "predict": "predict",
     "replay": "replay",
     "report": "report",
-    "resume": "resume",
+    "resume": "train",
     "show": "show",
     "train": "train",
-    "tune": "tune",
-    "verify": "verify",
+    "tune": "measure",
+    "verify": "convert",
 }
 """Command -> the module of this folder that has it, imported when it is asked for: most import torch."""
 
@@ -108,7 +108,9 @@ def _dispatch(args: list[str]) -> int:
     is_key = "".join(args[1:2]).startswith("=")  # `lr = 0.1` is a key, and a mistake
     name = args[0] if args and args[0] in MODULES and not is_key else None
     if {"-h", "--help"} & {*args}:
-        _help(name)
+        from effloop.cli.help import of_command, overview
+
+        print(of_command(command_named(name)) if name else overview(map(command_named, MODULES)), end="")
         return 0
     if "--version" in args:
         print(f"effloop {effloop.__version__}")
@@ -117,24 +119,12 @@ def _dispatch(args: list[str]) -> int:
     if is_word and not name and not is_key:
         known = f"did you mean data.root={args[0]}?" if "/" in args[0] else registry.choices(args[0], MODULES)
         raise ConfigError(f"'{args[0]}' is not a command; {known}")
-    words = args[1:] if name else args
-    return _call(command_named(name or "train"), words, debug)
-
-
-def _call(asked: Command, words: list[str], debug: list[str]) -> int:
-    from effloop.config import Config
-    from effloop.config.keys import keys_of
-    from effloop.config.spelling import refuse_other_styles
     from effloop.parallel.rank_env import detect_launcher
 
-    options = options_of(asked.options)
-    names = [option.name for option in options]
-    refuse_other_styles(
-        words,
-        [option.usage for option in options],
-        lambda: [*names, *([*registry.groups, *keys_of(Config)] if asked.overrides else ())],
-    )
-    if not asked.of_ranks and (env := detect_launcher()) and env.world_size > 1:
+    asked, words = command_named(name or "train"), args[1:] if name else args
+    _check(asked, words)
+    env = detect_launcher()
+    if not asked.of_ranks and env and env.world_size > 1:
         if env.rank:
             return ConfigError.exit_code  # one line is enough
         raise ConfigError(
@@ -144,10 +134,17 @@ def _call(asked: Command, words: list[str], debug: list[str]) -> int:
     return asked.run([*words, *debug])
 
 
-def _help(name: str | None) -> None:
-    from effloop.cli.help import of_command, overview
+def _check(asked: Command, words: list[str]) -> None:
+    from effloop.config.keys import keys_of
+    from effloop.config.overrides import refuse_other_styles
 
-    print(of_command(command_named(name)) if name else overview(map(command_named, MODULES)), end="")
+    options = options_of(asked.options)
+    names = [option.name for option in options]
+    refuse_other_styles(
+        words,
+        [option.usage for option in options],
+        lambda: [*names, *([*registry.groups, *keys_of()] if asked.overrides else ())],
+    )
 
 
 def _without_plugins(args: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from effloop.cli.command import RunOptions, command
-from effloop.config.typed import key_of
+from effloop.config.overrides import key_of
 from effloop.data.check import listed
 from effloop.data.image.header import EXTENSIONS
 from effloop.data.remote.location import is_remote

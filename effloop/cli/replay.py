@@ -19,7 +19,7 @@ import torch
 from effloop import config as configs
 from effloop.cli.command import RunOptions, command
 from effloop.config import Config
-from effloop.config.hydra_setup import run_folder
+from effloop.config.schema import run_folder
 from effloop.data.source import Source
 from effloop.data.source.base import printable
 from effloop.data.source.root import remote_files

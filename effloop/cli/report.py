@@ -1,16 +1,19 @@
-"""`report`: runs beside each other."""
+"""`report` and `diff`: runs beside each other."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.console import Console
+
 from effloop.cli.command import command
+from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import load_plugins
 from effloop.report.files import MEANS, PLOT, REPORT, SUMMARY, print_tables, write_report
-from effloop.runs.reader import SWEEP, RunRecord, find_runs, meters_of_runs, unstarted_jobs
+from effloop.runs import compare
+from effloop.runs.reader import SWEEP, find_runs, meters_of_runs, unstarted_jobs
 from effloop.task import check_objective
 
 
@@ -38,7 +41,9 @@ def report(options: ReportOptions, _: list[str]) -> int:
     """
     load_plugins()  # which may have the runs' task
     runs = list({run.path.resolve(): run for run in find_runs(options.runs)}.values())
-    objective = check_objective(options.objective or _objective(runs), meters_of_runs(runs))
+    meters, recorded = meters_of_runs(runs), {str(run.config["objective"]) for run in runs if "objective" in run.config}
+    shared = recorded.pop() if len(recorded) == 1 else f"val/{meters[0].name}"
+    objective = check_objective(options.objective or shared, meters)
     first, *others = options.runs
     folder = options.out or (Path("outputs/reports") / time.strftime("%Y-%m-%d/%H-%M-%S") if others else first)
     kind = "Sweep" if (first / SWEEP).is_file() else "Run"
@@ -52,7 +57,23 @@ def report(options: ReportOptions, _: list[str]) -> int:
     return 0
 
 
-def _objective(runs: Sequence[RunRecord]) -> str:
-    """The one that all runs were made for; else the first score of their task."""
-    found = {str(run.config["objective"]) for run in runs if "objective" in run.config}
-    return found.pop() if len(found) == 1 else f"val/{meters_of_runs(runs)[0].name}"
+@dataclass(frozen=True)
+class DiffOptions:
+    """Options of `diff`.
+
+    Attributes:
+        runs: folders of runs, or of sweeps, which stand for all their jobs.
+    """
+
+    runs: tuple[Path, ...] = field(metadata={"positional": "RUN"})
+
+
+@command("diff", DiffOptions, "outputs/first outputs/second", overrides=False)
+def diff_runs(options: DiffOptions, _: list[str]) -> int:
+    """What differs between runs: config, environment, data, result."""
+    load_plugins()  # which may have the runs' task
+    found = find_runs(options.runs)
+    if len(found) < 2:
+        raise ConfigError(f"diff needs two runs or more: {PROGRAM} diff RUN RUN [RUN ...]")
+    Console().print(*compare.difference_tables(found), sep="\n")
+    return 0

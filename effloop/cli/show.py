@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from effloop.assemble.loader import build_loader
 from effloop.cli.command import command
-from effloop.config import Config, hydra_app
+from effloop.config import Config
+from effloop.config.compose import compose_runs
 from effloop.data.source import Tail
 from effloop.errors import ConfigError, EffLoopError
 from effloop.record import grid
@@ -44,7 +45,7 @@ def show(options: ShowOptions, overrides: list[str]) -> int:
     """
     failed: list[EffLoopError] = []
     count = 0
-    for count, run in enumerate(hydra_app.compose_runs(overrides), start=1):
+    for count, run in enumerate(compose_runs(overrides), start=1):
         try:
             _draw(options, run.config, run.overrides, run.folder)
         except EffLoopError as error:

@@ -1,19 +1,21 @@
-"""`train`: one run, or a sweep."""
+"""`train`, one run or a sweep, and `resume`: what is left of a run."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from effloop import config as configs
 from effloop.cli.command import command
-from effloop.config import hydra_app
-from effloop.config.spelling import is_sweep, only_shows, parse_flags
+from effloop.config.compose import compose_run, show
+from effloop.config.overrides import is_sweep, key_of, only_shows, parse_flags
 from effloop.data.source.storage.kept import opening_once
 from effloop.errors import ConfigError
 from effloop.parallel.rank_env import detect_launcher
-from effloop.run.spec import RunSpec, planned
+from effloop.run.spec import RunSpec, planned, resumed
+from effloop.runs.compare import PLACE
 
 
 @dataclass(frozen=True)
@@ -33,53 +35,73 @@ def train(options: TrainOptions, args: list[str]) -> int:
 
     Flags: -m KEY=A,B,C; --cfg job prints the config, --info defaults how it is composed.
     """
-    env = detect_launcher()
-    if env and env.world_size > 1:
-        from effloop.run.rank import rank_session
 
-        with rank_session(env) as session:
-            if env.rank == 0:
-                spec = _spec_of_ranks(args)
-                session.share(spec.to_plain() if spec else None)
-            session.run()
-        return 0
-    flags, overrides = parse_flags(args)
-    if only_shows(flags):
-        hydra_app.show(flags, overrides)
-    elif is_sweep(flags):
-        from effloop.run import sweep
+    def spec(*, in_ranks: bool) -> RunSpec | None:
+        flags, overrides = parse_flags(configs.for_ranks(args))
+        if only_shows(flags):
+            show(flags, overrides)
+            return None
+        if in_ranks and is_sweep(flags):
+            raise ConfigError("-m: a sweep starts its ranks itself, a run at a time; leave torchrun or srun out")
+        if is_sweep(flags):
+            from effloop.run import sweep
 
-        sweep.sweep(flags, overrides, debug=options.debug)
-    else:
-        with opening_once():  # composing looks at the data, too
-            spec = _spec(flags, overrides)
-            from effloop.run.execute import run  # when the config is known to be right
+            sweep.sweep(flags, overrides, debug=options.debug)
+            return None
+        composed = compose_run(flags, overrides)
+        folder = Path(os.path.abspath(composed.folder)) if in_ranks else composed.folder
+        return planned(RunSpec(composed.config, composed.overrides, folder))
 
-            run(spec)
-    return 0
+    return _run(spec)
 
 
-def _spec(flags: list[str], overrides: list[str]) -> RunSpec:
-    composed = hydra_app.compose_run(flags, overrides)
-    return planned(RunSpec(composed.config, composed.overrides, composed.folder))
+@dataclass(frozen=True)
+class ResumeOptions:
+    """Options of `resume`.
 
-
-def _spec_of_ranks(args: list[str]) -> RunSpec | None:
-    """The run of ranks that torchrun or Slurm has started; None if a flag asks for something else.
-
-    Raises:
-        ConfigError: the arguments can't be taken, or not by several ranks.
+    Attributes:
+        run: the folder of a run; or one of the files in its checkpoints/, to go on from that one.
     """
-    if {"-m", "--multirun"} & set(args):
-        raise ConfigError("-m: a sweep starts its ranks itself, a run at a time; leave torchrun or srun out")
-    flags, overrides = parse_flags(configs.for_ranks(args))
-    if only_shows(flags):
-        hydra_app.show(flags, overrides)
-        return None
-    spec = _spec(flags, overrides)
-    if not spec.config.parallel.of_ranks:
-        raise ConfigError(
-            f"parallel={spec.config.parallel.name}: this is one of several ranks; set parallel=ddp, or leave torchrun "
-            "or srun out"
-        )
-    return replace(spec, folder=Path(os.path.abspath(spec.folder)))
+
+    run: Path = field(metadata={"positional": "RUN"})
+
+
+@command("resume", ResumeOptions, "outputs/first epochs=30", of_ranks=True)
+def resume(options: ResumeOptions, overrides: list[str]) -> int:
+    """Continue a run that was stopped, in its folder, as if never stopped."""
+
+    def spec(*, in_ranks: bool) -> RunSpec:
+        for override in overrides:
+            if key_of(override) in PLACE:
+                raise ConfigError(
+                    f"resume: {override}: a run continues in its own folder; drop it, or start a new run by "
+                    f"resume={options.run} {override}"
+                )
+        return resumed(options.run, overrides)
+
+    return _run(spec)
+
+
+def _run(make: Callable[..., RunSpec | None]) -> int:
+    """Carry out the run that `make` returns; in one of several ranks, rank 0 makes it and shares it."""
+    env = detect_launcher()
+    if env is None or env.world_size == 1:
+        with opening_once():  # composing looks at the data, too
+            if spec := make(in_ranks=False):
+                from effloop.run.execute import run  # when the config is known to be right
+
+                run(spec)
+        return 0
+    from effloop.run.rank import rank_session
+
+    with rank_session(env) as session:
+        if env.rank == 0:
+            spec = make(in_ranks=True)
+            if spec and not spec.config.parallel.of_ranks:
+                raise ConfigError(
+                    f"parallel={spec.config.parallel.name}: this is one of several ranks; set parallel=ddp, or leave "
+                    "torchrun or srun out"
+                )
+            session.share(spec.to_plain() if spec else None)
+        session.run()
+    return 0

@@ -1,44 +1,31 @@
-"""What a config may not do: have Hydra import, call or log to something of the config's choice.
+"""What a config may set of Hydra's own: little, so that Hydra imports, calls and writes nothing of a file's choice.
 
-Hydra builds its launcher, sweeper and callbacks from `_target_`s, and calls what its logging names. Its own blocklist
-is, in its words, no complete boundary: here, what isn't allowed is refused, whoever has written it.
+Hydra builds its launcher, sweeper and callbacks from `_target_`s, calls what its logging names, and writes scripts for
+a cluster's shell. Its own blocklist is, in its words, no complete boundary. Here whatever differs from what EffLoop's
+and Hydra's own files give is refused, unless it is named below as harmless, whoever has written it.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
+from effloop.config.overrides import key_of, parsed
 from effloop.errors import ConfigError
 from effloop.registry import choices, groups
 
-_BASIC, _PLUGINS = "hydra._internal.core_plugins.", "hydra_plugins.hydra_"
-_GRID, _GRIDS_OWN = "optuna.samplers.GridSampler", "hydra.sweeper.sampler._partial_"
-TARGETS = {
-    "hydra.launcher": (
-        f"{_BASIC}basic_launcher.BasicLauncher",
-        f"{_PLUGINS}joblib_launcher.joblib_launcher.JoblibLauncher",
-        f"{_PLUGINS}ray_launcher.ray_launcher.RayLauncher",
-        f"{_PLUGINS}submitit_launcher.submitit_launcher.LocalLauncher",
-        f"{_PLUGINS}submitit_launcher.submitit_launcher.SlurmLauncher",
-    ),
-    "hydra.sweeper": (f"{_BASIC}basic_sweeper.BasicSweeper", f"{_PLUGINS}optuna_sweeper.optuna_sweeper.OptunaSweeper"),
-    "hydra.sweeper.sampler": tuple(
-        f"optuna.samplers.{name}Sampler" for name in ("CmaEs", "Grid", "MOTPE", "NSGAII", "Random", "TPE")
-    ),
-}
-"""Key -> the `_target_`s that it may have; no other key may have any."""
 VARIABLES = frozenset(
     """
     ATEN_CPU_CAPABILITY BLIS_NUM_THREADS CUBLAS_WORKSPACE_CONFIG CUDA_DEVICE_MAX_CONNECTIONS CUDA_DEVICE_ORDER
@@ -59,54 +46,38 @@ RESOLVERS = frozenset(
     """.split()  # noqa: SIM905
 )
 """What an interpolation may call. Others may be registered by any package, `eval` among them."""
-_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
-_TYPED_ONLY = {
-    "hydra.mode": None,
-    "hydra.launcher.setup": None,
-    "hydra.launcher.additional_parameters": {},
-    "hydra.launcher.submitit_folder": "${hydra.sweep.dir}/.submitit/%j",
-    "hydra.launcher.temp_folder": None,
-    "hydra.launcher.ray.init": {"address": None},
-    "hydra.launcher.ray.remote": {},
-    "hydra.sweeper.storage": None,
-}
-"""Keys whose value begins a sweep, runs commands or is unpickled -> its default. A file sets none of them."""
-_EMPTY = {
-    "hydra.job.env_copy": "a job has the variables of who starts it; leave it out",
-    "hydra.output_subdir": "the run folder has its config.yaml; leave it out",
-    "hydra.sweeper.custom_search_space": "it runs code; give each key its range",
-}
-"""Keys that have no value -> what to do instead."""
-_DERIVED = {
-    "hydra.run.dir": "${effloop.run_dir:${out},${run}}",
-    "hydra.sweep.dir": "${effloop.run_dir:${out},multirun/${run}}",
-    "hydra.sweep.subdir": "${hydra.job.num}",
-}
-_NAME = "${hydra.job.name}"
-_WRITTEN = ("hydra.launcher", "hydra.sweep", "hydra.run", "hydra.job.name", "out", "run")
-"""What launchers write into scripts of the shell: none of it, and nothing below it, has a control character."""
-_SLURM = frozenset(
-    f"hydra.launcher.{name}"
-    for name in "account comment constraint exclude gres mem_per_cpu mem_per_gpu name partition qos".split()  # noqa: SIM905
-) | {"hydra.job.name"}
+
+_BY_HYDRA = re.compile(r"hydra\.(runtime|overrides|job\.(num|id|config_name|override_dirname)$)")
+"""What Hydra itself fills in."""
+_PLAIN = r"[\w.,:=@/+%-]*"
+"""Text of which no shell expands anything: launchers write scripts."""
+_FROM_FILES = [
+    (re.compile(rf"hydra\.job\.env_set\.({'|'.join(sorted(VARIABLES))})$"), None),
+    (re.compile(r"hydra\.job\.(chdir|config\..*)$|hydra\.verbose$"), None),
+    (re.compile(r"hydra\.sweeper\.(?!storage|custom_search_space)"), None),
+    (re.compile(r"hydra\.launcher\.(?!setup|additional_parameters|submitit_folder|temp_folder|ray)"), _PLAIN),
+    (re.compile(r"hydra\.job\.name$"), _PLAIN),
+]
+"""Keys that a file may set, too, and the form of their text, None for any."""
+_RISKY = re.compile(r"hydra\.(mode$|launcher\.|sweeper\.storage$|job\.name$)")
+"""Keys that begin a sweep, run commands or are unpickled: typed, unless they are harmless by `_FROM_FILES`."""
+_TYPED = re.compile(rf"{_RISKY.pattern}|hydra\.(searchpath|(run|sweep)\.\w+$)")
+"""Keys that can be typed."""
+_WRITTEN = re.compile(r"(hydra\.(launcher|sweep|run|job\.name)|out|run)(\.|$)")
+"""What launchers write into scripts: none of it, and nothing below it, has a control character."""
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_PLAIN = re.compile(r"[\w.,:=@/+%-]*", re.ASCII)
-"""What a file may set one of `_SLURM` to."""
 _SPECIAL = re.compile(r"_[a-z]+_")
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Inside the block Hydra composes configs by `GuardedLoader`, and interpolations call only `RESOLVERS`."""
-    application: Any = importlib.import_module("hydra._internal.hydra")
-    loader, resolvers = application.ConfigLoaderImpl, BaseContainer._resolvers
-    application.ConfigLoaderImpl = GuardedLoader
+    """Inside the block interpolations call only `RESOLVERS`."""
+    resolvers = BaseContainer._resolvers
     BaseContainer._resolvers = {name: call for name, call in resolvers.items() if name in RESOLVERS}
     try:
         yield
     finally:
         added = {name: call for name, call in BaseContainer._resolvers.items() if name not in resolvers}
-        application.ConfigLoaderImpl = loader
         BaseContainer._resolvers = resolvers
         resolvers.update(added)
 
@@ -130,7 +101,14 @@ class GuardedLoader(ConfigLoaderImpl):
         Raises:
             ConfigError: the config would have Hydra run code.
         """
-        _refuse_searchpath(overrides)
+        for override in parsed(overrides):
+            if override.get_key_element().lstrip("+~") == "hydra.searchpath":
+                value = override.value()
+                for place in value if isinstance(value, list) else [value]:
+                    if not str(getattr(place, "text", place)).startswith("file://"):
+                        raise ConfigError(
+                            f"hydra.searchpath: '{place}' may be code; name a folder of YAML by --config-dir FOLDER"
+                        )
         tree = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
         refuse_code(tree, overrides)
         return tree
@@ -149,10 +127,10 @@ def by_name(key: str) -> str:
 
 
 def refuse_code(tree: DictConfig, overrides: Sequence[str]) -> None:
-    """Check that a composed config, Hydra's own part of it too, has nothing called but what `TARGETS` names.
+    """Check that a composed config has nothing called, and of Hydra's own config only sets what is harmless.
 
     Args:
-        tree: composed, and not resolved.
+        tree: composed with Hydra's own config, and not resolved.
         overrides: that it is composed of.
 
     Raises:
@@ -174,19 +152,7 @@ def refuse_code_saved(plain: Any, where: str) -> None:
             raise ConfigError(f"{key}: '{_shown(node)}' in {where} is not allowed; {by_name(key)}")
 
 
-def _refuse_searchpath(overrides: Sequence[str]) -> None:
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        if override.get_key_element().lstrip("+~") != "hydra.searchpath":
-            continue
-        value = override.value()
-        for place in value if isinstance(value, list) else [value]:
-            if not str(getattr(place, "text", place)).startswith("file://"):
-                raise ConfigError(
-                    f"hydra.searchpath: '{place}' may be code; name a folder of YAML by --config-dir FOLDER"
-                )
-
-
-def _nodes(tree: Container, prefix: str) -> Iterator[tuple[str, Node | None]]:
+def _nodes(tree: Container, prefix: str) -> Iterator[tuple[str, Any]]:
     """(key, node) of everything in a tree, parents first; interpolations aren't followed."""
     if tree._is_none() or tree._is_missing() or tree._is_interpolation():
         return
@@ -198,12 +164,35 @@ def _nodes(tree: Container, prefix: str) -> Iterator[tuple[str, Node | None]]:
             yield from _nodes(node, f"{prefix}{name}.")
 
 
+_MISSING = object()
+
+
+def _as_written(node: Any) -> Any:
+    """The plain value of a node; interpolations as text."""
+    whole = isinstance(node, Container) and not (node._is_none() or node._is_missing() or node._is_interpolation())
+    return OmegaConf.to_container(node) if whole else node._value()
+
+
 def _shown(node: Any) -> str:
-    return " ".join(str(node._value() if isinstance(node, Node) else node).split())[:200]
+    return " ".join(str(_as_written(node)).split())[:200]
 
 
-def _plain(node: Any) -> Any:
-    return OmegaConf.to_container(node) if isinstance(node, Container) and not node._is_none() else node._value()
+@cache
+def _own(root: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """{key: value as written} of Hydra's own config as EffLoop's and Hydra's files alone give it.
+
+    Args:
+        root: the folder of EffLoop's files.
+        names: overrides that choose launcher, sweeper and sampler; the basic ones are taken for those of files.
+    """
+    path = ConfigSearchPathImpl()
+    for provider, place in (("hydra", "pkg://hydra.conf"), ("main", f"file://{root}"), ("schema", "structured://")):
+        path.append(provider, place)
+    try:
+        found = ConfigLoaderImpl(path).load_configuration("train", [*names], RunMode.RUN)
+    except HydraException:
+        found = ConfigLoaderImpl(path).load_configuration("train", [], RunMode.RUN)
+    return {"hydra": {}, **{key: _as_written(node) for key, node in _nodes(found.hydra, "hydra.")}}
 
 
 class _Check:
@@ -216,76 +205,58 @@ class _Check:
 
     def __init__(self, tree: DictConfig, overrides: Sequence[str]) -> None:
         self._runtime = tree.hydra.runtime
-        self._typed = {override.partition("=")[0].lstrip("+~"): override for override in overrides}
+        self._typed = [key_of(override) for override in overrides]
+        sources = self._runtime.config_sources
+        foreign = any(each.provider not in ("hydra", "main", "schema") for each in sources)
+        self._may_differ = foreign or any(each.startswith("hydra") for each in self._typed)
+        groups = [f"hydra/{name}" for name in ("launcher", "sweeper", "sweeper/sampler")]
+        self._root = next(each.path for each in sources if each.provider == "main")
+        self._names = tuple(f"{each}={self._runtime.choices[each]}" for each in groups if each in self._runtime.choices)
 
     def __call__(self, key: str, node: Any) -> None:
         """Check a key and its value."""
-        parent, _, name = key.rpartition(".")
-        self._check_written(key, node)
-        if is_special(key):
-            self._check_target(key, parent, name, node)
-        elif parent == "hydra.callbacks":
-            self._refuse(key, node, "a callback runs code; leave it out")
-        elif key in ("hydra.job_logging", "hydra.hydra_logging"):
-            if _plain(node) != _LOGGING:
-                self._refuse(key, node, "it may run code and empty files; leave it out: RUN/log.txt is the log")
-        elif parent == "hydra.job.env_set" and name not in VARIABLES:
-            self._refuse(key, node, f"export it in the shell; of a config, {choices(name, sorted(VARIABLES))}")
-        elif key in _EMPTY and _plain(node) not in (None, []):
-            self._refuse(key, node, _EMPTY[key])
-        elif key in _DERIVED and not _plain(node):
-            self._refuse(key, node, "set out=FOLDER and run=NAME")
-        elif key in _DERIVED and not self._is_typed(key) and _plain(node) != _DERIVED[key]:
-            self._refuse(key, node, "a file can't choose where runs are written; set out=FOLDER and run=NAME")
-        elif key in _TYPED_ONLY and not self._is_typed(key) and _plain(node) != _TYPED_ONLY[key]:
-            self._refuse(key, node, f"a file can't set it; type it: {key}=VALUE")
-        elif key.startswith(("hydra.launcher.", "hydra.sweeper.")) or isinstance(node, Container):
-            self._check_interpolation(key, node)
+        if _WRITTEN.match(key):
+            self._check_written(key, node)
+        if key.partition(".")[0] == "hydra":
+            if self._may_differ and not _BY_HYDRA.match(key):
+                self._check_hydras(key, node, _own(self._root, self._names).get(key, _MISSING))
+        elif is_special(key):
+            self._refuse(key, node, by_name(key))
 
-    def _check_written(self, key: str, node: Any) -> None:
-        if not any(key == each or key.startswith(f"{each}.") for each in _WRITTEN):
+    def _check_hydras(self, key: str, node: Any, own: Any) -> None:
+        """Check a key of Hydra's own config, whose value is `own` in EffLoop's and Hydra's files."""
+        value, form = _as_written(node), next((form for each, form in _FROM_FILES if each.match(key)), "")
+        if value == own or (isinstance(own, dict) and isinstance(value, dict)):  # what is in it is checked by itself
             return
-        value = "" if isinstance(node, Container) else node._value()
-        meant = None
-        if isinstance(node, Node) and node._is_interpolation():
-            with suppress(OmegaConfBaseException):
-                meant = node._dereference_node()._value()
-        for text in (key, value, meant):
-            if isinstance(text, str) and _CONTROL.search(text):
-                self._refuse(repr(key)[1:-1], repr(text)[1:-1], "a launcher's script would run it; leave out line ends")
-        plain = value == _NAME or not isinstance(value, str) or _PLAIN.fullmatch(value)
-        if key in _SLURM and not plain and not self._is_typed(key):
+        if is_special(key):
+            self._refuse(key, node, "choose by hydra/launcher=NAME, hydra/sweeper=NAME")
+        if node._is_interpolation() and not _TYPED.match(key):
+            self._refuse(key, node, "it may stand for code; write the value itself")
+        if _TYPED.match(key) and self._is_typed(key) and value not in ("", None):
+            return
+        if form == "":
+            fix = "set out=FOLDER and run=NAME" if key.startswith(("hydra.run.", "hydra.sweep.")) else "leave it out"
+            self._refuse(key, node, f"a file can't set it; type it: {key}=VALUE" if _RISKY.match(key) else fix)
+        if form and isinstance(value, str) and not re.fullmatch(form, value, re.ASCII):
             self._refuse(key, node, f"of a file, letters, digits and . , : = @ / + % - _; or type it: {key}=VALUE")
 
+    def _check_written(self, key: str, node: Any) -> None:
+        meant = None
+        if node._is_interpolation():
+            with suppress(OmegaConfBaseException):
+                meant = node._dereference_node()._value()
+        for text in (key, "" if isinstance(node, Container) else node._value(), meant):
+            if isinstance(text, str) and _CONTROL.search(text):
+                self._refuse(repr(key)[1:-1], repr(text)[1:-1], "a launcher's script would run it; leave out line ends")
+
     def _is_typed(self, key: str) -> bool:
+        key = re.sub(r"(\.\d+)+$", "", key)  # of a list
         return any(each == key or each.startswith(f"{key}.") for each in self._typed)
-
-    def _check_target(self, key: str, parent: str, name: str, node: Any) -> None:
-        if parent.partition(".")[0] != "hydra" or parent.startswith("hydra.callbacks"):
-            self._refuse(key, node, by_name(key))
-        if key == _GRIDS_OWN and isinstance(node._value(), bool) and node._get_parent().get("_target_") == _GRID:
-            return
-        if name != "_target_" or node._value() not in TARGETS.get(parent, ()):
-            allowed = [target.rpartition(".")[2] for target in TARGETS.get(parent, ())]
-            fix = f"have {', '.join(allowed)}; " if allowed else ""
-            self._refuse(key, node, f"{fix}choose by hydra/launcher=NAME, hydra/sweeper=NAME")
-
-    def _check_interpolation(self, key: str, node: Any) -> None:
-        """An interpolation may stand for a value, and not for a part, which would bring a `_target_`."""
-        if key.partition(".")[0] != "hydra" or not isinstance(node, Node) or not node._is_interpolation():
-            return
-        if node._value() in (*_TYPED_ONLY.values(), _NAME):  # Hydra's own, resolved in the job
-            return
-        try:
-            meant = node._maybe_dereference_node(throw_on_resolution_failure=True)
-        except OmegaConfBaseException:
-            meant = node
-        if meant is node or isinstance(meant, Container):
-            self._refuse(key, node, "it may stand for code; write the value itself")
 
     def _refuse(self, key: str, node: Any, fix: str) -> NoReturn:
         where = "" if self._is_typed(key) else self._file_of(key)
-        raise ConfigError(f"{key}: '{_shown(node)}'{f' in {where}' if where else ''} is not allowed; {fix}")
+        shown = _shown(node) if isinstance(node, Node) else node
+        raise ConfigError(f"{key}: '{shown}'{where and f' in {where}'} is not allowed; {fix}")
 
     def _file_of(self, key: str) -> str:
         """The chosen file that has such a key; empty if none is found, as for `hydra/job_logging=NAME`, typed."""

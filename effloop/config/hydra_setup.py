@@ -1,8 +1,8 @@
-"""Hydra's search path and config store: EffLoop's configs, the user's and those of plugins."""
+"""Hydra behind one door: its search path and config store have EffLoop's configs, the user's and those of plugins."""
 
 from __future__ import annotations
 
-import os
+import copy
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,17 +11,21 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import ClassVar
 
-import hydra
 import yaml
+from hydra import version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, flag_override
 
 from effloop import registry
-from effloop.errors import ConfigError
+from effloop.config.guard import GuardedLoader
+from effloop.config.schema import Config, run_folder
 
 VERSION_BASE = "1.3"
 NAME = "train"
@@ -30,31 +34,6 @@ _SCHEMA = "train_schema"
 """What it builds on."""
 EXPERIMENT = "experiment"
 """The config group of overlays, which has no part."""
-
-
-def check_run_name(name: str) -> str:
-    """Check and return a run's name, a relative path that stays below the folder `out`.
-
-    Raises:
-        ConfigError: it is absolute or empty, or has `..`.
-    """
-    path = Path(name)
-    if path.is_absolute() and path.name:
-        raise ConfigError(f"run: '{name}' is a path, not a name; set out={path.parent} run={path.name}")
-    if not path.parts or path.is_absolute() or ".." in path.parts:
-        raise ConfigError(f"run: '{name}' is not allowed; set a name without '..'; out=FOLDER sets where it is")
-    return name
-
-
-def run_folder(out: str, name: str) -> str:
-    """The path of a run's folder, or of a sweep's.
-
-    Raises:
-        ConfigError: `out` or the name isn't allowed.
-    """
-    if not out:
-        raise ConfigError("out: '' is not allowed; set a folder, e.g. out=outputs")
-    return os.path.join(os.path.expanduser(out), check_run_name(name))
 
 
 def config_root() -> Path:
@@ -78,11 +57,10 @@ class EffLoopSearchPath(SearchPathPlugin):
             search_path.append(module, f"pkg://{module.partition('.')[0]}.configs")
 
 
-def prepare(root: type, overrides: Sequence[str] = ()) -> None:
+def prepare(overrides: Sequence[str] = ()) -> None:
     """Register every part with Hydra: plugins, schemas, search path, and lazy names that overrides use.
 
     Args:
-        root: the dataclass of the whole config.
         overrides: those that will be composed.
 
     Raises:
@@ -93,9 +71,8 @@ def prepare(root: type, overrides: Sequence[str] = ()) -> None:
         Plugins.instance().register(EffLoopSearchPath)
     OmegaConf.register_new_resolver("effloop.run_dir", run_folder, replace=True)
     store = ConfigStore.instance()
-    if _stored.get(("", _SCHEMA)) is not root or f"{_SCHEMA}.yaml" not in store.repo:
-        store.store(name=_SCHEMA, node=root)
-        _stored["", _SCHEMA] = root
+    if f"{_SCHEMA}.yaml" not in store.repo:
+        store.store(name=_SCHEMA, node=Config)
     for group, parts in registry.groups.items():
         for name in parts:
             # A YAML file `name` builds on `name_schema`; `name` itself is stored for a part without a YAML file.
@@ -190,29 +167,47 @@ def config_folders() -> list[Traversable]:
     return [config_root(), Path.cwd() / "configs", *plugins]
 
 
-def compose_tree(root: type, overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
-    """Compose `configs/train.yaml` and overrides by Hydra; the result is unchecked.
+@contextmanager
+def application(overrides: Sequence[str]) -> Iterator[Hydra]:
+    """Hydra with EffLoop's configs; it checks each config before it takes anything from it.
 
     Args:
-        root: the dataclass of the whole config.
-        overrides: none of them a sweep.
-        with_hydra: keep Hydra's own config, as `hydra`.
+        overrides: those that will be composed.
+
+    Raises:
+        ConfigError: a plugin doesn't import.
     """
-    prepare(root, overrides)
+    prepare(overrides)
     current = GlobalHydra.instance()
-    callers_hydra, current.hydra = current.hydra, None  # the caller may be a Hydra application itself
+    callers_hydra = current.hydra  # the caller may be a Hydra application itself
+    version.setbase(VERSION_BASE)
+    # Hydra takes the store as it is. It copies all of it first, in 20 of 166 ms, and again what it loads.
+    ConfigStore.__deepcopy__ = lambda store, _: store  # type: ignore[attr-defined]
     try:
-        with _shared_store(), hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(config_root())):
-            return hydra.compose(NAME, overrides=overrides, return_hydra_config=with_hydra)
+        current.hydra = Hydra("effloop", GuardedLoader(create_config_search_path(f"file://{config_root()}")))
+        yield current.hydra
     finally:
+        del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
         current.hydra = callers_hydra
 
 
-@contextmanager
-def _shared_store() -> Iterator[None]:
-    """Inside, Hydra takes the store as it is. It copies all of it first, in 20 of 166 ms, and again what it loads."""
-    ConfigStore.__deepcopy__ = lambda store, _: store  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
+def compose_tree(overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
+    """Compose `configs/train.yaml` and overrides by Hydra; the result is unchecked.
+
+    Args:
+        overrides: none of them a sweep.
+        with_hydra: keep Hydra's own config, as `hydra`.
+    """
+    with application(overrides) as app:
+        tree = app.compose_config(
+            NAME, [*overrides], run_mode=RunMode.RUN, with_log_configuration=False, from_shell=False
+        )
+    return tree if with_hydra else without_hydra(tree)
+
+
+def without_hydra(tree: DictConfig) -> DictConfig:
+    """A copy of the config without Hydra's own."""
+    rest = copy.deepcopy(tree)  # the cached results of `${now:}`, too
+    with flag_override(rest, ["readonly", "struct"], False):
+        del rest["hydra"]
+    return rest

@@ -12,6 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from effloop.config import hydra_setup
+from effloop.config.schema import Config
 from effloop.registry import either, field_meanings, groups
 
 _PLAIN = {
@@ -78,14 +79,10 @@ def _of_parts(texts: Mapping[str, str], form: str) -> list[str]:
     return [form.format(text=text, parts=", ".join(names)) for text, names in parts.items()]
 
 
-def keys_of(root: type) -> dict[str, Key]:
-    """{name: key} of the root and of all parts, in the order of their fields.
-
-    Args:
-        root: the dataclass of the whole config.
-    """
+def keys_of() -> dict[str, Key]:
+    """{name: key} of the root and of all parts, in the order of their fields; imports all parts."""
     found: dict[str, Key] = {}
-    for name, (hint, value) in _fields(root, _values("", hydra_setup.NAME)).items():
+    for name, (hint, value) in _fields(Config, _values("", hydra_setup.NAME)).items():
         if name in groups:
             continue
         if isinstance(hint, type) and is_dataclass(hint):
@@ -93,7 +90,7 @@ def keys_of(root: type) -> dict[str, Key]:
             entries = {f"{name}.{each}": entry for each, entry in nested.items()}
             _add(found, "", entries, {f"{name}.{each}": text for each, text in field_meanings(hint).items()})
         else:
-            _add(found, "", {name: (hint, value)}, field_meanings(root))
+            _add(found, "", {name: (hint, value)}, field_meanings(Config))
     for group, parts in groups.items():
         for name in parts:
             config = parts[name].config

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
 from effloop.batch import ImageSize
 from effloop.checkpoint import CheckpointConfig
-from effloop.config.hydra_setup import run_folder
 from effloop.data.augment import AugmentConfig
 from effloop.data.bad import OnError
 from effloop.data.decode import DecodeConfig
@@ -27,6 +28,31 @@ from effloop.task import TaskConfig
 from effloop.train.nan import POLICIES as NAN
 from effloop.train.step import DistillConfig
 from effloop.train.stopping import StopConfig
+
+
+def check_run_name(name: str) -> str:
+    """Check and return a run's name, a relative path that stays below the folder `out`.
+
+    Raises:
+        ConfigError: it is absolute or empty, or has `..`.
+    """
+    path = Path(name)
+    if path.is_absolute() and path.name:
+        raise ConfigError(f"run: '{name}' is a path, not a name; set out={path.parent} run={path.name}")
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        raise ConfigError(f"run: '{name}' is not allowed; set a name without '..'; out=FOLDER sets where it is")
+    return name
+
+
+def run_folder(out: str, name: str) -> str:
+    """The path of a run's folder, or of a sweep's.
+
+    Raises:
+        ConfigError: `out` or the name isn't allowed.
+    """
+    if not out:
+        raise ConfigError("out: '' is not allowed; set a folder, e.g. out=outputs")
+    return os.path.join(os.path.expanduser(out), check_run_name(name))
 
 
 @dataclass
@@ -150,56 +176,31 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        for key in ("batch_size", "epochs", "eval_every", "accumulate"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"{key}: {getattr(self, key)} is not allowed; set a whole number above 0, e.g. 1")
-        if self.probe < 0:
-            raise ConfigError(f"probe: {self.probe} is not allowed; set a number of passes, or 0")
-        for key in ("lr", "max_grad_norm"):
-            value = getattr(self, key)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{key}: {value} is not allowed; set a finite number above 0")
-        if not self.max_errors > 0:
-            raise ConfigError(
-                f"max_errors: {self.max_errors:g} is not allowed; set a share of the images above 0 and below 1, or a "
-                "number of them; on_error=fail allows none"
-            )
-        workers = self.num_workers
-        if workers != "auto" and (not isinstance(workers, int) or workers < 0):
-            raise ConfigError(f"num_workers: {workers!r} is not allowed; set auto, 0 or a whole number above it")
-        if self.threads != "auto" and (not isinstance(self.threads, int) or self.threads < 1):
-            raise ConfigError(f"threads: {self.threads!r} is not allowed; set auto or a whole number above 0")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed: {self.seed} is not allowed; set a whole number from 0 to 2**63 - 1")
-        if self.nan not in NAN:
-            raise ConfigError(f"nan: {self.nan!r} is not allowed; set {' or '.join(NAN)}")
+        number, auto = "a finite number above 0", "auto or a whole number above 0"
+        share = "a share of the images above 0 and below 1, or a number of them; on_error=fail allows none"
+        checks: list[tuple[str, bool, str]] = [
+            *((key, getattr(self, key) >= 1, "a whole number above 0, e.g. 1") for key in _COUNTS),
+            ("probe", self.probe >= 0, "a number of passes, or 0"),
+            ("lr", self.lr is None or 0 < self.lr < math.inf, number),
+            ("max_grad_norm", self.max_grad_norm is None or 0 < self.max_grad_norm < math.inf, number),
+            ("max_errors", self.max_errors > 0, share),
+            ("num_workers", _is_auto(self.num_workers, 0), "auto, 0 or a whole number above it"),
+            ("threads", _is_auto(self.threads, 1), auto),
+            ("seed", 0 <= self.seed < 2**63, "a whole number from 0 to 2**63 - 1"),
+            ("nan", self.nan in NAN, " or ".join(NAN)),
+            *((key, getattr(self, key) in (True, False, None, "auto"), "true, false or auto") for key in _SPEEDS),
+        ]
+        for key, is_allowed, allowed in checks:
+            if not is_allowed:
+                value = getattr(self, key)
+                shown = repr(value) if isinstance(value, str) else value
+                raise ConfigError(f"{key}: {shown} is not allowed; set {allowed}")
         run_folder(self.out, self.run)
-        self._check_speed()
-        self._check_sizes()
-
-    @property
-    def size(self) -> ImageSize:
-        """`image_size` as height and width."""
-        return ImageSize.of(self.image_size)
-
-    @property
-    def train_sizes(self) -> list[ImageSize]:
-        """The sizes that are trained at, in order: those of `progressive`, or `image_size` alone."""
-        return [ImageSize.of(size) for size in self.progressive or [self.image_size]]
-
-    def _check_speed(self) -> None:
-        """Check the keys that are true, false or `auto`."""
-        for key in ("compile", "channels_last", "cudnn_benchmark"):
-            if isinstance(getattr(self, key), str) and getattr(self, key) != "auto":
-                raise ConfigError(f"{key}: {getattr(self, key)!r} is not allowed; set true, false or auto")
         if self.deterministic and self.cudnn_benchmark:
             raise ConfigError(
                 f"deterministic: true contradicts cudnn_benchmark={word(self.cudnn_benchmark)}, whose choices differ "
                 "from run to run; drop one of them"
             )
-
-    def _check_sizes(self) -> None:
-        """Check the image sizes, and that there are enough epochs for those of `progressive`."""
         for key, sizes in (("image_size", [self.image_size]), ("progressive", self.progressive)):
             for size in sizes:
                 try:
@@ -212,6 +213,25 @@ class Config:
             raise ConfigError(
                 f"progressive: {len(self.progressive)} sizes for epochs={self.epochs}; set at least as many epochs"
             )
+
+    @property
+    def size(self) -> ImageSize:
+        """`image_size` as height and width."""
+        return ImageSize.of(self.image_size)
+
+    @property
+    def train_sizes(self) -> list[ImageSize]:
+        """The sizes that are trained at, in order: those of `progressive`, or `image_size` alone."""
+        return [ImageSize.of(size) for size in self.progressive or [self.image_size]]
+
+
+_COUNTS = ("batch_size", "epochs", "eval_every", "accumulate")
+_SPEEDS = ("compile", "channels_last", "cudnn_benchmark")
+
+
+def _is_auto(value: int | str, least: int) -> bool:
+    """Whether it is `auto`, or at least so many."""
+    return value == "auto" or (isinstance(value, int) and value >= least)
 
 
 def word(value: bool | str) -> str:

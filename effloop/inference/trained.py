@@ -21,7 +21,7 @@ from effloop.assemble.resolve import resolved
 from effloop.batch import ImageSize, Preview
 from effloop.checkpoint import files
 from effloop.config import Config
-from effloop.config.typed import key_of
+from effloop.config.overrides import key_of
 from effloop.data.loader import Loader
 from effloop.data.source import Source, sources
 from effloop.data.source.auto import AutoConfig

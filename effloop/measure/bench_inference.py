@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from effloop.batch import ImageSize
 from effloop.config import Config
-from effloop.config.typed import key_of
+from effloop.config.overrides import key_of
 from effloop.errors import ConfigError, EffLoopError
 from effloop.inference.export import ExportOptions, export
 from effloop.inference.formats import INPUT, OUTPUT, formats

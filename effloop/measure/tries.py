@@ -19,7 +19,7 @@ from rich.filesize import decimal
 
 from effloop.batch import ImageSize
 from effloop.config import Config
-from effloop.config.typed import key_of
+from effloop.config.overrides import key_of
 from effloop.data.augment import augments
 from effloop.data.augment.base import RecipeConfig
 from effloop.data.remote.location import is_remote, local_name

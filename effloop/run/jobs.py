@@ -18,8 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from effloop import config as configs
 from effloop import registry
-from effloop.config import finish
-from effloop.config.task_of_data import follow_data
+from effloop.config.compose import complete
 from effloop.data.remote.fetch import fetched_before
 from effloop.errors import EffLoopError, PreemptedRunError
 from effloop.run.spec import JobState, RunSpec, from_newest_checkpoint
@@ -220,8 +219,7 @@ class JobRunner:
         """The run of a job's folder: a new one, or what is left of one."""
         if has_checkpoints(folder):
             return from_newest_checkpoint(RunSpec(configs.load(folder / CONFIG), [], folder))
-        task = [*task, *follow_data(tree, task)]
-        config = finish(tree, task)
+        config, task = complete(tree, task)
         outputs = Path(config.out).expanduser().absolute()
         if folder.is_relative_to(outputs):
             config = replace(config, run=str(folder.relative_to(outputs)))

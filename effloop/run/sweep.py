@@ -10,16 +10,16 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from effloop.config import Config, finish, hydra_app, hydra_setup, messages
-from effloop.config.hydra_setup import run_folder
-from effloop.config.task_of_data import follow_data, with_task
-from effloop.config.typed import quoted
+from effloop.config import Config, messages
+from effloop.config.compose import check_folder, complete, count_jobs, searchpath, with_task
+from effloop.config.hydra_setup import NAME, application, compose_tree, prepare, without_hydra
+from effloop.config.overrides import by_key, parsed, quoted
+from effloop.config.schema import run_folder
 from effloop.data.source import ScanError
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError, PreemptedRunError, reason
 from effloop.registry import plugin_words
@@ -28,35 +28,37 @@ from effloop.run.jobs import THREAD_VARIABLES, JobRunner, Stops
 from effloop.run.spec import AUTO
 from effloop.runs.folder import TIMESTAMP
 from effloop.runs.reader import SWEEP, RunRecord, read_jobs
-from effloop.system.files import describe_failure, numbered, remove_if_empty, try_lock
-from effloop.system.untrusted import MOST_JSON
+from effloop.system.files import describe_failure, locked, numbered, remove_if_empty, write_text
+from effloop.system.untrusted import read_json
 from effloop.task import meters_of, objectives
 
 # What all jobs of a sweep share: their overrides, and the config that these make.
 
 
-def shared_overrides(parsed: Iterable[Override]) -> dict[str, str]:
+def shared_overrides(overrides: Iterable[Override]) -> dict[str, str]:
     """{key: override} of what all jobs of a sweep have; of several with a key the last counts."""
-    last = {each.get_key_element(): each for each in parsed}
+    last = by_key([*overrides])
     return {key: str(each.input_line) for key, each in last.items() if not each.is_sweep_override()}
 
 
-def compose_shared(flags: Sequence[str], parsed: Sequence[Override]) -> tuple[Any, Config]:
+def compose_shared(flags: Sequence[str], overrides: Sequence[Override]) -> tuple[Any, Config]:
     """Hydra's own config, and that of what all jobs share; of the first job where keys need a value that is swept."""
-    shared = shared_overrides(parsed)
+    shared = [*shared_overrides(overrides).values()]
+
+    def composed(words: list[str]) -> tuple[Any, Config]:
+        with messages.in_one_line(words):
+            tree = compose_tree([*words, *searchpath(flags)], with_hydra=True)
+            return tree.hydra, complete(without_hydra(tree), words)[0]
+
     try:
-        return _compose(flags, list(shared.values()))
+        return composed(shared)
     except (ConfigError, ScanError):  # e.g. model=resnet18,resnet50 model.pretrained=true: the default model hasn't
-        swept = {each.get_key_element(): each for each in parsed if each.is_choice_sweep() or each.is_range_sweep()}
-        first = [f"{key}={next(iter(each.sweep_string_iterator()))}" for key, each in swept.items()]
-        return _compose(flags, [*shared.values(), *first])
-
-
-def _compose(flags: Sequence[str], overrides: list[str]) -> tuple[Any, Config]:
-    with messages.in_one_line(Config, overrides):
-        tree = hydra_setup.compose_tree(Config, [*overrides, *hydra_app.searchpath(flags)], with_hydra=True)
-        alone = hydra_app.without_hydra(tree)
-        return tree.hydra, finish(alone, [*overrides, *follow_data(alone, overrides)])
+        swept = {
+            key: each for key, each in by_key(overrides).items() if each.is_choice_sweep() or each.is_range_sweep()
+        }
+        return composed(
+            [*shared, *(f"{key}={next(iter(each.sweep_string_iterator()))}" for key, each in swept.items())]
+        )
 
 
 # A sweep's folder: made or found again, owned by one process, and continued only with the same overrides.
@@ -76,56 +78,35 @@ def owned_folder(
     """
     folder = _folder(planned, config)
     place = os.path.relpath(folder)
-    with _opened(folder / SWEEP) as file:
-        if not try_lock(file.fileno()):
-            owner = _earlier(file)
+    with locked(folder) as ours:
+        earlier = _earlier(folder / SWEEP)
+        if not ours:
             raise ConfigError(
-                f"run: {place} is being worked on by process {owner.get('pid')} on {owner.get('host')}; "
+                f"run: {place} is being worked on by process {earlier.get('pid')} on {earlier.get('host')}; "
                 "wait for its end or set run=ANOTHER_NAME"
             )
-        earlier = _earlier(file)
-        if earlier:  # nothing, where a start was killed at once
-            _check_same(earlier, shared, folder)
-        facts = {
-            "overrides": overrides,
-            "objective": config.objective,
-            "jobs": count,
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-        }
-        _overwrite(file, json.dumps(facts, indent=2) + "\n")
+        before = shared_overrides(parsed(earlier.get("overrides", []))) if earlier else shared
+        for key in {**before, **shared}:
+            if key not in _ABOUT_THE_SWEEP and not key.startswith("hydra") and before.get(key) != shared.get(key):
+                raise ConfigError(
+                    f"sweep.resume: {place} was started with {before.get(key, f'no {key}')}, now it is "
+                    f"{shared.get(key, f'no {key}')}; start it with the same, or set run=ANOTHER_NAME"
+                )
+        process = {"pid": os.getpid(), "host": socket.gethostname()}
+        facts = {"overrides": overrides, "objective": config.objective, "jobs": count, **process}
+        try:
+            write_text(folder / SWEEP, json.dumps(facts, indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(f"run: {describe_failure(folder / SWEEP, error)}; make room there") from None
         yield folder
 
 
-def _overwrite(file: TextIO, text: str) -> None:
-    """Replace the contents of a file, at once: a kill in the middle must not leave a part of each.
-
-    Raises:
-        ConfigError: it can't be written.
-    """
-    size = os.fstat(file.fileno()).st_size
+def _earlier(path: Path) -> dict[str, Any]:
+    """The facts of an earlier start; empty where there was none, or it was killed at once."""
     try:
-        os.pwrite(file.fileno(), text.encode().ljust(size), 0)
-    except OSError as error:
-        raise ConfigError(f"run: {describe_failure(Path(file.name), error)}; make room there") from None
-
-
-def _opened(path: Path) -> TextIO:
-    """What keeps a sweep's facts, to be read and written."""
-    try:
-        return path.open("r+", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"run: {os.path.relpath(path)} can't be written: {error.strerror}; set run=ANOTHER_NAME"
-        ) from None
-
-
-def _earlier(file: TextIO) -> dict[str, Any]:
-    """The facts of an earlier start; empty where there was none."""
-    try:
-        return dict(json.loads(file.read(MOST_JSON) or "{}"))
-    except (ValueError, TypeError, RecursionError):
-        place = os.path.relpath(file.name)
+        return dict(read_json(path)) if path.stat().st_size else {}
+    except (OSError, ValueError, TypeError):
+        place = os.path.relpath(path)
         raise ConfigError(f"{place} is damaged; delete it, and start again with the same overrides") from None
 
 
@@ -139,9 +120,7 @@ def _folder(planned: Path, config: Config) -> Path:
         raise ConfigError(
             f"sweep.resume: {place} holds no sweep; say which: run=NAME, as it stands below {config.out}/multirun/"
         )
-    candidates = numbered(planned)
-    while True:
-        folder = next(candidates)
+    for folder in numbered(planned):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / SWEEP).touch(exist_ok=False)  # whoever makes the file owns the folder
@@ -154,21 +133,7 @@ def _folder(planned: Path, config: Config) -> Path:
             raise ConfigError(f"run: {place} can't be made: {error.strerror}; set out=FOLDER") from None
         else:
             return folder
-
-
-def _check_same(earlier: Mapping[str, Any], shared: Mapping[str, str], folder: Path) -> None:
-    """Refuse to continue with other values of what all jobs share.
-
-    Raises:
-        ConfigError: they differ.
-    """
-    before = shared_overrides(OverridesParser.create().parse_overrides(list(earlier.get("overrides", []))))
-    for key in {**before, **shared}:
-        if key not in _ABOUT_THE_SWEEP and not key.startswith("hydra") and before.get(key) != shared.get(key):
-            raise ConfigError(
-                f"sweep.resume: {os.path.relpath(folder)} was started with {before.get(key, f'no {key}')}, now it is "
-                f"{shared.get(key, f'no {key}')}; start it with the same, or set run=ANOTHER_NAME"
-            )
+    raise AssertionError  # there is no end to numbers
 
 
 def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> None:
@@ -184,21 +149,21 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
         InterruptedRunError: Ctrl-C.
         PreemptedRunError: SIGTERM, SIGUSR1 or SIGHUP; the jobs that ran are saved.
     """
-    with messages.in_one_line(Config, overrides):
-        hydra_setup.prepare(Config, overrides)
+    with messages.in_one_line(overrides):
+        prepare(overrides)
         overrides = with_task(overrides)
-        parsed = OverridesParser.create().parse_overrides(overrides)
-        shared = shared_overrides(parsed)
-        hydra, config = compose_shared(flags, parsed)
+        given = parsed(overrides)
+        shared = shared_overrides(given)
+        hydra, config = compose_shared(flags, given)
         if config.resume == AUTO:
             raise ConfigError(f"resume: {AUTO} is of a single run; a sweep goes on by sweep.resume=true run=NAME")
         assert config.objective is not None  # `finish` decided it
         choices = hydra.runtime.choices
         grid = choices["hydra/sweeper"] == "basic"  # a search decides itself how many jobs it has
-        count = hydra_app.count_jobs(parsed) if grid else 0
+        count = count_jobs(by_key(given).values()) if grid else 0
         trials = count if grid else OmegaConf.select(hydra, "sweeper.n_trials") or 0
         for key in ("sweep.dir", "sweep.subdir"):
-            hydra_app.check_folder(hydra, key)
+            check_folder(hydra, key)
         planned = Path(str(hydra.sweep.dir)).absolute()
     with owned_folder(planned, overrides, shared, config, count) as folder:
         job = JobRunner(
@@ -214,11 +179,11 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
             threads={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         )
         maximize = objectives(meters_of(config.task.name))[config.objective]
-        added = _added(choices, shared, maximize=maximize, folder=folder)
+        added = [*searchpath(flags), *_added(choices, shared, maximize=maximize, folder=folder)]
         go_on = _resume_hint(flags, overrides, folder, config.out)
         stops = Stops(folder, elsewhere=choices["hydra/launcher"] == "submitit_slurm")
         with closing(stops), stops.caught():
-            problem = _launch(job, flags, [*overrides, *added], go_on)
+            problem = _launch(job, [*overrides, *added], go_on)
         if stops.how:
             reason = f"{problem}" if isinstance(problem, PreemptedRunError) else stops.how
             raise PreemptedRunError(f"{reason}; {go_on}")
@@ -253,12 +218,12 @@ def _added(choices: Any, shared: Iterable[str], *, maximize: bool, folder: Path)
     return [f"{key}={value}" for key, value in added.items() if key == "hydra.sweep.dir" or key not in shared]
 
 
-def _launch(job: JobRunner, flags: list[str], overrides: list[str], go_on: str) -> EffLoopError | None:
+def _launch(job: JobRunner, overrides: list[str], go_on: str) -> EffLoopError | None:
     """Have Hydra start the jobs; what went wrong beside them."""
     logging.getLogger("hydra_plugins.hydra_optuna_sweeper").setLevel(logging.ERROR)  # that a job failed has been said
     try:
-        with messages.in_one_line(Config, overrides):
-            hydra_app.call_hydra(job, flags, overrides)
+        with messages.in_one_line(overrides), application(overrides) as hydra:
+            hydra.multirun(NAME, job, [*overrides, "hydra.mode=MULTIRUN"])
     except KeyboardInterrupt:
         raise InterruptedRunError(f"interrupted; {go_on}") from None
     except EffLoopError as error:

@@ -11,7 +11,7 @@ from torch import nn
 
 import effloop
 from effloop.batch import ImageSize
-from effloop.config import Config, finish
+from effloop.config import Config, finish, from_dict, to_dict
 from effloop.config import hydra_setup as search
 from effloop.data.augment import augments
 from effloop.data.decode import decoders
@@ -54,8 +54,10 @@ NEEDS = {
 def test_composes_and_builds(name: str) -> None:
     group, _, choice = name.partition("/")
     words = [f"{group}={choice}", *NEEDS.get(name, [])]
-    tree = search.compose_tree(Config, words)
+    tree = search.compose_tree(words)
     config = finish(tree, words)
+    plain = to_dict(config)
+    assert to_dict(from_dict(plain, [], "a saved config")) == plain
     if group == search.EXPERIMENT:
         return
     part = getattr(config, group)

@@ -17,7 +17,7 @@ from runs import call, train
 
 import effloop
 from effloop.cli.main import MODULES, command_named, main
-from effloop.cli.options import options_of, parse
+from effloop.cli.command import options_of, parse
 from effloop.inference.trained import Trained
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels

@@ -23,7 +23,7 @@ import effloop
 from effloop.batch import ImageSize
 from effloop.checkpoint import files
 from effloop.cli.main import main
-from effloop.config.hydra_app import compose_runs
+from effloop.config.compose import compose_runs
 from effloop.errors import DataError
 from effloop.inference.trained import Trained
 from effloop.record.grid import PALETTE, Layout, draw, overlay

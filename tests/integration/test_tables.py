@@ -12,7 +12,7 @@ from runs import TINY, once, rows, train
 
 import effloop
 from effloop.cli.main import main
-from effloop.config.hydra_app import compose_runs
+from effloop.config.compose import compose_runs
 from effloop.data.source import table_source
 from effloop.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import pytest
 from plans import line
 
-from effloop.cli.options import options_of, parse
+from effloop.cli.command import options_of, parse
 from effloop.errors import PROGRAM, ConfigError
 
 SIDES = {"left": 1, "right": 2}

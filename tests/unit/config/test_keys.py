@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from effloop.config import Config
 from effloop.config.keys import keys_of
 from effloop.model import ModelConfig, models
 
@@ -28,7 +27,7 @@ class OddConfig(ModelConfig):
 def test_keys_of_any_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models._entries, "_found", {**models._entries})  # all are imported now
     models.register("odd", OddConfig)(lambda num_classes: None)
-    keys = keys_of(Config)
+    keys = keys_of()
     pair = keys["model.pair"]
     assert (pair.allowed, pair.meaning, pair.default) == ("any value", "two of them.", "[1, 2]")
     assert pair.owners == "model=odd"
@@ -37,7 +36,7 @@ def test_keys_of_any_type(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_key_that_parts_have_each_their_own_way() -> None:
-    loss = keys_of(Config)["task.loss"]
+    loss = keys_of()["task.loss"]
     assert loss.allowed.startswith("bce or asl (multilabel); mse, l1 or huber (regression)")
     assert loss.meaning.startswith("multilabel: bce, ")
     assert " regression: mse (squared error)" in loss.meaning

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from plans import line
 
-from effloop.cli.options import parse as parse_words
+from effloop.cli.command import parse as parse_words
 from effloop.convert.options import ConvertOptions
 from effloop.convert.reencode import Recipe
 from effloop.data.source.storage.writing import SHARD_BYTES, writers

@@ -1,4 +1,4 @@
-"""Overrides that contradict each other, or what a file says."""
+"""Overrides that contradict each other or what a file says, paths in them, and keys that there aren't."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from plans import line
 
 import effloop
 from effloop.config import load, messages, save
-from effloop.config.schema import Config
-from effloop.config.typed import refuse_contradictions, with_paths
-from effloop.errors import ConfigError
+from effloop.config.keys import keys_of
+from effloop.config.overrides import OTHER_NAMES, REMOVED, refuse_contradictions, unknown_key, with_paths
+from effloop.errors import PROGRAM, ConfigError
+from effloop.registry import groups
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_a_url_whose_braces_the_shell_has_expanded() -> None:
     ],
 )
 def test_taken(words: str) -> None:
-    with messages.in_one_line(Config):
+    with messages.in_one_line():
         refuse_contradictions(words.split())
 
 
@@ -143,3 +144,54 @@ def test_a_comma_in_a_path_and_in_a_sweep(tmp_path: Path) -> None:
         with_paths([f"data.root={tmp_path}/a,b"], sweep=True)
     with pytest.raises(ConfigError, match="add -m"):  # no such path: meant as a sweep
         effloop.compose(["data.root=one,two"])
+
+
+# What an unknown key probably means.
+
+CHOSEN = {"data": "folder", "optim": "adamw", "engine": "threads"}
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("batchsize", "did you mean 'batch_size'?"),
+        ("optim.weight_decy", "did you mean 'optim.weight_decay'?"),
+        ("weight_decay", "did you mean 'optim.weight_decay'?"),
+        ("momentum", "did you mean 'optim.momentum' of optim=sgd?"),
+        ("optimizer", "did you mean 'optim'?"),
+        ("max_epochs", "did you mean 'epochs'?"),
+        ("model.pretrained", "write model.weights=DEFAULT"),
+        ("data_root", "did you mean 'data.root'?"),
+        ("data.skip_broken", None),
+        ("outputs", None),
+        ("max_steps", None),
+        ("x", None),
+    ],
+)
+def test_hints(key: str, hint: str | None) -> None:
+    keys = {name: [*each.defaults] for name, each in keys_of().items()}
+    line = f"'{key}' is not a key of the config; {hint or f'see {PROGRAM} list keys'}"
+    assert unknown_key(key, keys, CHOSEN) == line
+
+
+def test_other_names_stand_for_what_is_there_and_are_no_keys_themselves() -> None:
+    keys = {*keys_of(), *groups}
+    assert {key.partition("=")[0] for key in OTHER_NAMES.values()} - keys == set()
+    assert keys & {*OTHER_NAMES} == set()
+    for override in OTHER_NAMES.values():
+        if "=" in override:
+            effloop.compose(["model=torchvision", "model.arch=resnet18", override])
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_removed_key_is_refused_and_null_is_skipped(key: str) -> None:
+    plain = effloop.config.to_dict(effloop.config.compose([]))
+    group, name = key.split(".")
+    old = {**plain, group: {**plain[group], name: None}}
+    assert effloop.config.to_dict(effloop.config.from_dict(old, [], "old")) == plain
+    for compose in (
+        lambda: effloop.config.compose([f"{key}=4"]),
+        lambda: effloop.config.from_dict({**plain, group: {**plain[group], name: 4}}, [], "old"),
+    ):
+        with pytest.raises(ConfigError, match=f"'{key}' was removed; "):
+            compose()
