@@ -11,7 +11,7 @@ from torch import nn
 from effloop import config as configs
 from effloop.config import Config
 from effloop.errors import PROGRAM, ConfigError, DataError
-from effloop.runs import compare
+from effloop.runs.reader import format_value
 from effloop.task import Labelled
 
 _NOT_THE_NETWORK = {"num_classes", "weights", "backbone_weights", "freeze", "checkpointing"}
@@ -58,7 +58,7 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
     _check_same_batch(config, state, world_size)
     for key, (was, new) in same.items():
         if was != new:
-            was, new = compare.format_value(was), compare.format_value(new)
+            was, new = format_value(was), format_value(new)
             raise ConfigError(
                 f"{key}: the checkpoint was trained with {was}, not {new}; keep {key}={was}, or start a run of its own "
                 "from the weights alone: model.weights=RUN"
@@ -90,7 +90,9 @@ def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_pla
     then = dict(state.get("data", data))
     on_one_side = {key for key in then.keys() ^ data.keys() if key.startswith("remote")}
     known = ({key: value for key, value in each.items() if key not in on_one_side} for each in (then, data))
-    lines = compare.inputs(*known)
+    from effloop.runs.compare import inputs  # only where there is something to compare
+
+    lines = inputs(*known)
     if lines and in_place:
         raise DataError(
             f"the data is not what the run was trained on: {'; '.join(lines)}; put it back, "

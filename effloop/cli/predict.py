@@ -47,44 +47,21 @@ _NAMED = 5
 """Classes of an image on the screen."""
 
 
-def check_options(trained: Trained, masks: Path | None, overlays: Path | None, *, scores: bool) -> None:
-    """Refuse options that make no sense for a model's task.
-
-    Raises:
-        ConfigError: one doesn't.
-    """
-    task = trained.config.task.name
-    given = {"masks": masks, "overlays": overlays}
-    if not trained.task.spatial and (key := next((key for key, value in given.items() if value), None)):
-        raise ConfigError(f"{key}: task={task} gives no pixel a class; leave {key} out")
-    if trained.task.spatial and scores:
+def _check_options(options: PredictOptions, trained: Trained) -> None:
+    task, is_spatial = trained.config.task.name, trained.task.spatial
+    if options.top > 1 and not trained.task.ranks:
+        raise ConfigError(f"top: {options.top}, but task={task} ranks no classes; leave top out")
+    for key in ("masks", "overlays"):
+        if getattr(options, key) and not is_spatial:
+            raise ConfigError(f"{key}: task={task} gives no pixel a class; leave {key} out")
+    if is_spatial and options.scores:
         raise ConfigError(f"scores: of task={task} the table has each class's share; leave scores out")
 
 
-def mask_columns(
-    found: Predictions, masks: Path | None, overlays: Path | None, *, on_screen: bool
-) -> Iterator[tuple[NDArray[np.int64], Columns]]:
-    """The ids of each batch, and the columns of the table; its files are written meanwhile.
-
-    Args:
-        found: what is predicted.
-        masks: a folder; None writes none.
-        overlays: a folder; None writes none.
-        on_screen: whether the table is read there: with the largest classes in words instead of all shares.
-
-    Raises:
-        ConfigError: a folder can't be written to.
-    """
-    source = found.loader.plan.source
-    mask_files = MaskFiles("masks", masks, ".png", source) if masks else None
-    overlay_files = MaskFiles("overlays", overlays, ".jpg", source) if overlays else None
-    return _written(found, mask_files, overlay_files, on_screen=on_screen)
-
-
-def _written(
+def _mask_columns(
     found: Predictions, masks: MaskFiles | None, overlays: MaskFiles | None, *, on_screen: bool
-) -> Iterator[tuple[NDArray[np.int64], Columns]]:
-    """`mask_columns`, with the folders made."""
+) -> Batches:
+    """The columns of each batch, while files of its masks are written; on the screen the largest classes in words."""
     names = found.trained.target_names
     for ids, batch in found.masks():
         for sample, mask in zip(ids.tolist(), batch, strict=True):
@@ -96,7 +73,7 @@ def _written(
 
 
 def _largest(masks: Sequence[Mask | None], names: Sequence[str]) -> list[str]:
-    """`road 41.2%, sky 20.0%` for each image; nothing where there is no mask."""
+    """`road 41.2%, sky 20.0%` for each image; empty without a mask."""
     words = []
     for row in shares(masks, len(names)):
         best = [place for place in np.argsort(-row, kind="stable")[:_NAMED] if row[place] > 0]
@@ -141,9 +118,7 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     if options.out:
         check_writable(options.out)
     trained = Trained.open(options.run, overrides, command="predict")
-    if options.top > 1 and not trained.task.ranks:
-        raise ConfigError(f"top: {options.top}, but task={trained.config.task.name} ranks no classes; leave top out")
-    check_options(trained, options.masks, options.overlays, scores=options.scores)
+    _check_options(options, trained)
     source, has_targets = _source(options, overrides, trained)
     predictions, columns = _predicted(options, trained, Unlabelled(source))
     print(f"{trained.describe()}, on {predictions.loader.describe()}", flush=True)
@@ -164,8 +139,10 @@ def _predicted(options: PredictOptions, trained: Trained, source: Source) -> tup
     """What is predicted, and the columns of the table, batch by batch; they take what is wrong with samples along."""
     predictions = Predictions(trained, source, options.tta)
     if trained.task.spatial:
-        on_screen = options.out is None
-        return predictions, mask_columns(predictions, options.masks, options.overlays, on_screen=on_screen)
+        samples = predictions.loader.plan.source
+        masks = MaskFiles("masks", options.masks, ".png", samples) if options.masks else None
+        overlays = MaskFiles("overlays", options.overlays, ".jpg", samples) if options.overlays else None
+        return predictions, _mask_columns(predictions, masks, overlays, on_screen=options.out is None)
     return predictions, predictions.columns(options.top, every=options.scores)
 
 
@@ -211,16 +188,7 @@ def _is_dataset(path: Path) -> bool:
 def _write(
     options: PredictOptions, predictions: Predictions, found: Batches, source: Source | None
 ) -> list[dict[str, Any]]:
-    """Write the table.
-
-    Args:
-        options: where to.
-        predictions: what is written.
-        found: the columns, batch by batch.
-        source: has the targets that are written, too; None writes none.
-
-    Returns:
-        The first rows, if there is no file to write to.
+    """Write the table, with targets if there is a source of them; returns the first rows if there is no file.
 
     Raises:
         DataError: no image can be used; a file from before is left as it was.

@@ -15,7 +15,7 @@ from effloop.data.source.storage.kept import opening_once
 from effloop.errors import ConfigError
 from effloop.parallel.rank_env import detect_launcher
 from effloop.run.spec import RunSpec, planned, resumed
-from effloop.runs.compare import PLACE
+from effloop.runs.reader import PLACE
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from effloop.registry import Registry, choices, either, groups
 
 _NOT_DELETED = "only an entry of a dictionary can be deleted, such as ~augment.ops.LABEL"
 _SENTENCES = {
-    r"Ambiguous value for argument '(?P<a>.*?)'|.*override '(?P<b>.*?)'.*--multirun": (
+    r"(?:Ambiguous value for argument|Sweep parameters) '(?P<a>.*?)'": (
         "{name}: several values are a sweep; add -m to run one after the other"
     ),
     r"Could not append .* is already at '(?P<a>.*?)'": "+{name}: '{name}' is set already; leave out the '+'",

@@ -34,7 +34,7 @@ from effloop.measure import loops
 from effloop.measure.loops import Loop, Updates
 from effloop.measure.turns import chosen, in_turns, print_table, ratio_of, scratch_folder, spread
 from effloop.report.figures import Bar, BarPanel, plot_bars, write_csv
-from effloop.runs.compare import format_value
+from effloop.runs.reader import format_value
 from effloop.train.trainer import Trainer
 
 _NUM_BATCHES = 20  # of an epoch of what=loop: many short epochs

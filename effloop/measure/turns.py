@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from effloop.config.typed import key_of
+from effloop.config.overrides import key_of
 from effloop.errors import PROGRAM, ConfigError, EffLoopError
 from effloop.native import library
 from effloop.registry import choices, plugin_words

@@ -33,9 +33,9 @@ from effloop.report.evaluation import WORST, Evaluation, cell_text, find_evaluat
 from effloop.report.pipeline import Pipeline, format_gain, format_rate, format_share
 from effloop.report.sweep_plot import plot_sweep
 from effloop.report.values import are_numbers, as_number, shorten, to_text
-from effloop.runs.compare import PER_RUN_KEYS, PLACE
+from effloop.runs.compare import PER_RUN_KEYS
 from effloop.runs.environment import effloop_version
-from effloop.runs.reader import RunRecord, flatten
+from effloop.runs.reader import PLACE, RunRecord, flatten
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from effloop.data.source.base import printable
-from effloop.runs.compare import format_value
+from effloop.runs.reader import format_value
 
 
 def finite_values(values: Iterable[float]) -> list[float]:

@@ -20,6 +20,7 @@ import torch
 
 from effloop.checkpoint import files
 from effloop.data.remote.location import this_process
+from effloop.data.source.root import fetch_all
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError, reason
 from effloop.parallel.failures import (
     RestartState,
@@ -31,7 +32,7 @@ from effloop.parallel.failures import (
 from effloop.parallel.rank_env import RankEnv, detect_launcher
 from effloop.parallel.rendezvous import START_TIMEOUT_S, RankGroup, join
 from effloop.run.spec import RunSpec, from_newest_checkpoint
-from effloop.run.training import announce_end, fetched, train
+from effloop.run.training import announce_end, train
 from effloop.runs.environment import effloop_version
 from effloop.system.command import bus_errors_explained, command_timed, escaped_output
 from effloop.system.hardware import available_cores
@@ -121,7 +122,7 @@ class RankSession:
 
     def _fetch(self, run: RunSpec) -> None:
         """Fetch remote data, and wait for the other machines: the time that it takes is no rank's fault."""
-        if fetched(run.config):
+        if fetch_all(run.config.data):
             store = self._group.store
             store.add("fetched", 1)
             self._wait(lambda: store.add("fetched", 0) == self._group.env.world_size)

@@ -15,9 +15,8 @@ from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.errors import PROGRAM, CheckpointError, ConfigError
 from effloop.registry import plugin_words
-from effloop.runs.compare import PLACE, format_value
 from effloop.runs.folder import TIMESTAMP, check_free, check_no_run, has_checkpoints, holds_run
-from effloop.runs.reader import CONFIG, JOB, SWEEP, differing_values
+from effloop.runs.reader import CONFIG, JOB, PLACE, SWEEP, differing_values, format_value
 from effloop.system.files import write_text
 
 

@@ -15,7 +15,6 @@ from effloop.assemble.resolve import memory_hint, num_workers
 from effloop.assemble.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
-from effloop.data.source.root import fetch_all
 from effloop.errors import PROGRAM, InterruptedRunError, PreemptedRunError
 from effloop.parallel import Parallel
 from effloop.parallel.failures import RestartState, reporter
@@ -42,8 +41,8 @@ _WARM_UP = 0.25
 """Share of its epochs before which no run is ended."""
 
 
-class MedianPruner:
-    """Ends a run whose best score so far is worse than the median of the other jobs' best scores at the same epoch.
+def should_prune(run_dir: Path, meter: Meter, epoch: int, epochs: int) -> bool:
+    """Whether a run's best score so far is worse than the median of the other jobs' best scores at the same epoch.
 
     This is the median stopping rule of Golovin et al. ("Google Vizier", 2017) and Optuna's MedianPruner, but takes the
     best score up to the epoch for the others, too, and also counts unfinished jobs. It reads the other jobs' folders,
@@ -53,34 +52,28 @@ class MedianPruner:
     Args:
         run_dir: the job's folder, next to those of the others.
         meter: the validation score to compare.
+        epoch: how many of `epochs` have been trained and recorded.
+        epochs: of the run.
     """
+    if epoch >= epochs or epoch < _WARM_UP * epochs:
+        return False
+    folders = [job.parent for job in run_dir.parent.glob(f"*/{JOB}")]
+    scores = [_best_score(folder, meter, epoch) for folder in folders if folder.name != run_dir.name]
+    scores = [score for score in scores if not math.isnan(score)]
+    own = _best_score(run_dir, meter, epoch)
+    if len(scores) < _MIN_OTHERS:
+        return False
+    return own < median(scores) if meter.higher_is_better else own > median(scores)
 
-    def __init__(self, run_dir: Path, meter: Meter) -> None:
-        self._run_dir = run_dir
-        self._meter = meter
 
-    def should_prune(self, epoch: int, epochs: int) -> bool:
-        """Whether the run should end now; `epoch` of `epochs` have been trained and recorded."""
-        if epoch >= epochs or epoch < _WARM_UP * epochs:
-            return False
-        folders = [job.parent for job in self._run_dir.parent.glob(f"*/{JOB}")]
-        scores = [self._best(folder, epoch) for folder in folders if folder.name != self._run_dir.name]
-        scores = [score for score in scores if not math.isnan(score)]
-        own = self._best(self._run_dir, epoch)
-        if len(scores) < _MIN_OTHERS:
-            return False
-        return own < median(scores) if self._meter.higher_is_better else own > median(scores)
-
-    def _best(self, run_dir: Path, epoch: int) -> float:
-        """The best score of a run's first `epoch` epochs; infinitely bad without any, NaN if the last has none."""
-        rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row.get("split") == "val"]
-        values = {row["epoch"]: row.get(self._meter.name) for row in rows if row["epoch"] < epoch}
-        if epoch - 1 not in values:
-            return math.nan
-        numbers = [value for value in values.values() if value is not None]
-        if self._meter.higher_is_better:
-            return float(max(numbers, default=-math.inf))
-        return float(min(numbers, default=math.inf))
+def _best_score(run_dir: Path, meter: Meter, epoch: int) -> float:
+    """The best score of a run's first `epoch` epochs; infinitely bad without any, NaN if the last has none."""
+    rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row.get("split") == "val"]
+    values = {row["epoch"]: row.get(meter.name) for row in rows if row["epoch"] < epoch}
+    if epoch - 1 not in values:
+        return math.nan
+    numbers = [value for value in values.values() if value is not None]
+    return float(max(numbers, default=-math.inf) if meter.higher_is_better else min(numbers, default=math.inf))
 
 
 def build_pruner(config: Config, run_dir: Path, parallel: Parallel) -> Callable[[int, int], bool]:
@@ -88,8 +81,7 @@ def build_pruner(config: Config, run_dir: Path, parallel: Parallel) -> Callable[
     if not config.sweep.prune or not (run_dir / JOB).is_file():
         return lambda done, epochs: False
     meter = next(each for each in meters_of(config.task.name) if f"val/{each.name}" == config.objective)
-    pruner = MedianPruner(run_dir, meter)
-    return lambda done, epochs: parallel.on_rank0(partial(pruner.should_prune, done, epochs))
+    return lambda done, epochs: parallel.on_rank0(partial(should_prune, run_dir, meter, done, epochs))
 
 
 _SAY_S = 2.0
@@ -150,15 +142,6 @@ def _review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping
     from effloop.measure.diagnose import review
 
     return review(config, trainer, efficiency)
-
-
-def fetched(config: Config) -> bool:
-    """Have the data here if it is remote; whether it is.
-
-    Raises:
-        ConfigError, DataError: it can't be fetched.
-    """
-    return fetch_all(config.data)
 
 
 def _fit(trainer: Trainer, run_dir: Path, lower: str) -> None:

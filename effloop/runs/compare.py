@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -12,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from effloop.errors import printable
-from effloop.runs.reader import Row, RunRecord, differing_values, flatten
+from effloop.runs.reader import HASH_CHARS, PLACE, Row, RunRecord, differing_values, flatten, format_value
 from effloop.task import objectives
 
 Tree: TypeAlias = Mapping[str, Any]
@@ -20,9 +19,7 @@ Tree: TypeAlias = Mapping[str, Any]
 _KEY_PACKAGES = ("effloop", "torch", "torchvision", "numpy", "simplejpeg", "opencv-python-headless", "pillow", "timm")
 """Packages that a run's numbers depend on; changes of others rarely matter."""
 _PACKAGES = "packages."
-_MAX_PACKAGES, _MAX_ITEMS, _HASH_CHARS = 10, 12, 12
-PLACE = ("out", "run")
-"""Keys of the config that say where a run is written."""
+_MAX_PACKAGES = 10
 PER_RUN_KEYS = ("started", "command")
 """Keys of environment.json that differ in every run."""
 _IRRELEVANT_KEYS = (*PER_RUN_KEYS, "hardware.cores", "hardware.memory_gb", "variables.OMP_NUM_THREADS")
@@ -64,7 +61,7 @@ def describe_fingerprint(fingerprint: Tree) -> str:
     counts = [
         f"{fingerprint[key]:,} {key}" for key in ("samples", "files", "bytes") if isinstance(fingerprint.get(key), int)
     ]
-    return ", ".join([*counts, f"sha256 {str(fingerprint.get('sha256'))[:_HASH_CHARS]}"])
+    return ", ".join([*counts, f"sha256 {str(fingerprint.get('sha256'))[:HASH_CHARS]}"])
 
 
 def configs(then: Tree, now: Tree) -> list[str]:
@@ -137,14 +134,3 @@ def _then_now(then: Tree, now: Tree) -> dict[str, str]:
         old, new = (format_value(tree[key]) if key in tree else "not there" for tree in (then, now))
         lines[key] = f"{key}: {old} then, {new} now"
     return lines
-
-
-def format_value(value: object) -> str:
-    """A value as users type it, on one line; long lists and hashes are shortened."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list | tuple):
-        more = f",… ({len(value)})" if len(value) > _MAX_ITEMS else ""
-        return f"[{','.join(map(format_value, value[:_MAX_ITEMS]))}{more}]"
-    text = printable(str(value))
-    return text[:_HASH_CHARS] if re.fullmatch("[0-9a-f]{40,}", text) else text

@@ -8,10 +8,10 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from effloop.system.hardware import available_cores
 
 # Asking git about a checkout that anybody may have written, whose configuration names programs for git to run.
 
-_GIT_TIMEOUT_S = 10
+_TIMEOUT_S = 10
 _OFF = {
     "core.fsmonitor": "false",
     "core.hooksPath": os.devnull,
@@ -39,54 +39,17 @@ _KEPT = ("GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC
 """Variables of git's that the caller may set; others would add settings, or another repository."""
 
 
-class Git:
-    """Runs git in a folder: no program that a checkout's or the user's configuration names, no network, no writing.
+def _git(folder: Path, settings: Sequence[tuple[str, str]], *words: str) -> bytes:
+    """What `git WORDS` prints in a folder: no program that a configuration names, no network, no writing.
 
-    Args:
-        folder: anywhere in a checkout.
+    Raises:
+        OSError: there is no git.
+        subprocess.SubprocessError: it fails, or takes more than 10 seconds.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._settings = folder, [*_OFF.items()]
-
-    def __call__(self, *words: str) -> bytes:
-        """What `git WORDS` prints.
-
-        Raises:
-            OSError: there is no git.
-            subprocess.SubprocessError: it fails, or takes more than 10 seconds.
-        """
-        return _output(["git", "-C", str(self._folder), "--no-pager", *words], _environment(self._settings))
-
-    def shut_off(self) -> None:
-        """Learn which further settings name programs, and turn those off.
-
-        Raises:
-            OSError, subprocess.SubprocessError: as of a call.
-        """
-        command = ["git", "config", "--get-all", "-z", "safe.directory"]  # the user's, not the checkout's
-        trusted = _words(_output(command, {**_plain(), "GIT_DIR": os.devnull}, allowed=(0, 1)))
-        self._settings += [("safe.directory", place) for place in trusted]
-        names = _words(self("config", "--list", "--name-only", "-z"))
-        filters = {name.rpartition(".")[0] for name in names if name.startswith("filter.")}
-        for each in sorted(filters):  # they run where a file is compared
-            self._settings += [(f"{each}.{key}", "") for key in ("clean", "smudge", "process")]
-            self._settings.append((f"{each}.required", "false"))
-
-
-def _words(output: bytes) -> list[str]:
-    return output.decode(errors="surrogateescape").split("\0")[:-1]
-
-
-def _plain() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
-
-
-def _environment(settings: list[tuple[str, str]]) -> dict[str, str]:
     numbered = {f"GIT_CONFIG_KEY_{number}": key for number, (key, _) in enumerate(settings)}
     numbered |= {f"GIT_CONFIG_VALUE_{number}": value for number, (_, value) in enumerate(settings)}
-    return {
-        **_plain(),
+    variables = {
+        **_without_gits(),
         **numbered,
         "GIT_CONFIG_COUNT": str(len(settings)),
         "GIT_CONFIG_NOSYSTEM": "1",
@@ -97,11 +60,36 @@ def _environment(settings: list[tuple[str, str]]) -> dict[str, str]:
         "GIT_OPTIONAL_LOCKS": "0",  # don't write to the repository
         "GIT_TERMINAL_PROMPT": "0",
     }
+    return _output(["git", "-C", str(folder), "--no-pager", *words], variables)
+
+
+def _settings(folder: Path) -> list[tuple[str, str]]:
+    """Settings under which git runs no program: `_OFF`, and those that the checkout's own configuration calls for.
+
+    Raises:
+        OSError, subprocess.SubprocessError: as `_git`.
+    """
+    command = ["git", "config", "--get-all", "-z", "safe.directory"]  # the user's, not the checkout's
+    trusted = _output(command, {**_without_gits(), "GIT_DIR": os.devnull}, allowed=(0, 1))
+    settings = [*_OFF.items(), *(("safe.directory", place) for place in _words(trusted))]
+    names = _words(_git(folder, settings, "config", "--list", "--name-only", "-z"))
+    for each in sorted({name.rpartition(".")[0] for name in names if name.startswith("filter.")}):
+        settings += [(f"{each}.{key}", "") for key in ("clean", "smudge", "process")]  # where a file is compared
+        settings.append((f"{each}.required", "false"))
+    return settings
+
+
+def _words(output: bytes) -> list[str]:
+    return output.decode(errors="surrogateescape").split("\0")[:-1]
+
+
+def _without_gits() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
 
 
 def _output(command: list[str], variables: dict[str, str], allowed: tuple[int, ...] = (0,)) -> bytes:
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_TIMEOUT_S, env=variables, check=False
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, env=variables, check=False
     )
     if done.returncode not in allowed:
         raise subprocess.CalledProcessError(done.returncode, command)
@@ -132,7 +120,6 @@ RECORDED_VARIABLES = (
 
 NVIDIA_MODULE = Path("/proc/driver/nvidia/version")
 """The version file of NVIDIA's kernel module."""
-_TIMEOUT_S = 10
 _NAMED = re.compile(r"^(Name|Version): *(\S+)", re.MULTILINE)
 _DIFF = (
     *("--binary", "--unified=3", "--no-color", "--no-ext-diff", "--no-textconv"),
@@ -175,9 +162,8 @@ def find_checkout(folder: Path, tracked: str = "", out: str = "outputs") -> Chec
         tracked: a file of `folder` that git has to track, else the result is None.
         out: the folder that runs are written to, which is no change.
     """
-    git = Git(folder)
     try:
-        git.shut_off()
+        git = partial(_git, folder, _settings(folder))
         root, commit = git("rev-parse", "--show-toplevel", "HEAD").decode().splitlines()
         if tracked:
             git("ls-files", "--error-unmatch", tracked)
@@ -208,6 +194,7 @@ def describe_environment(checkouts: Mapping[str, Checkout | None], ranks: int = 
     """
     here, own = checkouts["git"], checkouts["effloop"]
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    plugins = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in plugin_files()}
     return {
         "started": datetime.now(UTC).isoformat(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -229,12 +216,8 @@ def describe_environment(checkouts: Mapping[str, Checkout | None], ranks: int = 
         },
         "variables": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
         "packages": _packages(),
-        **({"plugins": {path.name: _sha256(path) for path in plugin_files()}} if plugin_files() else {}),
+        **({"plugins": plugins} if plugins else {}),
     }
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def effloop_version() -> str:

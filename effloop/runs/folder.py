@@ -23,7 +23,6 @@ from effloop.config import Config
 from effloop.data.remote.manifest import Manifest
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, PreemptedRunError
 from effloop.model import weights_file
-from effloop.runs import compare
 from effloop.runs.environment import Checkout, describe_environment, find_checkouts
 from effloop.runs.reader import CONFIG, STATE
 from effloop.system.files import describe_failure, numbered, remove_stale, replacing, try_lock, write_text
@@ -331,7 +330,9 @@ def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
         then = dict(read_json(run_dir / "environment.json"))
     except (OSError, ValueError, TypeError):  # no reason to refuse
         then = {}
-    differs = compare.environments(then, describe_environment(find_checkouts(info.config.out), info.ranks))
+    from effloop.runs.compare import environments  # not for a new run
+
+    differs = environments(then, describe_environment(find_checkouts(info.config.out), info.ranks))
     entry = {"epoch": epoch, "overrides": list(info.overrides), "differs": differs}
     earlier = read_resumes(run_dir)
     if (info.overrides or differs) and entry not in earlier[-1:]:  # of a start that was killed in the middle of this

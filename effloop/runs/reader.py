@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, printable
 from effloop.system.processes import is_alive
 from effloop.system.untrusted import MOST_ROWS, read_json, read_text, read_yaml
 from effloop.task import Meter, meters_of, tasks
@@ -23,6 +24,11 @@ STATE = "state.json"
 """File in a run folder: the state, the reason if it failed, and the process that trains, or trained."""
 SWEEP = "sweep.json"
 """File in the folder of a sweep: overrides and objective. The process that creates it owns the folder."""
+
+PLACE = ("out", "run")
+"""Keys of the config that say where a run is written."""
+HASH_CHARS = 12
+_MAX_ITEMS = 12
 
 Row: TypeAlias = dict[str, Any]
 
@@ -105,7 +111,7 @@ class RunRecord:
     def efficiency(self) -> Mapping[str, Any]:
         """efficiency.json, read when it is first asked for; {} if there is none, or it can't be read."""
         try:
-            return _read_json(self.path / "efficiency.json")
+            return _read(self.path / "efficiency.json")
         except ConfigError:  # beside the run: no reason to show nothing
             return {}
 
@@ -150,15 +156,15 @@ def read_run(path: Path) -> RunRecord:
     job = _read_job_file(path / JOB)
     return RunRecord(
         path=path,
-        config=_read_yaml(path / CONFIG, dict),
-        overrides=job.get("overrides") or _read_yaml(path / "overrides.yaml", list),
-        environment=_read_json(path / "environment.json"),
-        data=_read_json(path / "data.json"),
-        summary=_read_json(path / "summary.json"),
+        config=_read(path / CONFIG),
+        overrides=job.get("overrides") or _read(path / "overrides.yaml", list),
+        environment=_read(path / "environment.json"),
+        data=_read(path / "data.json"),
+        summary=_read(path / "summary.json"),
         metrics=read_jsonl(path / "metrics.jsonl"),
         perf=read_jsonl(path / "perf.jsonl"),
         job=job,
-        process=_read_json(path / STATE),
+        process=_read(path / STATE),
     )
 
 
@@ -170,7 +176,7 @@ def read_job_files(sweep: Path) -> dict[Path, dict[str, Any]]:
 
 def unstarted_jobs(sweep: Path) -> int:
     """How many jobs of a sweep haven't started; 0 for a run's folder, and for a search, whose number isn't known."""
-    return max(0, int(_read_json(sweep / SWEEP).get("jobs", 0)) - len(read_job_files(sweep)))
+    return max(0, int(_read(sweep / SWEEP).get("jobs", 0)) - len(read_job_files(sweep)))
 
 
 def read_jobs(sweep: Path) -> list[RunRecord]:
@@ -212,34 +218,28 @@ def differing_values(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read(path: Path, kind: type = dict) -> Any:
+    """The contents of a JSON or YAML file, of type `kind`; empty if there is no file.
+
+    Raises:
+        ConfigError: it can't be read.
+    """
     try:
-        found = read_json(path)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} can't be read: {error}; it was not written by EffLoop, or is damaged") from None
-    return found if isinstance(found, dict) else {}
-
-
-def _read_job_file(path: Path) -> dict[str, Any]:
-    job = _read_json(path)
-    if path.is_file() and not {"number", "state"} <= job.keys():
-        raise ConfigError(f"{path} has no number and state; it was not written by EffLoop, or is damaged")
-    return job
-
-
-def _read_yaml(path: Path, kind: type) -> Any:
-    """The contents of a YAML file, of type `kind`; empty if there is no file."""
-    try:
-        found = read_yaml(path) or kind()
-        if not isinstance(found, kind):
+        found = read_json(path) if path.suffix == ".json" else read_yaml(path) or kind()
+        if not isinstance(found, kind) and path.suffix != ".json":
             raise ValueError(f"it holds a {type(found).__name__} instead of a {kind.__name__}")
-        return found
     except FileNotFoundError:
         return kind()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}; it was not written by EffLoop, or is damaged") from None
+    return found if isinstance(found, kind) else kind()
+
+
+def _read_job_file(path: Path) -> dict[str, Any]:
+    job: dict[str, Any] = _read(path)
+    if path.is_file() and not {"number", "state"} <= job.keys():
+        raise ConfigError(f"{path} has no number and state; it was not written by EffLoop, or is damaged")
+    return job
 
 
 def read_jsonl(path: Path) -> list[Row]:
@@ -248,14 +248,21 @@ def read_jsonl(path: Path) -> list[Row]:
         lines = read_text(path, MOST_ROWS).splitlines()
     except (OSError, ValueError):
         return []
-    return list(_parse_rows(lines))
-
-
-def _parse_rows(lines: Iterable[str]) -> Iterator[Row]:
+    rows = []
     for line in lines:
         try:
-            row = json.loads(line)
+            rows.append(json.loads(line))
         except (ValueError, RecursionError):
-            return
-        if isinstance(row, dict):
-            yield row
+            break
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def format_value(value: object) -> str:
+    """A value as users type it, on one line; long lists and hashes are shortened."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        more = f",… ({len(value)})" if len(value) > _MAX_ITEMS else ""
+        return f"[{','.join(map(format_value, value[:_MAX_ITEMS]))}{more}]"
+    text = printable(str(value))
+    return text[:HASH_CHARS] if re.fullmatch("[0-9a-f]{40,}", text) else text

@@ -16,8 +16,8 @@ import yaml
 from runs import call, train
 
 import effloop
-from effloop.cli.main import MODULES, command_named, main
 from effloop.cli.command import options_of, parse
+from effloop.cli.main import MODULES, command_named, main
 from effloop.inference.trained import Trained
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels

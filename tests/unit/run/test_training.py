@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from effloop.run.training import MedianPruner
+from effloop.run.training import should_prune
 from effloop.runs.reader import JOB
 from effloop.task import LOSS
 
@@ -41,4 +41,4 @@ def write(folder: Path, losses: Sequence[float | None]) -> Path:
 def test_by_the_loss(mine: list[float | None], others: list[list[float | None]], ends: bool, tmp_path: Path) -> None:
     for number, losses in enumerate(others):
         write(tmp_path / str(number), losses)
-    assert MedianPruner(write(tmp_path / "mine", mine), LOSS).should_prune(2, 8) is ends
+    assert should_prune(write(tmp_path / "mine", mine), LOSS, 2, 8) is ends

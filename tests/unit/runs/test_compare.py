@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from effloop.runs import compare
+from effloop.runs.reader import format_value
 
 
 def test_environments() -> None:
@@ -64,4 +65,4 @@ def test_first_difference() -> None:
 def test_words() -> None:
     values = [None, True, 0.1, "auto", [1, "a"], list(range(14))]
     words = ["null", "true", "0.1", "auto", "[1,a]", "[0,1,2,3,4,5,6,7,8,9,10,11,… (14)]"]
-    assert [compare.format_value(value) for value in values] == words
+    assert [format_value(value) for value in values] == words
