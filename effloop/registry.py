@@ -84,7 +84,7 @@ class Modules(Mapping[str, T]):
         return len({*self.modules, *self._found})
 
 
-class Registry(Generic[T]):
+class Registry(Modules[Entry[T]]):
     """The parts of one config group, by name.
 
     Args:
@@ -98,8 +98,8 @@ class Registry(Generic[T]):
     def __init__(self, group: str, modules: Mapping[str, str] | None = None, lazy_names: str = "") -> None:
         if group in groups:
             raise ValueError(f"a registry for the group '{group}' exists already")
+        super().__init__(group, modules or {})
         self.group = group
-        self._entries: Modules[Entry[T]] = Modules(group, modules or {})
         self._lazy_names = lazy_names
         groups[group] = self
 
@@ -112,24 +112,14 @@ class Registry(Generic[T]):
 
         def add(factory: F) -> F:
             summary = (inspect.getdoc(factory) or "").partition("\n")[0]
-            self._entries.add(name, Entry(config, factory, summary), factory.__module__)
+            self.add(name, Entry(config, factory, summary), factory.__module__)
             return factory
 
         return add
 
     def names(self) -> list[str]:
         """All parts, sorted; none is imported."""
-        return [*self._entries]
-
-    def is_built_in(self, name: str) -> bool:
-        """Whether a part's module is known without its being imported."""
-        return name in self._entries.modules
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return [*self]
 
     def __getitem__(self, name: str) -> Entry[T]:
         """The part registered as `name`; its module is imported.
@@ -137,9 +127,9 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: no such part.
         """
-        if name not in self._entries:
+        if name not in self:
             raise ConfigError(f"{self.group}: no choice '{name}'; {choices(name, self.names())}")
-        return self._entries[name]
+        return super().__getitem__(name)
 
     def named_lazily(self) -> Mapping[str, PartConfig]:
         """{name: config} of the choices that are only listed on demand."""

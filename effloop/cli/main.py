@@ -135,16 +135,17 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _check(asked: Command, words: list[str]) -> None:
-    from effloop.config.keys import keys_of
     from effloop.config.overrides import refuse_other_styles
 
     options = options_of(asked.options)
-    names = [option.name for option in options]
-    refuse_other_styles(
-        words,
-        [option.usage for option in options],
-        lambda: [*names, *([*registry.groups, *keys_of()] if asked.overrides else ())],
-    )
+
+    def known() -> list[str]:
+        from effloop.config.keys import keys_of  # not for a run that is in order
+
+        names = [option.name for option in options]
+        return [*names, *registry.groups, *keys_of()] if asked.overrides else names
+
+    refuse_other_styles(words, [option.usage for option in options], known)
 
 
 def _without_plugins(args: list[str]) -> list[str]:

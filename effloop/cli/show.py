@@ -60,17 +60,7 @@ def show(options: ShowOptions, overrides: list[str]) -> int:
 
 
 def _draw(options: ShowOptions, config: Config, overrides: Sequence[str], run_dir: Path) -> None:
-    """Write the picture of one config, and say where it is.
-
-    Args:
-        options: which samples.
-        config: from `compose`.
-        overrides: what it was composed from, for the run folder.
-        run_dir: the run folder, still to be made.
-
-    Raises:
-        ConfigError, DataError: as `build_loader` does; or the picture would be too large.
-    """
+    """Write the picture of one config to a new run folder, and print where it is."""
     epochs = options.epochs or (8 if options.split == "train" else 1)
     few = replace(config, data=replace(config.data, tail=Tail.wrap))  # there may be fewer than a batch has
     with closing(build_loader(few, options.split)) as loader:

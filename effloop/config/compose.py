@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -295,17 +294,10 @@ def _check_can_be_made(folder: Path) -> None:
         ConfigError: the folder can't be created.
     """
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
-    reason = ""
-    try:
-        if not stat.S_ISDIR(os.stat(parent).st_mode):
-            reason = os.strerror(errno.ENOTDIR)
-    except OSError as error:  # a link to itself
-        reason = str(error.strerror)
-    if not reason and not os.access(parent, os.W_OK | os.X_OK):
-        reason = os.strerror(errno.EROFS if os.statvfs(parent).f_flag & os.ST_RDONLY else errno.EACCES)
-        reason += f" ({parent} is {owner(parent)}'s)"
-    if reason:
-        raise ConfigError(f"run: '{folder}' can't be made in {parent}: {reason}; set out=FOLDER")
+    code = errno.ENOTDIR if not parent.is_dir() else errno.EACCES
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        whose = f" ({parent} is {owner(parent)}'s)" if code == errno.EACCES else ""
+        raise ConfigError(f"run: '{folder}' can't be made in {parent}: {os.strerror(code)}{whose}; set out=FOLDER")
 
 
 def show(flags: Sequence[str], overrides: Sequence[str]) -> None:

@@ -54,7 +54,7 @@ _PLAIN = r"[\w.,:=@/+%-]*"
 _FROM_FILES = [
     (re.compile(rf"hydra\.job\.env_set\.({'|'.join(sorted(VARIABLES))})$"), None),
     (re.compile(r"hydra\.job\.(chdir|config\..*)$|hydra\.verbose$"), None),
-    (re.compile(r"hydra\.sweeper\.(?!storage|custom_search_space)"), None),
+    (re.compile(r"hydra\.sweeper\.(?!storage|custom_search_space|.*hydra)"), None),  # params are overrides of jobs
     (re.compile(r"hydra\.launcher\.(?!setup|additional_parameters|submitit_folder|temp_folder|ray)"), _PLAIN),
     (re.compile(r"hydra\.job\.name$"), _PLAIN),
 ]

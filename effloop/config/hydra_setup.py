@@ -93,28 +93,27 @@ class _LazyNode(ConfigNode):
 
     def __init__(self, group: str, key: str, part: str) -> None:
         self.part = part
-        self.made: DictConfig | None = None
         super().__init__(f"{key}.yaml", None, group, None, None)  # type: ignore[arg-type]
 
     @property
     def node(self) -> DictConfig:
-        if self.made is None:
+        if self._node is None:
             assert self.group
-            self.made = _schema(self.part, registry.groups[self.group][self.part].config)
-        return self.made
+            self._node = _schema(self.part, registry.groups[self.group][self.part].config)
+        return self._node
 
     @node.setter
     def node(self, made: DictConfig | None) -> None:
-        self.made = made
+        self._node = made
 
 
 def _store(group: str, key: str, name: str) -> None:
     """Store a part's config as GROUP/KEY."""
     parts, store = registry.groups[group], ConfigStore.instance()
-    kind = name if parts.is_built_in(name) else parts[name].config
+    kind = name if name in parts.modules else parts[name].config
     if _stored.get((group, key)) == kind:
         return
-    if parts.is_built_in(name):
+    if name in parts.modules:
         store.repo.setdefault(group, {})[f"{key}.yaml"] = _LazyNode(group, key, name)
     else:  # of a plugin: a job in another process unpickles the dataclass, and so imports the plugin
         store.store(group=group, name=key, node=_schema(name, parts[name].config))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from typing import TYPE_CHECKING
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -22,10 +23,12 @@ from omegaconf.errors import (
 from yaml import MarkedYAMLError, YAMLError
 
 from effloop.config import guard
-from effloop.config.keys import Key, keys_of
 from effloop.config.overrides import key_of, unknown_key
 from effloop.errors import PROGRAM, ConfigError, reason
 from effloop.registry import Registry, choices, either, groups
+
+if TYPE_CHECKING:
+    from effloop.config.keys import Key
 
 _NOT_DELETED = "only an entry of a dictionary can be deleted, such as ~augment.ops.LABEL"
 _SENTENCES = {
@@ -136,9 +139,15 @@ def _explain_sentence(text: str, overrides: Sequence[str]) -> str | None:
     return f"a YAML file is not UTF-8: {text}" if "codec can't decode" in text else None
 
 
+def _keys() -> dict[str, Key]:
+    from effloop.config.keys import keys_of  # not for a run that is in order
+
+    return keys_of()
+
+
 def _bad_value(key: str, error: BaseException, first: str, overrides: Sequence[str]) -> str:
     """`batch_size: 'abc' is not allowed; set a whole number`."""
-    keys, typed = keys_of(), {key_of(override): override for override in overrides}
+    keys, typed = _keys(), {key_of(override): override for override in overrides}
     if inner := [each for each in keys if each.startswith(f"{key}.")]:
         return f"{key}: it has keys of its own; set {either([f'{each}=VALUE' for each in inner])}"
     if key in keys and (deeper := [each for each in typed if each.startswith(f"{key}.")]):
@@ -202,7 +211,7 @@ def _unknown_key(key: str, tree: DictConfig | None) -> str:
         return f"{key}: {guard.by_name(key)}"
     if key.partition(".")[0] == "hydra":
         return f"'{key}' is not a key of Hydra's own config; see {PROGRAM} --cfg hydra"
-    keys = keys_of()
+    keys = _keys()
     if key in keys:  # of another part
         group, _, names = keys[key].owners.partition("=")
         owners = either([f"{group}={name}" for name in names.split(",")])

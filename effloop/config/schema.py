@@ -30,29 +30,20 @@ from effloop.train.step import DistillConfig
 from effloop.train.stopping import StopConfig
 
 
-def check_run_name(name: str) -> str:
-    """Check and return a run's name, a relative path that stays below the folder `out`.
-
-    Raises:
-        ConfigError: it is absolute or empty, or has `..`.
-    """
-    path = Path(name)
-    if path.is_absolute() and path.name:
-        raise ConfigError(f"run: '{name}' is a path, not a name; set out={path.parent} run={path.name}")
-    if not path.parts or path.is_absolute() or ".." in path.parts:
-        raise ConfigError(f"run: '{name}' is not allowed; set a name without '..'; out=FOLDER sets where it is")
-    return name
-
-
 def run_folder(out: str, name: str) -> str:
-    """The path of a run's folder, or of a sweep's.
+    """The path of a run's folder, or of a sweep's: `name` is relative and stays below the folder `out`.
 
     Raises:
         ConfigError: `out` or the name isn't allowed.
     """
+    path = Path(name)
     if not out:
         raise ConfigError("out: '' is not allowed; set a folder, e.g. out=outputs")
-    return os.path.join(os.path.expanduser(out), check_run_name(name))
+    if path.is_absolute() and path.name:
+        raise ConfigError(f"run: '{name}' is a path, not a name; set out={path.parent} run={path.name}")
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        raise ConfigError(f"run: '{name}' is not allowed; set a name without '..'; out=FOLDER sets where it is")
+    return os.path.join(os.path.expanduser(out), name)
 
 
 @dataclass
@@ -160,19 +151,8 @@ class Config:
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
     GROUPS: ClassVar[tuple[str, ...]] = (
-        "data",
-        "decode",
-        "augment",
-        "engine",
-        "model",
-        "optim",
-        "schedule",
-        "parallel",
-        "precision",
-        "task",
-        "record",
-        "checkpoint",
-        "profile",
+        *("data", "decode", "augment", "engine", "model", "optim", "schedule", "parallel", "precision", "task"),
+        *("record", "checkpoint", "profile"),
     )
 
     def __post_init__(self) -> None:

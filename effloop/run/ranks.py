@@ -6,7 +6,6 @@ import inspect
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import tempfile
@@ -29,7 +28,6 @@ from effloop.run.rank import run_rank
 from effloop.run.spec import RunSpec
 from effloop.run.training import interrupted, resume_hint
 from effloop.runs.folder import record_end
-from effloop.system.files import try_lock
 from effloop.system.hardware import find_device
 from effloop.system.openmp import limit_spinning
 from effloop.system.processes import how_ended, killed_by, signal_name
@@ -53,7 +51,10 @@ def launch(spec: RunSpec) -> Path:
     limit_spinning()
     # torch's launcher leaves handlers of its own behind
     ended = handlers_restored(*STOPPING, signal.SIGINT, signal.SIGQUIT)
-    with scratch() as folder, _quiet(), ended, interrupts_blocked_in_children():
+    # Ranks report to this process in a folder that only this user can read.
+    scratch = tempfile.TemporaryDirectory(prefix="effloop-ranks-", ignore_cleanup_errors=True)
+    with scratch as name, _quiet(), ended, interrupts_blocked_in_children():
+        folder = Path(name)
         forwarder = SignalForwarder(folder)
         try:
             with forwarder.caught():
@@ -252,36 +253,3 @@ class Loopback(RendezvousHandler):
 
     def shutdown(self) -> bool:
         return True
-
-
-# Temporary folders in which ranks report to the process that started them.
-
-_PREFIX = "effloop-ranks-"
-_LOCK = "held"
-"""A file that the folder's owner keeps locked: the lock is released when that process ends, in whatever way."""
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """A temporary folder that only this user can read; also removes those of processes that were killed."""
-    remove_left()
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    try:
-        with (folder / "new").open("w") as lock:
-            with suppress(OSError):  # without file locks the folder is never considered abandoned
-                try_lock(lock.fileno())
-                (folder / "new").rename(folder / _LOCK)  # not visible by this name before it is locked
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def remove_left() -> None:
-    """Remove this user's folders whose owner has ended."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # locked, or already removed by another process
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-                continue
-            with (folder / _LOCK).open() as lock:
-                if try_lock(lock.fileno()):
-                    shutil.rmtree(folder, ignore_errors=True)

@@ -32,17 +32,17 @@ class Findings:
     read are passed over in silence.
 
     Attributes:
-        path: the file; None where there is no place for one.
+        path: the file; None for a user without a home.
     """
 
     path: Path | None
 
     @classmethod
     def of(cls, config: Config, fingerprint: Mapping[str, Any]) -> Findings:
-        """Those of this machine.
+        """Those of this machine, below `data.index_dir` or else the user's cache folder.
 
         Args:
-            config: says by `data.index_dir` where they are kept, otherwise in the user's cache folder.
+            config: of a run.
             fingerprint: of the training split, as `Source.fingerprint` gives it.
         """
         folder = _folder(config)
@@ -57,20 +57,14 @@ class Findings:
         return False
 
     def add(self, pipeline: str, **facts: Any) -> None:
-        """Keep a row.
-
-        Args:
-            pipeline: what it is of, from `pipeline_key`.
-            facts: names and values that JSON has.
-        """
-        if self.path is None:
-            return
+        """Keep facts, which JSON has to have, about a pipeline, from `pipeline_key`."""
         row = {"date": time.strftime("%Y-%m-%d %H:%M"), "kind": _KIND, "pipeline": pipeline, **facts}
         with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # One write: other processes add at the same time. A line before it may have been cut off.
-            with self.path.open("ab", buffering=0) as file:
-                file.write(b"\n" + json.dumps(row).encode() + b"\n")
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                # One write: other processes add at the same time. A line before it may have been cut off.
+                with self.path.open("ab", buffering=0) as file:
+                    file.write(b"\n" + json.dumps(row).encode() + b"\n")
 
     def rows(self, pipeline: str | None = None) -> list[dict[str, Any]]:
         """What was added, the oldest first, with its `date` as `2026-11-22 18:40`, and `pipeline`; None is any."""
@@ -84,21 +78,20 @@ class Findings:
 
 
 def _folder(config: Config) -> Path | None:
-    """Where findings are kept; None for a user without a home."""
     try:
         return kept_folder(getattr(config.data, "index_dir", None)) / "findings"
-    except RuntimeError:
+    except RuntimeError:  # a user without a home
         return None
-
-
-_GPUS = Path("/proc/driver/nvidia/gpus")
-"""What NVIDIA's driver tells of each GPU, without a start of CUDA; the first line has the model."""
 
 
 def _of_machine() -> str:
     """What identifies this machine, in 8 hex digits: the CPU model, the cores that this process may use, the GPUs."""
+    # NVIDIA's driver has a file for each GPU, whose first line is its model; CUDA needn't be started for it.
     gpus = sorted(each.read_text().partition("\n")[0] for each in _GPUS.glob("*/information"))
     return _digest([processor(), available_cores(), gpus])[:8]
+
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def _digest(facts: Any) -> str:

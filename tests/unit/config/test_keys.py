@@ -25,7 +25,7 @@ class OddConfig(ModelConfig):
 
 
 def test_keys_of_any_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models._entries, "_found", {**models._entries})  # all are imported now
+    monkeypatch.setattr(models, "_found", {**models})  # all are imported now
     models.register("odd", OddConfig)(lambda num_classes: None)
     keys = keys_of()
     pair = keys["model.pair"]
