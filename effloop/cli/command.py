@@ -21,7 +21,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
@@ -108,20 +107,6 @@ class RunOptions:
     """
 
     run: Path = field(metadata={"positional": "RUN"})
-
-
-def made_folder(out: Path | None, kind: str) -> Path:
-    """The folder `out`, or else outputs/KIND/DATE/TIME, made before the minutes of work whose figures it gets.
-
-    Raises:
-        ConfigError: it can't be made.
-    """
-    folder = out or Path("outputs") / kind / time.strftime("%Y-%m-%d/%H-%M-%S")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"out: {folder} can't be made: {error.strerror}; set out=FOLDER") from None
-    return folder
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,14 +10,14 @@ from typing import Annotated
 from rich.console import Console
 
 from effloop import config as configs
-from effloop.cli.command import command, made_folder
-from effloop.errors import PROGRAM, ConfigError
+from effloop.cli.command import command
+from effloop.errors import ConfigError
 from effloop.measure import diagnose as measuring
 from effloop.measure import lr as range_test
 from effloop.measure import tune as tuning
 from effloop.measure.memory import memory_table
 from effloop.measure.pictures import print_diagnosis, write_diagnosis
-from effloop.registry import plugin_words
+from effloop.measure.turns import output_folder, run_command
 
 _ROUNDS, _MORE_ROUNDS = 3, 9
 
@@ -51,7 +49,7 @@ def diagnose(options: DiagnoseOptions, overrides: list[str]) -> int:
         ConfigError, DataError: the run can't be built.
     """
     config = configs.compose(overrides)
-    folder = made_folder(options.out, "diagnose")
+    folder = output_folder(options.out, "diagnose")
     rounds = _MORE_ROUNDS if options.verify else _ROUNDS
     found = measuring.diagnose(config, overrides, options.seconds, top=options.top, rounds=rounds)
     print_diagnosis(found)
@@ -97,11 +95,11 @@ def tune(options: TuneOptions, overrides: list[str]) -> int:
         print(f"found on {found['date']}: {found['images_per_s']:,.0f} images/s; again=true measures again")
         folder = None
     else:
-        folder = made_folder(options.out, "tune")
+        folder = output_folder(options.out, "tune")
         found = tuning.tune(config, minutes=options.minutes, batch=options.batch)
         tuning.print_curve(found)
         tuning.write_files(found, folder)
-    _print_command(overrides, found["overrides"], [word.partition("=")[0] for word in found["overrides"]])
+    print(f"train with: {run_command(overrides, found['overrides'], 'train')}")
     print("or with num_workers=auto, which takes as many on this machine, for this data and these settings")
     if folder:
         print(f"figures: {folder}")
@@ -143,7 +141,7 @@ def lr(options: LrOptions, overrides: list[str]) -> int:
         ConfigError: an option or override can't be taken, the loss doesn't fall, or the folder can't be written.
     """
     config = configs.compose(overrides)
-    folder = made_folder(options.out, "lr")
+    folder = output_folder(options.out, "lr")
     with Console(stderr=True).status(f"up to {options.updates} updates"):
         found = range_test.lr_range(config, updates=options.updates, lowest=options.lowest, highest=options.highest)
     range_test.write_files(found, folder)
@@ -151,12 +149,7 @@ def lr(options: LrOptions, overrides: list[str]) -> int:
     print(f"lr     the loss {at}; {found['ended']}")
     if found["minimum"] == found["lr"][-1]:
         print(f"it still falls there: highest={10 * options.highest:g} looks further")
-    _print_command(overrides, found["overrides"], ("lr", "optim.lr", "optim.head_lr"))
+    words = [word for word in overrides if word.partition("=")[0] not in ("optim.lr", "optim.head_lr")]
+    print(f"train with: {run_command(words, found['overrides'], 'train')}")
     print(f"figures: {folder}")
     return 0
-
-
-def _print_command(overrides: Sequence[str], found: Sequence[str], replaced: Collection[str]) -> None:
-    """Print the command that trains with the overrides found, which replace some keys."""
-    words = [word for word in overrides if word.partition("=")[0] not in replaced]
-    print(f"train with: {PROGRAM} train {shlex.join([*words, *plugin_words(), *found])}")

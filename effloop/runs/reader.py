@@ -111,7 +111,8 @@ class RunRecord:
     def efficiency(self) -> Mapping[str, Any]:
         """efficiency.json, read when it is first asked for; {} if there is none, or it can't be read."""
         try:
-            return _read(self.path / "efficiency.json")
+            found: Mapping[str, Any] = _read(self.path / "efficiency.json")
+            return found
         except ConfigError:  # beside the run: no reason to show nothing
             return {}
 
