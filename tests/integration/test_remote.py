@@ -94,10 +94,7 @@ def test_training_from_a_bucket_is_training_from_the_disk(server, photos, here, 
     assert server.fetched() == ["/b"]  # a listing
 
 
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [("memmap", "threads"), ("tfrecord", "processes"), ("recordio", "inline"), ("parquet", "threads")],
-)
+@pytest.mark.parametrize(("name", "engine"), [("parquet", "threads"), ("tfrecord", "processes")])
 def test_formats_from_a_web_server(name, engine, server, photos, here):
     write_as(name, photos, server.root / "set")
     end = "" if (server.root / "set").is_file() else "/"

@@ -60,7 +60,7 @@ class BucketStore(Store):
         return _credentials(self.location)
 
     def _client(self) -> dict[str, Any]:
-        """`client_options`: how long obstore waits, and which authorities it trusts beside the system's.
+        """`client_options`: which authorities to trust beside the system's.
 
         Raises:
             ConfigError: there is no file of authorities.
@@ -71,12 +71,12 @@ class BucketStore(Store):
         except OSError as error:
             line = describe_failure(Path(bundle or ""), error).replace("written", "read")
             raise ConfigError(f"AWS_CA_BUNDLE: {line}; correct it, or unset it") from None
-        return {"timeout": "300s", **authorities}  # for all of an answer: a part has at most 16 MiB
+        return authorities
 
     def _opened(self, retries: int) -> Any:
         location = self.location
         from_url = optional_package("obstore.store", "data.root", EXTRA).from_url
-        timeouts = dict.fromkeys(("connect_timeout", "read_timeout"), f"{TIMEOUT_S:g}s")
+        timeouts = dict.fromkeys(("connect_timeout", "read_timeout"), f"{TIMEOUT_S:g}s") | {"timeout": "1d"}  # of all
         client = {**timeouts, "allow_http": True, "user_agent": "effloop", **self._client()}
         retry = {"max_retries": retries, "backoff": {"init_backoff": timedelta(seconds=PAUSE_S)}}
         options = self._options()
@@ -156,8 +156,9 @@ class BucketStore(Store):
             return ChangedError()
         if _METADATA in text:
             return FetchError(f"no credentials; set {_CREDENTIALS[self.location.scheme[0]]} in the environment")
-        broken = "response body error" in text or (whole and "RangeNotSupported" in text)
-        return FetchError(_reason(text, self._allowing), again=broken)
+        if whole and "RangeNotSupported" in text:
+            return FetchError("the answer broke off, and the server sends no parts", again=True)
+        return FetchError(_reason(text, self._allowing), again="response body error" in text)
 
     @property
     def _allowing(self) -> str:

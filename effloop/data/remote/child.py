@@ -20,7 +20,6 @@ from typing import Any
 from effloop.errors import ConfigError, DataError, EffLoopError, warn
 from effloop.system import children
 from effloop.system.processes import how_ended
-from effloop.system.progress import Meter
 from effloop.system.signals import ignore_interrupts, ignore_stops, unblock_interrupts
 
 _STARTS = 3
@@ -54,6 +53,8 @@ def run(
     Raises:
         ConfigError, DataError: the child's, or it was killed too often.
     """
+    from effloop.system.progress import Meter  # by rich, which a child starts faster without
+
     total = moved = 0
     with Meter(stderr=True, in_bytes=True) as meter:
         for start in range(1, _STARTS + 1):

@@ -123,14 +123,7 @@ class Part:
 
 
 class Download:
-    """Fetches files by threads.
-
-    Args:
-        store: has them.
-        manifest: names them.
-        cache: where they go.
-        chunk_bytes: size of the parts that a thread requests.
-    """
+    """Fetches the files of a manifest into the cache by threads, which request `chunk_bytes` at a time."""
 
     def __init__(self, store: Store, manifest: Manifest, cache: Cache, chunk_bytes: int) -> None:
         self._store, self._manifest, self._cache, self._chunk_bytes = store, manifest, cache, chunk_bytes
@@ -164,10 +157,12 @@ class Download:
                 yield part, start, stop
 
     def _fetch(self, part: Part, start: int, stop: int) -> None:
+        at = start
+
         def fetch() -> None:
-            at = start
+            nonlocal at
             try:
-                for data in self._store.read(part.file, start, stop):
+                for data in self._store.read(part.file, at, stop):
                     if at + len(data) > stop:
                         raise FetchError(f"it has more than {stop:,} bytes")
                     part.write(data, at)
@@ -176,7 +171,9 @@ class Download:
                 if at < stop:
                     raise FetchError(f"the answer ended after {at:,} of {part.file.size:,} bytes", again=True)
             except FetchError:
-                moved(start - at)
+                if not part.file.ranges:  # else the next attempt continues there
+                    moved(start - at)
+                    at = start
                 raise
 
         retried(self._store.location.url(part.file.key), fetch)

@@ -47,8 +47,7 @@ class HttpStore(BucketStore):
         return {}
 
     def _client(self) -> dict[str, Any]:
-        # A server without ranges sends a whole file, which may take long: `read_timeout` notices one that stalls.
-        return {"timeout": "1d", "default_headers": _authorization()}
+        return {"default_headers": _authorization()}
 
     def manifest(self) -> Manifest:
         location = self.location

@@ -23,7 +23,7 @@ from effloop.data.remote.store import in_threads
 from effloop.errors import ConfigError, DataError
 
 PART_BYTES = 8 << 20
-"""What a request sends of a larger file: 16 at once have 300 s, which needs 3.6 Mbit/s."""
+"""What a request sends of a larger file: 16 at once have 300 s for an answer, which needs 3.6 Mbit/s."""
 _MOST_PARTS = 10_000  # of an object, as S3 has it
 _LARGE_AT_ONCE = 2
 _HEADERS = (".index", ".idx", ".lst", ".json", ".txt", ".md", ".csv")
@@ -118,7 +118,6 @@ def send(path: Path, url: Url, job: str) -> Sent:
 
 
 def _child(request: Mapping[str, Any], url: Url) -> tuple[dict[str, Any], int]:
-    """What the child has done, and how many bytes were sent."""
     who = f"out: {url}: the process that uploads"
     return child.run("effloop.data.remote.upload", who, f"to {url}", request)
 
@@ -153,11 +152,7 @@ class Upload(BucketStore):
         return files | self.ask(self._key(""), alone)
 
     def look(self) -> There:
-        """What is there. Where files may be written, one is, and removed.
-
-        Raises:
-            DataError: that fails.
-        """
+        """As the function; where files may be written, one is, and removed."""
         found = self._found()
         marker = found.get(UPLOADING)
         if not found or marker:
@@ -167,18 +162,7 @@ class Upload(BucketStore):
         return There(bool(found) and not marker, self._job(marker) if marker else None)
 
     def send(self, path: Path, job: str, part_bytes: int) -> dict[str, int]:
-        """Write what isn't there; returns how many files and bytes are there then.
-
-        Args:
-            path: of the file or folder.
-            job: identifies the bytes.
-            part_bytes: see `PART_BYTES`.
-
-        Raises:
-            ConfigError: something else is there.
-            DataError: it can't be written.
-            OSError: a local file can't be read.
-        """
+        """As the function; returns how many files and bytes are there then."""
         found = [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob("*")))
         files = {"" if file == path else str(file.relative_to(path)): file for file in found}
         sizes = {name: file.stat().st_size for name, file in files.items()}
