@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs as of_runs
 from kills_train import Runs, campaign, check_same, global_order, parallel
 from ranks import all_gone, done, pids, started, wait_until
-from runs import TINY, composed, rows, train
+from runs import TINY, composed, rows
 
 import effloop
 from effloop.checkpoint import files
@@ -26,6 +27,12 @@ from effloop.runs.reader import read_run
 from effloop.system.signals import STOPPING, StopRequest
 from effloop.train.evaluation import Scorer
 from effloop.train.trainer import Trainer
+
+
+def train(photos: Path, *words: str) -> int:
+    """With TensorBoard's files."""
+    return of_runs.train(photos, "record.tensorboard=true", *words)
+
 
 KILLS = int(os.environ.get("EFFLOOP_KILLS", "8"))
 TERMS = int(os.environ.get("EFFLOOP_TERMS", "5"))

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs as of_runs
 import torch
 import yaml
 from disks import fill, small_disk
 from forks import Forked
-from runs import TINY, rows, train
+from runs import TINY, rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ImageEvent
 
 import effloop
@@ -25,6 +26,12 @@ from effloop import config as configs
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.runs.reader import read_run
+
+
+def train(photos: Path, *words: str) -> int:
+    """With TensorBoard's files."""
+    return of_runs.train(photos, "record.tensorboard=true", *words)
+
 
 NUMBER = r"-?\d+\.\d+"
 PAIR = rf"{NUMBER} \({NUMBER}\)"
@@ -253,7 +260,7 @@ def test_checkpoint_holds_plain_values(finished: Path) -> None:
 
 
 def test_without_a_record(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(photos, "run=x", "record=none", "checkpoint=none") == 0
+    assert of_runs.train(photos, "run=x", "record=none", "checkpoint=none") == 0
     assert sorted(path.name for path in (here / "outputs/x").iterdir() if path.suffix != ".diff") == [
         ".lock",
         "config.yaml",

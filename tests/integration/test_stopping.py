@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import rows, stopping_at, train
+import runs as of_runs
+from runs import rows, stopping_at
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from effloop.checkpoint import files
@@ -16,6 +17,11 @@ from effloop.cli.main import main
 from effloop.report import charts
 from effloop.report.comparison import compare_runs, epochs_done
 from effloop.runs.reader import read_run
+
+
+def train(photos: Path, *words: str) -> int:
+    """With TensorBoard's files."""
+    return of_runs.train(photos, "record.tensorboard=true", *words)
 
 
 def test_out_of_patience(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
