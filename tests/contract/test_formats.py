@@ -122,10 +122,10 @@ def test_auto_knows_it(name: str, mixed: Path, tmp_path: Path) -> None:
 
 
 @PACKED
-@pytest.mark.parametrize("label", [-1, 2, 256])
-def test_a_label_without_a_class_is_not_written(name: str, label: int, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=line(f"k.jpg has the label {label}; allowed are 0 to 1")):
-        write_records(name, tmp_path / "written", ["a", "b"], train=[(b"k.jpg", label, encode(photo(), "JPEG"))])
+def test_a_label_without_a_class_is_not_written(name: str, tmp_path: Path) -> None:
+    for label in (-1, 2, 256):
+        with pytest.raises(DataError, match=line(f"k.jpg has the label {label}; allowed are 0 to 1")):
+            write_records(name, tmp_path / "written", ["a", "b"], train=[(b"k.jpg", label, encode(photo(), "JPEG"))])
 
 
 @PACKED
@@ -326,9 +326,10 @@ def test_headers_of_arrays(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-@pytest.mark.parametrize("array", ["label", "key", "key_end", "end", "crc32c", "payload"])
-def test_a_missing_array(name: str, array: str, tmp_path: Path) -> None:
-    path = write(name, tmp_path / "set")
-    drop(name, path, array)
-    with pytest.raises(DataError, match=line(f"{path}:train is damaged: it has no array '{array}'; convert it again")):
-        opened(name, path)
+def test_a_missing_array(name: str, tmp_path: Path) -> None:
+    for array in ("label", "key", "key_end", "end", "crc32c", "payload"):
+        path = write(name, tmp_path / array)
+        drop(name, path, array)
+        wanted = f"{path}:train is damaged: it has no array '{array}'; convert it again"
+        with pytest.raises(DataError, match=line(wanted)):
+            opened(name, path)

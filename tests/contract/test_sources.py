@@ -87,24 +87,29 @@ def some(source: Source) -> list[int]:
     return [0, 1, len(source) // 2, len(source) - 1]
 
 
-def test_names_its_files(source: Source) -> None:
-    files = [*source.file_paths()]
-    assert files
-    assert all(Path(os.fsdecode(file)).is_file() for file in files)
-
-
-def test_labels(source: Source) -> None:
+def test_samples_and_targets(source: Source) -> None:
+    """Each sample is an image with a name of its own; files and fingerprint are theirs."""
+    assert all(Path(os.fsdecode(file)).is_file() for file in source.file_paths())
+    assert [*source.file_paths()]
+    contents = [source.read(index) for index in range(len(source))]
+    for data in contents:
+        assert isinstance(data, bytes | bytearray | memoryview)
+        assert read_header(data).complete
+    keys = [source.key(index) for index in range(len(source))]
+    assert len(set(keys)) == len(keys)
+    assert all(key.isprintable() for key in keys)
+    fingerprint = source.fingerprint()
+    assert set(fingerprint) == {"samples", "bytes", "sha256"}
+    assert (fingerprint["samples"], fingerprint["bytes"]) == (len(source), sum(map(len, contents)))
+    assert len(bytes.fromhex(fingerprint["sha256"])) == 32
+    assert len(source.targets) == len(source)
     if source.kind is Kind.masks:
+        assert source.targets.shape == (len(source), 0)
         return
     assert source.labels.shape == (len(source),)
     assert source.labels.dtype == np.min_scalar_type(len(source.classes) - 1)
     assert set(source.labels.tolist()) == set(range(len(source.classes)))
     assert all(isinstance(name, str) for name in source.classes)
-
-
-def test_targets(source: Source) -> None:
-    assert len(source.targets) == len(source)
-    assert source.targets.shape == (len(source), 0) or source.kind is not Kind.masks
     if type(source).targets is Source.targets:
         assert source.targets is source.labels
 
@@ -114,33 +119,12 @@ def test_splits_have_the_same_classes(opened: Open) -> None:
     assert opened("train").where != opened("val").where
 
 
-def test_every_sample_is_an_image(source: Source) -> None:
-    for index in range(len(source)):
-        data = source.read(index)
-        assert isinstance(data, bytes | bytearray | memoryview)
-        assert read_header(data).complete
-
-
-def test_keys_are_unique_and_printable(source: Source) -> None:
-    keys = [source.key(index) for index in range(len(source))]
-    assert len(set(keys)) == len(keys)
-    assert all(key.isprintable() for key in keys)
-
-
 def test_opening_again_gives_the_same(opened: Open) -> None:
     first, second = opened("train"), opened("train")
     assert first.fingerprint() == second.fingerprint()
     np.testing.assert_array_equal(first.target_rows, second.target_rows)
     for index in some(first):
         assert read_bytes(first, index) == read_bytes(second, index)
-
-
-def test_fingerprint(source: Source) -> None:
-    fingerprint = source.fingerprint()
-    assert set(fingerprint) == {"samples", "bytes", "sha256"}
-    assert fingerprint["samples"] == len(source)
-    assert fingerprint["bytes"] == sum(len(source.read(index)) for index in range(len(source)))
-    assert len(bytes.fromhex(fingerprint["sha256"])) == 32
 
 
 def test_pickle(source: Source) -> None:
