@@ -297,7 +297,7 @@ call = Recode.__call__
 
 def slow(recode, data):
     if any(Path(".set.partial").rglob("*.chunk")):
-        time.sleep(0.02)
+        time.sleep(0.01)
     return call(recode, data)
 
 Recode.__call__ = slow

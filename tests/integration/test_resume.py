@@ -109,16 +109,17 @@ def test_rates_of_layers(here: Path, photos: Path, capsys: pytest.CaptureFixture
     assert main(["resume", "outputs/stopped", "epochs=4", "optim.layer_decay=0.9"]) == 0
 
 
+@pytest.fixture(scope="module")
+def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as patch, stopping_at(1):
+        patch.chdir(folder)
+        assert train(photos, "run=stopped", "epochs=3") == 130
+    return folder / "outputs/stopped"
+
+
 class TestSameProcess:
     """A run that stops after one epoch of three, by an error where the second begins."""
-
-    @pytest.fixture(scope="class")
-    def original(self, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp("stopped")
-        with pytest.MonkeyPatch.context() as patch, stopping_at(1):
-            patch.chdir(folder)
-            assert train(photos, "run=stopped", "epochs=3") == 130
-        return folder / "outputs/stopped"
 
     @pytest.fixture
     def stopped(self, original: Path, here: Path) -> Path:
