@@ -21,7 +21,7 @@ from torch import nn
 from effloop.assemble.resolve import num_workers
 from effloop.batch import Batch
 from effloop.config import Config
-from effloop.data.cache.cached import FOLDER
+from effloop.data.cache import FOLDER
 from effloop.data.loader import Loader
 from effloop.data.source import Cache, Kind, Source
 from effloop.errors import DataError

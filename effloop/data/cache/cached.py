@@ -22,6 +22,7 @@ import PIL
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
+from effloop.data.cache import FOLDER
 from effloop.data.decode import DecodeConfig, Decoder
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded, pnm_header
@@ -31,7 +32,6 @@ from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import available_memory
 
-FOLDER = Path("/dev/shm")  # noqa: S108  memory
 _PREFIX = "effloop-cache-"
 _HEADER = struct.Struct("<QQ")  # bytes of the region, bytes of it that are taken
 _FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock: type, whence, start, length, pid
