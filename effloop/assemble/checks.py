@@ -55,7 +55,15 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
         was, new = then["optim"].get(key), now["optim"][key]  # older checkpoints have none
         if (was is None) != (new is None):
             same[f"optim.{key}"] = was, new
-    _check_same_batch(config, state, world_size)
+    batch, ranks = state["config"]["batch_size"], state["world_size"]
+    if batch * ranks != config.batch_size * world_size:
+        several = max(ranks, world_size) > 1
+        ours, theirs = (f" on {count} rank{'s' * (count != 1)}" * several for count in (world_size, ranks))
+        fits, rest = divmod(batch * ranks, world_size)
+        keep = theirs.removeprefix(" on ") if rest else f"batch_size={fits}{ours}"
+        raise ConfigError(
+            f"batch_size: the checkpoint was trained with {batch}{theirs}, not {config.batch_size}{ours}; keep {keep}"
+        )
     for key, (was, new) in same.items():
         if was != new:
             was, new = format_value(was), format_value(new)
@@ -67,18 +75,6 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
     if epoch >= config.epochs and not in_place:
         raise ConfigError(
             f"epochs: {config.epochs}, but {config.resume} has done {epoch}; set epochs={epoch + 1} or more"
-        )
-
-
-def _check_same_batch(config: Config, state: Mapping[str, Any], world_size: int) -> None:
-    was, ranks = state["config"]["batch_size"], state["world_size"]
-    if was * ranks != config.batch_size * world_size:
-        several = max(ranks, world_size) > 1
-        ours, theirs = (f" on {count} rank{'s' * (count != 1)}" * several for count in (world_size, ranks))
-        fits, rest = divmod(was * ranks, world_size)
-        raise ConfigError(
-            f"batch_size: the checkpoint was trained with {was}{theirs}, not {config.batch_size}{ours}; "
-            + (f"keep {theirs.removeprefix(' on ')}" if rest else f"keep batch_size={fits}{ours}")
         )
 
 

@@ -65,22 +65,19 @@ class SyncBatchNorm(_BatchNorm):
         sums = _SumOverRanks.apply(torch.stack([mean * count, (var + mean.square()) * count, count]))
         count, mean = sums[2].detach(), sums[0] / sums[2]
         var = (sums[1] / sums[2] - mean.square()).clamp(min=0)
-        if self.training and self.running_mean is not None and self.running_var is not None:
-            self._track(mean.detach(), var.detach() * (count / (count - 1).clamp(min=1)))
+        if self.training and self.running_mean is not None:
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked += 1
+            momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            unbiased = var.detach() * (count / (count - 1).clamp(min=1))
+            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
         scale = (var + self.eps).rsqrt().float()
         weight = scale if self.weight is None else scale * self.weight
         shape = [1, -1, *[1] * (input.ndim - 2)]
         result: Tensor = (input - mean.float().view(shape)) * weight.view(shape)
         return (result if self.bias is None else result + self.bias.view(shape)).to(input.dtype)
-
-    def _track(self, mean: Tensor, var: Tensor) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked += 1
-        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
-        self.running_var.lerp_(var.to(self.running_var.dtype), momentum)
 
 
 @dataclass

@@ -79,15 +79,9 @@ class Precision:
         if not self.scaler.is_enabled():
             optimizer.step()
             return True
-        return self._scaled_step(optimizer)
-
-    def _scaled_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """GradScaler's step; returns whether it updated the parameters.
-
-        GradScaler has no flag. If gradients overflowed it doesn't call the optimizer, or passes `found_inf` to a fused
-        one, which then skips the update. Comparing the scale before and after, as is often done, would sync twice more,
-        the second time for the whole update.
-        """
+        # GradScaler has no flag for an update. If gradients overflowed it doesn't call the optimizer, or passes
+        # `found_inf` to a fused one, which then skips the update. Comparing the scale before and after, as is often
+        # done, would sync twice more, the second time for the whole update.
         stepped: list[bool] = []
 
         def note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -181,7 +181,7 @@ class StopRequest:
     ) -> None:
         self.always = always
         self.patience_s = patience_s
-        self.at_end = at_end or _print_end
+        self.at_end = at_end or (lambda name, again: ends(f"{name}{' again' * again}: ends with what was saved last"))
         self.bits = 0
         """Bit N: the N-th of `STOPPING` has come."""
         self._taken = threading.Event()
@@ -284,10 +284,6 @@ class StopRequest:
 
 def _noted(number: int, frame: Any) -> None:
     """The handler: Python has written the number to the socket by now."""
-
-
-def _print_end(name: str, again: bool) -> None:
-    ends(f"{name}{' again' * again}: ends with what was saved last")
 
 
 @contextmanager
