@@ -165,7 +165,7 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
     if train and config.data.balance:
         from effloop.data.balance import BalancedOrder, ClassDraw
 
-        folder = getattr(config.data, "index_dir", None)
+        folder = config.data.index_dir
         order = BalancedOrder(**vars(order), draw=ClassDraw(source, config.data.balance, config.seed, folder))
     if not len(order):
         raise ConfigError(

@@ -69,7 +69,7 @@ def build_probe(
     splits = {}
     for split, loader in (("train", train), ("val", data.val)):
         key = _key(config, environment.precision, model, head, loader)
-        path = kept_folder(getattr(config.data, "index_dir", None)) / f"features-{key}.npy"
+        path = kept_folder(config.data.index_dir) / f"features-{key}.npy"
         splits[split], line = _kept(path, features, loader, environment.precision)
         notes.append(f"features  {split}: {line}")
     train_head_only(model, head)
@@ -109,7 +109,7 @@ def _kept(path: Path, features: Features, loader: Loader, precision: Precision) 
     except OSError as error:
         raise ConfigError(
             f"probe: {path} can't be written: {error.strerror}; set the environment variable XDG_CACHE_HOME to another "
-            "folder, or data.index_dir of data=folder"
+            "folder, or data.index_dir"
         ) from None
     found: NDArray[np.float32] = np.load(path, mmap_mode="r")
     return found, f"{len(found):,} x {found.shape[1]}, computed in {time.perf_counter() - started:.1f} s"

@@ -95,7 +95,7 @@ def index_data(options: IndexOptions, overrides: list[str]) -> int:
     """
     config = configs.compose(overrides)
     opened = _open_splits(config, split_names(options.split))
-    index.show(index.build_indexes(opened, getattr(config.data, "index_dir", None), num_workers(config)))
+    index.show(index.build_indexes(opened, config.data.index_dir, num_workers(config)))
     return 0
 
 

@@ -35,7 +35,7 @@ from effloop.config.overrides import (
 )
 from effloop.config.schema import Config, word
 from effloop.data.augment import AugmentConfig
-from effloop.data.source import DataConfig, Kind, ScanError, kind_of, source_config
+from effloop.data.source import DataConfig, Kind, ScanError, kind_of
 from effloop.errors import ConfigError, EffLoopError
 from effloop.model import ModelConfig
 from effloop.parallel.rank_env import detect_launcher
@@ -394,7 +394,7 @@ def _follow_targets(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
         if kind is not Kind.classes and _names_of(own) <= {each.name for each in fields(groups["task"][name].config)}:
             return _chosen(tree, overrides, "task", name)
     taken = next((kind for kind, name in TASK_OF.items() if name == tree.task.name), None)
-    if (chosen or own) and taken and getattr(source_config(data), "targets", "") is None:
+    if (chosen or own) and taken and getattr(data.found(), "targets", "") is None:
         tree.data.targets = taken
     return []
 

@@ -27,7 +27,7 @@ from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.plan import Plan
 from effloop.data.prepared import Prepared, Read, sizes_of
 from effloop.data.source import Source
-from effloop.data.source.files import ImagesInMemory
+from effloop.data.source.files import Images
 from effloop.errors import ConfigError, DataError
 from effloop.inference.trained import Trained
 from effloop.inference.writers import Columns, rows_of
@@ -382,7 +382,7 @@ class Predictor(nn.Module):
                 yield batch.images[:left]
                 left -= len(batch)
 
-    def _given(self, images: Iterable[ImageLike] | ImageLike) -> tuple[ImagesInMemory, Config]:
+    def _given(self, images: Iterable[ImageLike] | ImageLike) -> tuple[Images, Config]:
         """The images as a source, and the config to load them by."""
         given: Any = images
         single = isinstance(given, _SINGLE) or (isinstance(given, np.ndarray) and given.ndim == 3)
@@ -391,7 +391,8 @@ class Predictor(nn.Module):
             raise ConfigError("images: there are none; give a list of paths, encoded images, or arrays")
         config = self._trained.config
         names = [os.fspath(it) if isinstance(it, str | os.PathLike) else f"image {n}" for n, it in enumerate(each)]
-        source = ImagesInMemory([_encoded(image, name, config) for image, name in zip(each, names, strict=True)], names)
+        encoded = [_encoded(image, name, config) for image, name in zip(each, names, strict=True)]
+        source = Images([*map(os.fsencode, names)], "images in memory", encoded)
         config = replace(config, device=str(self.device))
         if len(each) == 1:
             config.num_workers = 0  # threads take longer to start than an image to load

@@ -101,10 +101,8 @@ def _data_config(data: DataConfig, name: str, path: Path, indexes: Path) -> Data
     """`data` for the same dataset at `path`, read by the source `name`, without cache and check of samples."""
     config_type = sources[name].config
     own: dict[str, Any] = {field.name: getattr(data, field.name) for field in fields(DataConfig)}
-    own |= {"name": name, "root": str(path), "check": 0, "cache": Cache.none}
+    own |= {"name": name, "root": str(path), "check": 0, "cache": Cache.none, "index_dir": str(indexes)}
     own |= {"train_split": "train", "val_split": "val", "val": None, "folds": None, "fold": None, "group": None}
-    if "index_dir" in {field.name for field in fields(config_type)}:
-        own["index_dir"] = str(indexes)
     config = config_type(**own)
     assert isinstance(config, DataConfig)
     return config

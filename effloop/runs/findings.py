@@ -79,7 +79,7 @@ class Findings:
 
 def _folder(config: Config) -> Path | None:
     try:
-        return kept_folder(getattr(config.data, "index_dir", None)) / "findings"
+        return kept_folder(config.data.index_dir) / "findings"
     except RuntimeError:  # a user without a home
         return None
 

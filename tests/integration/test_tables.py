@@ -138,8 +138,8 @@ def test_an_error_is_found_by_one_scan(
 ) -> None:
     (tmp_path / "t.csv").write_text("path,label\nx.jpg,a\n")
     scans: list[bool] = []
-    writer = table_source.IndexWriter
-    monkeypatch.setattr(table_source, "IndexWriter", lambda *args: scans.append(True) or writer(*args))
+    writer = table_source.Rows
+    monkeypatch.setattr(table_source, "Rows", lambda *args: scans.append(True) or writer(*args))
     for words in ([], ["data.val=0.2"], ["task=classification"]):
         scans.clear()
         assert train(tmp_path / "t.csv", *words) == 2

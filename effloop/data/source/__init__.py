@@ -1,6 +1,6 @@
 """Data sources: sample index -> (encoded image, target)."""
 
-from effloop.data.source.auto import kind_of, source_config
+from effloop.data.source.auto import kind_of
 from effloop.data.source.base import Fingerprint, Kind, NoSplitError, ScanError, Source, printable, sources
 from effloop.data.source.config import Cache, DataConfig, Tail
 from effloop.data.source.root import expand_root
@@ -17,6 +17,5 @@ __all__ = [
     "expand_root",
     "kind_of",
     "printable",
-    "source_config",
     "sources",
 ]

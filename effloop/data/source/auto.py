@@ -81,16 +81,7 @@ class AutoConfig(DataConfig):
 @sources.register("auto", AutoConfig)
 def open_source(config: AutoConfig, split: str) -> Source:
     """Whatever format `data.root` has; the embedded photographs if it is unset."""
-    return sources.build(source_config(config), split)
-
-
-def source_config(config: DataConfig) -> DataConfig:
-    """The config of the source that `data=auto` or `data=hf` finds; any other is itself.
-
-    Raises:
-        ConfigError, DataError: it can't be found.
-    """
-    return config.found()
+    return sources.build(config.found(), split)
 
 
 @opening_once()
@@ -173,10 +164,7 @@ _BESIDE = {".index", ".json", ".txt", ".idx", ".lst"}
 
 
 def _likely(root: Path) -> str | None:
-    """The format that names of files suggest, which is tried first: those that aren't tried needn't be imported.
-
-    None where several may be meant.
-    """
+    """The format that names of files suggest, which is tried first: those that aren't tried needn't be imported."""
     if root.is_file():
         return _SUFFIXES.get(root.suffix)
     try:

@@ -74,6 +74,8 @@ class DataConfig(PartConfig):
             one; null is $XDG_CACHE_HOME/effloop/remote or ~/.cache/effloop/remote.
         download_gb: GB (10^9 bytes) that this folder may have; data that no run uses is removed for it. null is 80 % of
             the free disk.
+        index_dir: folder for what is found out about data and kept: indexes of files that have none, copies of what
+            can't be read in place, divisions, entropy indexes; null is $XDG_CACHE_HOME/effloop or ~/.cache/effloop.
         channels: 3 is RGB. 1 is grey, from the decoder to the model, in a third of the memory: of a colour JPEG its
             luminance as it is stored, of other colours Pillow's formula (0.299 R + 0.587 G + 0.114 B).
         mean, std: (R, G, B) in units of 0-1, used to normalize on the device. If both are null, images stay uint8. With
@@ -103,6 +105,7 @@ class DataConfig(PartConfig):
     cache_gb: float | None = None
     download_dir: str | None = None
     download_gb: float | None = None
+    index_dir: str | None = None
     channels: int = 3
     mean: list[float] | None = field(default_factory=lambda: [0.485, 0.456, 0.406])  # ImageNet's
     std: list[float] | None = field(default_factory=lambda: [0.229, 0.224, 0.225])
@@ -164,6 +167,12 @@ class DataConfig(PartConfig):
     def divides(self) -> bool:
         """Whether the validation split is made of training samples."""
         return self.val is not None or self.fold is not None
+
+    def fix_split(self, split: str, name: str = "NAME") -> str:
+        """What to do about a split that isn't there, where others are listed."""
+        if split not in (self.train_split, self.val_split):  # that a command was given
+            return "set split to one of them"
+        return f"set data.{'val_split' if split == self.val_split else 'train_split'}={name}"
 
     def _check_division(self) -> None:
         if self.val is not None and not 0 < self.val < 1:

@@ -70,7 +70,7 @@ def part_of(source: Source, config: DataConfig, split: str) -> Part:
     def write(path: Path) -> None:
         _write(path, source, held_out(source, config))
 
-    kept = open_kept_for("division", getattr(config, "index_dir", None), [_VERSION, how, source.identity()], write)
+    kept = open_kept_for("division", config.index_dir, [_VERSION, how, source.identity()], write)
     return Part(source, kept, split, _share(config, split))
 
 
@@ -152,11 +152,7 @@ def _fill_in(
 def _blocks(
     strata: NDArray[Any], units: Uint64s, sizes: NDArray[np.int64] | None, config: DataConfig
 ) -> NDArray[np.bool_]:
-    """(U,) which units validate: of each stratum, in the order of the hashes, a run of `data.val` of its samples.
-
-    The runs of the folds lie end to end. A run begins and ends near the same hash, however many samples there are, so
-    that few samples change sides when others are added.
-    """
+    """(U,) which units validate: of each stratum, in the order of the hashes, a run of `data.val` of its samples."""
     order = np.lexsort((units, strata))
     ends = np.flatnonzero(np.diff(strata[order], append=-1)) + 1
     starts = np.concatenate([[0], ends[:-1]])
@@ -189,11 +185,7 @@ def _folds(places: NDArray[np.float64], config: DataConfig) -> NDArray[np.int64]
 
 
 def _texts_equal(source: Source, column: str, config: DataConfig) -> NDArray[np.bool_]:
-    """(N,) whether a column says `data.fold`.
-
-    Raises:
-        ConfigError, DataError: there is no such column, it has nothing of a sample, or it never does.
-    """
+    """(N,) whether a column says `data.fold`."""
     if column not in source.columns:
         raise ConfigError(
             f"data.fold: {config.fold} of how many? {source.where} has no column '{column}'; set data.folds=5"
@@ -213,11 +205,7 @@ def _texts_equal(source: Source, column: str, config: DataConfig) -> NDArray[np.
 
 
 def _check_both(source: Source, found: NDArray[np.bool_], config: DataConfig) -> None:
-    """Refuse a division with an empty part, or one that lacks a class.
-
-    Raises:
-        DataError: naming the class.
-    """
+    """Refuse a division with an empty part, or one that lacks a class."""
     key = "data.val" if config.val is not None else "data.fold"
     own_folds = config.val is None and config.folds is None
     if source.kind is Kind.classes and source.classes and not config.allow_missing_classes and not own_folds:
@@ -325,11 +313,7 @@ def column_texts(source: Source, name: str, key: str) -> Iterator[Sequence[bytes
 
 
 def _pattern(source: Source, group: str) -> re.Pattern[bytes]:
-    """`data.group` as a regular expression.
-
-    Raises:
-        ConfigError: it is none with a group in it, and no column either.
-    """
+    """`data.group` as a regular expression."""
     has = f"{choices(group, source.columns)}, or " if source.columns else ""
     fix = f"{has}set a regular expression for the names with what to group by in parentheses: 'data.group=\"(.*)/\"'"
     try:

@@ -60,7 +60,7 @@ def with_indexes(source: Source, config: DataConfig) -> Source:
     """
     if config.index is Index.none or not can_have_indexes(source):
         return source
-    path = index_path(source, getattr(config, "index_dir", None))
+    path = index_path(source, config.index_dir)
     build = config.index is Index.auto
     for samples in (len(source), None) if build else (None,):  # the second, if the cache folder is read-only
         with suppress(DataError, OSError):
@@ -392,11 +392,7 @@ def _summed(key: int, offset: int, size: int, index: Encoded) -> int:
 
 
 def _write(fd: int, data: Encoded, offset: int) -> None:
-    """Write all of it.
-
-    Raises:
-        OSError: it can't be, e.g. because the disk is full.
-    """
+    """Write all of it."""
     while data:
         written = os.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written

@@ -36,76 +36,42 @@ class Unlabelled(View):
         return np.zeros(len(self.source), np.uint8)
 
 
-class _Images(Source):
-    """Images without targets, in a list."""
+class Images(Source):
+    """Images without targets: files by their paths, or encoded ones in memory.
+
+    Args:
+        names: paths of the files, or names of the others; what isn't an image is found when it is read.
+        where: what they are, for messages.
+        encoded: the images; None: they are files.
+    """
 
     classes = ()
 
-    def __init__(self, count: int) -> None:
-        self.labels = np.zeros(count, np.uint8)
+    def __init__(self, names: Sequence[bytes], where: str, encoded: Sequence[Encoded] | None = None) -> None:
+        self.names, self._where, self._encoded = names, where, encoded
+        self.labels = np.zeros(len(names), np.uint8)
+
+    def read(self, index: int) -> Encoded:
+        return read_file(self.names[index]) if self._encoded is None else self._encoded[index]
+
+    def size(self, index: int) -> int:
+        return os.stat(self.names[index]).st_size if self._encoded is None else len(self._encoded[index])
+
+    def raw_key(self, index: int) -> bytes:
+        return self.names[index]
 
     def name(self, index: int) -> str:
         return self.key(index)
-
-
-class ImageFiles(_Images):
-    """Image files by their paths.
-
-    Args:
-        paths: of the files; what isn't an image is found when it is read.
-        where: what they are, for messages.
-    """
-
-    def __init__(self, paths: Sequence[bytes], where: str) -> None:
-        super().__init__(len(paths))
-        self.paths = paths
-        self._where = where
-
-    def read(self, index: int) -> Encoded:
-        return read_file(self.paths[index])
-
-    def raw_key(self, index: int) -> bytes:
-        return self.paths[index]
-
-    def size(self, index: int) -> int:
-        return os.stat(self.paths[index]).st_size
 
     @property
     def where(self) -> str:
         return self._where
 
     def file_paths(self) -> Iterable[bytes]:
-        return self.paths
+        return self.names if self._encoded is None else ()
 
 
-class ImagesInMemory(_Images):
-    """Encoded images in memory.
-
-    Args:
-        images: each of them encoded.
-        names: of each, for messages.
-    """
-
-    def __init__(self, images: Sequence[Encoded], names: Sequence[str]) -> None:
-        super().__init__(len(images))
-        self.images = images
-        self.names = names
-
-    def read(self, index: int) -> Encoded:
-        return self.images[index]
-
-    def raw_key(self, index: int) -> bytes:
-        return os.fsencode(self.names[index])
-
-    def size(self, index: int) -> int:
-        return len(self.images[index])
-
-    @property
-    def where(self) -> str:
-        return "images in memory"
-
-
-def find_images(paths: Sequence[Path]) -> ImageFiles:
+def find_images(paths: Sequence[Path]) -> Images:
     """The images that paths name, in this order, each once.
 
     Args:
@@ -127,7 +93,7 @@ def find_images(paths: Sequence[Path]) -> ImageFiles:
             what = "matches nothing" if glob.has_magic(str(path)) else "is not there"
             raise DataError(f"'{path}' {what}; name images, folders of images, or patterns such as 'photos/*.jpg'")
     names = ", ".join(printable(os.fsencode(path)) for path in paths[:3])
-    return ImageFiles([*found], names + (f" and {len(paths) - 3} more" if len(paths) > 3 else ""))
+    return Images([*found], names + (f" and {len(paths) - 3} more" if len(paths) > 3 else ""))
 
 
 def _below(folder: bytes) -> Iterator[bytes]:

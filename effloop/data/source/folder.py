@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from effloop.data.image import header
 from effloop.data.source.base import NoSplitError, printable, sources
@@ -15,22 +13,14 @@ from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.image_files import SOUGHT, entries, folders, images_in, is_folder, size_of
-from effloop.data.source.storage.kept import folder_times, folders_unchanged, open_kept
-from effloop.data.source.storage.loose import Facts, Listed, LooseSource, write_listing
+from effloop.data.source.storage.kept import folder_times, folders_unchanged
+from effloop.data.source.storage.loose import Facts, Listed, Listing, LooseSource, open_listing
 from effloop.errors import ConfigError, DataError
-
-_LONGEST = 400  # characters of a path that are shown
 
 
 @dataclass
 class FolderConfig(DataConfig):
-    """Fields of `data=folder`.
-
-    Attributes:
-        index_dir: where the index is kept; null is $XDG_CACHE_HOME/effloop or ~/.cache/effloop.
-    """
-
-    index_dir: str | None = None
+    """Fields of `data=folder`."""
 
 
 @sources.register("folder", FolderConfig)
@@ -46,9 +36,11 @@ class FolderSource(LooseSource):
             raise ConfigError(
                 f"data.root: '{config.root}' has images with masks, whose folders are no classes; set data=masks"
             )
-        index, path = _index(folder, config), os.fsencode(folder)
-        identity = {"root": os.fsencode(folder.resolve()).hex()}
-        self._open(index, None, Facts(path, printable(path), identity, names=tuple(index.meta["classes"])))
+        path, identity = os.fsencode(folder), os.fsencode(folder.resolve())
+        index = open_listing(config, identity, partial(_is_current, folder), lambda _: _scan(path))
+        self._open(
+            index, None, Facts(path, printable(path), {"root": identity.hex()}, names=tuple(index.meta["classes"]))
+        )
         if not len(self.labels):
             raise DataError(f"{self.where} has no images in its class folders ({SOUGHT}); set data.root=PATH")
         if (empty := index.meta["empty"]) and not config.allow_missing_classes:
@@ -75,50 +67,23 @@ def _listing(root: Path, split: str, config: DataConfig) -> str:
     folders = sorted(printable(entry.name) for entry in entries(os.fsencode(root)) if entry.is_dir())
     if not folders:
         return f"it has no folders at all, where SPLIT/CLASS/ with images should be ({SOUGHT}): set data.root=PATH"
-    if split not in (config.train_split, config.val_split):  # that a command was given
-        return f"it has {', '.join(folders[:8])}: set split to one of them"
-    key, header = ("val_split", config.train_split) if split == config.val_split else ("train_split", config.val_split)
-    free = [name for name in folders if name != header]
-    fix = f"set data.{key}={free[0] if len(free) == 1 else 'NAME'}"
-    if not free:
-        fix = f"set data.{key} to a folder of other images"
+    other = config.train_split if split == config.val_split else config.val_split
+    free = [name for name in folders if name != other] or ["a folder of other images"]
+    fix = config.fix_split(split, free[0] if len(free) == 1 else "NAME")
     return f"it has {', '.join(folders[:8])}: {fix}"
 
 
-def _index(root: Path, config: FolderConfig) -> ColumnFile:
-    """The index of `root`: kept from an earlier scan if no folder below has changed, or from a new scan."""
-
-    def write(path: Path) -> None:
-        try:
-            scanned = _scan(os.fsencode(root))
-        except OSError as error:  # a folder without permission, a path of more than 4096 bytes
-            raise DataError(f"{_short(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
-        write_listing(path, *scanned)
-
-    identity = os.fsencode(root.resolve())
-    return open_kept(config.name, config.index_dir, identity, partial(_is_current, root), write)
-
-
-def _short(path: bytes) -> str:
-    """A path for messages; of thousands of characters its ends."""
-    text = printable(path)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
-
-
 def _is_current(root: Path, index: ColumnFile) -> bool:
-    """Whether every scanned folder still has its times.
-
-    A file overwritten in place isn't noticed; its pixels are read from the file anyway.
-    """
+    """Whether every scanned folder still has its times."""
     meta = index.meta
     if meta.get("root") != str(root) or meta.get("extensions") != [*header.EXTENSIONS] or "empty" not in meta:
         return False
     return folders_unchanged(index)
 
 
-def _scan(root: bytes) -> tuple[dict[str, Any], dict[str, Listed], dict[bytes, tuple[int, int]]]:
-    """Read the folders of a split: what `write_listing` takes."""
-    started_ns, visited, files = time.time_ns(), {root: folder_times(root)}, Listed()
+def _scan(root: bytes) -> Listing:
+    """Read the folders of a split."""
+    visited, files = {root: folder_times(root)}, Listed()
     classes = sorted((entry.name for entry in entries(root) if is_folder(entry)), key=os.fsdecode)
     if not classes:
         raise DataError(
@@ -139,7 +104,6 @@ def _scan(root: bytes) -> tuple[dict[str, Any], dict[str, Listed], dict[bytes, t
         "extensions": [*header.EXTENSIONS],
         "classes": [printable(name) for name in classes],
         "empty": empty,
-        "scanned_ns": started_ns,
         **files.meta(),
     }
     return meta, {"": files}, visited

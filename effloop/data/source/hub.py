@@ -77,11 +77,7 @@ def open_source(config: HubConfig, split: str) -> Source:
 
 
 def _snapshot(root: str | None, revision: str | None, subset: str | None) -> Path:
-    """The folder with the files of a dataset, whose name is the commit.
-
-    Raises:
-        ConfigError, DataError: they can't be fetched, or aren't of a format that can be read.
-    """
+    """The folder with the files of a dataset, whose name is the commit."""
     folder = _fetch(root, revision, [CARD])
     parquet = parquet_files.patterns(folder, subset) or [
         f"{subset}/*{parquet_files.ENDING}" if subset else f"*{parquet_files.ENDING}"
@@ -103,11 +99,7 @@ _snapshot_of_commit = cache(_snapshot)
 
 
 def _fetch(root: str | None, revision: str | None, patterns: Sequence[str]) -> Path:
-    """The folder of the hub's cache, with all files of a dataset in it that match.
-
-    Raises:
-        ConfigError: there is no such dataset or revision, or it can't be fetched and isn't in the cache.
-    """
+    """The folder of the hub's cache, with all files of a dataset in it that match."""
     hub: Any = optional_package("huggingface_hub", "data=hf", "effloop[hf]")
     if not root:
         raise ConfigError("data.root is missing; data=hf needs it: set data.root=ORG/NAME")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,19 +30,21 @@ from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile, is_verified
 from effloop.data.source.storage.image_files import ENDINGS, entries, folders, read_file, size_of
-from effloop.data.source.storage.kept import file_state, folder_times, folders_unchanged, open_kept
-from effloop.data.source.storage.loose import Facts, Listed, Looked, LooseSource, mask_state, write_listing
+from effloop.data.source.storage.kept import file_state, folder_times, folders_unchanged
+from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, mask_state, open_listing
 from effloop.data.source.storage.targets import MASKS
 from effloop.errors import ConfigError, DataError
 from effloop.system.hardware import available_cores
 
-# Which mask is of which image, and what the values of masks are.
-
-_NAMED = 3  # of files that have no partner
 _LISTS = ("classes.txt", "labels.txt")
-
+_NAMED = 3  # of files that have no partner
+_RUN = 16  # masks that a thread takes at a time
+_RACY_NS = 2_000_000_000  # see `kept.folders_unchanged`
 USUAL_NAMES = "usual names"
 """What says the names where the folders do."""
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass
@@ -55,13 +56,11 @@ class MasksConfig(DataConfig):
             or labels.txt beside the data, a line each, or else numbers up to the largest value in the masks.
         reduce_zero: 0 isn't counted, and all other values are one less, as ADE20K has it.
         colors: a file with a line `R G B name` for each class of masks in RGB, `R G B -` for what isn't counted.
-        index_dir: where the index is kept; null is $XDG_CACHE_HOME/effloop or ~/.cache/effloop.
     """
 
     classes: list[str] | None = None
     reduce_zero: bool = False
     colors: str | None = None
-    index_dir: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,6 +68,81 @@ class MasksConfig(DataConfig):
             raise ConfigError(f"data.classes: {len(self.classes)} names are not allowed; set 1 to {MOST_CLASSES}")
         if self.classes and (twice := {name for name in self.classes if self.classes.count(name) > 1}):
             raise ConfigError(f"data.classes: '{min(twice)}' comes twice; name each once")
+
+
+# The folders in which images and masks are kept: pairs of them, ADE20K's, VOC's and Cityscapes'.
+
+_MOST_SPLITS = 32
+_VOC = Path("ImageSets", "Segmentation")
+
+_CITYSCAPES = (
+    *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation"),
+    *("terrain", "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"),
+)
+_CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+"""Of the 19 classes that are evaluated: github.com/mcordts/cityscapesScripts, helpers/labels.py."""
+
+_VOC_CLASSES = (
+    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the images and masks of a split are.
+
+    Attributes:
+        images, masks: folders; paths in them are alike but for their endings.
+        image_end, mask_end: what follows the common part of a path, without a file's extension.
+        listed: a file with the common parts, a line each; None takes all files.
+        table: of `MaskFormat`.
+        classes: names that are usual for this data.
+    """
+
+    images: Path
+    masks: Path
+    image_end: str = ""
+    mask_end: str = ""
+    listed: Path | None = None
+    table: tuple[int, ...] | None = None
+    classes: tuple[str, ...] = field(default=())
+
+
+def find_layout(root: Path, split: str) -> Layout | None:
+    """Where a split's images and masks are; None if it isn't there."""
+    if (root / split / "images").is_dir() and (root / split / "masks").is_dir():
+        return Layout(root / split / "images", root / split / "masks")
+    for name in ("annotations", "masks"):
+        if (root / "images" / split).is_dir() and (root / name / split).is_dir():
+            return Layout(root / "images" / split, root / name / split)
+    if (listed := root / _VOC / f"{split}.txt").is_file():
+        return Layout(root / "JPEGImages", root / "SegmentationClass", listed=listed, classes=_VOC_CLASSES)
+    if (root / "leftImg8bit" / split).is_dir() and (root / "gtFine" / split).is_dir():
+        images, masks = root / "leftImg8bit" / split, root / "gtFine" / split
+        trained = any(masks.glob("*/*_gtFine_labelTrainIds.png"))
+        table = [IGNORED] * 256
+        for label, number in enumerate(_CITYSCAPES_IDS):
+            table[number] = label
+        end = "_gtFine_labelTrainIds" if trained else "_gtFine_labelIds"
+        return Layout(images, masks, "_leftImg8bit", end, None, None if trained else tuple(table), _CITYSCAPES)
+    return None
+
+
+def splits_of(root: Path) -> list[str]:
+    """Names of splits, by the folders and lists that there are."""
+    names = {path.name for path in _folders(root)}
+    if len(names) > _MOST_SPLITS:  # they are classes
+        names = {"train", "val", "test", *chain(*USUAL.values())} & names
+    places = (root / "images", root / "leftImg8bit")
+    names |= {path.name for place in places if place.is_dir() for path in _folders(place)}
+    names |= {path.stem for path in (root / _VOC).glob("*.txt")}
+    return sorted(name for name in names if find_layout(root, name))
+
+
+def _folders(place: Path) -> Iterator[Path]:
+    with os.scandir(place) as found:
+        yield from (Path(entry.path) for entry in found if entry.is_dir() and not entry.name.startswith("."))
 
 
 def needed_layout(root: Path, split: str, config: MasksConfig) -> Layout:
@@ -85,10 +159,10 @@ def needed_layout(root: Path, split: str, config: MasksConfig) -> Layout:
             f"data.root: '{config.root}' has no images with masks of '{split}' (looked for {split}/images and "
             f"{split}/masks, images/{split} and annotations/{split}, VOC's and Cityscapes' folders); set data.root=PATH"
         )
-    fix = "set split to one of them"
-    if split in (config.train_split, config.val_split):
-        fix = f"set data.{'val_split' if split == config.val_split else 'train_split'}=NAME"
-    raise NoSplitError(f"data.root: '{config.root}' has no split '{split}'; it has {have}: {fix}")
+    raise NoSplitError(f"data.root: '{config.root}' has no split '{split}'; it has {have}: {config.fix_split(split)}")
+
+
+# Which mask is of which image.
 
 
 def pairs(layout: Layout, visit: list[bytes]) -> list[tuple[bytes, bytes]]:
@@ -170,6 +244,8 @@ def _files(root: Path, end: str, visit: list[bytes]) -> dict[bytes, bytes]:
     return found
 
 
+# What the values of masks are.
+
 _COLOUR = re.compile(r"(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\S.*)")
 
 
@@ -181,10 +257,9 @@ def read_colors(path: Path) -> tuple[tuple[Colour, ...], tuple[Colour, ...], tup
         DataError: a line is of another form, or a colour or a name comes twice.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"data.colors: {path} can't be read: {reason}; set data.colors=FILE") from None
+        lines = _lines(path)
+    except DataError as error:
+        raise ConfigError(f"data.colors: {error}; set data.colors=FILE") from None
     named: dict[Colour, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -274,12 +349,16 @@ def refuse_larger(largest: int, names: Sequence[str], told_by: str, path: bytes)
         raise DataError(f"{printable(path)} has {wrong} ({len(names)} classes by {told_by}): {fix}") from None
 
 
-def _names_in(path: Path) -> tuple[str, ...]:
+def _lines(path: Path) -> list[str]:
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        return path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise DataError(f"{path} can't be read: {reason}; write a class's name in each line") from None
+        raise DataError(f"{path} can't be read: {reason}") from None
+
+
+def _names_in(path: Path) -> tuple[str, ...]:
+    names = [line.strip() for line in _lines(path)]
     while names and not names[-1]:
         names.pop()
     if not names or not all(names) or len({*names}) < len(names) or len(names) > MOST_CLASSES:
@@ -287,10 +366,7 @@ def _names_in(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-# The index of a split of images with masks: which mask is of which image, and what is in each.
-
-_RUN = 16  # masks that a thread takes at a time
-_RACY_NS = 2_000_000_000  # see `kept.folders_unchanged`
+# What is in each mask.
 
 
 def look(data: Encoded, form: MaskFormat) -> Looked:
@@ -342,98 +418,12 @@ def masks_unchanged(index: ColumnFile, folder: bytes, prefix: str = "") -> bool:
     return np.array_equal(np.frombuffer(now, np.int64).reshape(-1, 3), known)
 
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-
 def in_parallel(items: Iterable[T], look_at: Callable[[T], R]) -> Iterator[tuple[T, R]]:
     """Each item and what `look_at` made of it, by all cores, in order and in bounded memory."""
     pending = iter(items)
     with ThreadPoolExecutor(cores := available_cores(), thread_name_prefix="effloop-masks") as pool:
         while batch := [*islice(pending, _RUN * cores)]:
             yield from zip(batch, pool.map(look_at, batch), strict=True)
-
-
-# The folders in which images and masks are kept: pairs of them, ADE20K's, VOC's and Cityscapes'.
-
-_MOST_SPLITS = 32
-_VOC = Path("ImageSets", "Segmentation")
-
-_CITYSCAPES = (
-    *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation"),
-    *("terrain", "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"),
-)
-_CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
-"""Of the 19 classes that are evaluated: github.com/mcordts/cityscapesScripts, helpers/labels.py."""
-
-_VOC_CLASSES = (
-    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
-    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
-)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the images and masks of a split are.
-
-    Attributes:
-        images, masks: folders; paths in them are alike but for their endings.
-        image_end, mask_end: what follows the common part of a path, without a file's extension.
-        listed: a file with the common parts, a line each; None takes all files.
-        table: of `MaskFormat`.
-        classes: names that are usual for this data.
-    """
-
-    images: Path
-    masks: Path
-    image_end: str = ""
-    mask_end: str = ""
-    listed: Path | None = None
-    table: tuple[int, ...] | None = None
-    classes: tuple[str, ...] = field(default=())
-
-
-def find_layout(root: Path, split: str) -> Layout | None:
-    """Where a split's images and masks are; None if it isn't there."""
-    if (root / split / "images").is_dir() and (root / split / "masks").is_dir():
-        return Layout(root / split / "images", root / split / "masks")
-    for name in ("annotations", "masks"):
-        if (root / "images" / split).is_dir() and (root / name / split).is_dir():
-            return Layout(root / "images" / split, root / name / split)
-    if (listed := root / _VOC / f"{split}.txt").is_file():
-        return Layout(root / "JPEGImages", root / "SegmentationClass", listed=listed, classes=_VOC_CLASSES)
-    if (root / "leftImg8bit" / split).is_dir() and (root / "gtFine" / split).is_dir():
-        images, masks = root / "leftImg8bit" / split, root / "gtFine" / split
-        trained = any(masks.glob("*/*_gtFine_labelTrainIds.png"))
-        table = [IGNORED] * 256
-        for label, number in enumerate(_CITYSCAPES_IDS):
-            table[number] = label
-        end = "_gtFine_labelTrainIds" if trained else "_gtFine_labelIds"
-        return Layout(images, masks, "_leftImg8bit", end, None, None if trained else tuple(table), _CITYSCAPES)
-    return None
-
-
-def is_masks(root: Path) -> bool:
-    """Whether a folder has images and masks in one of the layouts, of any split."""
-    if not root.is_dir():
-        return False
-    return any(find_layout(root, split) for split in (*splits_of(root), WHOLE))
-
-
-def splits_of(root: Path) -> list[str]:
-    """Names of splits, by the folders and lists that there are."""
-    names = {path.name for path in _folders(root)}
-    if len(names) > _MOST_SPLITS:  # they are classes
-        names = {"train", "val", "test", *chain(*USUAL.values())} & names
-    places = (root / "images", root / "leftImg8bit")
-    names |= {path.name for place in places if place.is_dir() for path in _folders(place)}
-    names |= {path.stem for path in (root / _VOC).glob("*.txt")}
-    return sorted(name for name in names if find_layout(root, name))
-
-
-def _folders(place: Path) -> Iterator[Path]:
-    with os.scandir(place) as found:
-        yield from (Path(entry.path) for entry in found if entry.is_dir() and not entry.name.startswith("."))
 
 
 @sources.register("masks", MasksConfig)
@@ -450,8 +440,8 @@ class MasksSource(LooseSource):
         refuse_unusable(index.meta)
         names, told_by = names_of(config, root, layout.classes, colour_names)
         if told_by in ("", USUAL_NAMES) and not layout.image_end:
-            of_splits = [_largest_of(config, root, other) for other in _others(config, split)]
-            largest = max([index.meta["largest"], *of_splits])
+            others = [name for name in (config.train_split, config.val_split) if name and name != split]
+            largest = max(index.meta["largest"], *(_largest_of(config, root, other) for other in others), -1)
             names, told_by = numbered(names if len(names) == largest + 1 else (), told_by, largest)
         images, masks = os.fsencode(layout.images), os.fsencode(layout.masks)
         where = f"{printable(images)}:{split}" if layout.listed else printable(images)
@@ -461,12 +451,7 @@ class MasksSource(LooseSource):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        return is_masks(root)
-
-
-def _others(config: MasksConfig, split: str) -> list[str]:
-    """Names of the other split, by which values may be larger."""
-    return [name for name in (config.train_split, config.val_split) if name and name != split]
+        return root.is_dir() and any(find_layout(root, split) for split in (*splits_of(root), WHOLE))
 
 
 def _largest_of(config: MasksConfig, root: Path, split: str) -> int:
@@ -482,30 +467,19 @@ def _largest_of(config: MasksConfig, root: Path, split: str) -> int:
 def _index(config: MasksConfig, root: Path, split: str, layout: Layout, form: MaskFormat) -> ColumnFile:
     """The index of a split: kept from an earlier look at its masks if none has changed, or from a new one."""
     states = [file_state(layout.listed)] if layout.listed else []
-    identity = f"{root.resolve()}\0{split}\0{replace(layout, classes=())}\0{form}".encode(errors="surrogateescape")
+    identity = f"{root.resolve()}\0{split}\0{replace(layout, classes=())}\0{form}"
 
     def is_current(index: ColumnFile) -> bool:
         same = index.meta.get("files") == states and "largest_at" in index.meta
         return same and folders_unchanged(index) and masks_unchanged(index, os.fsencode(layout.masks))
 
-    def write(path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def read(folder: Path) -> Listing:
         visited: list[bytes] = []
-        started_ns = time.time_ns()
-        try:
-            found = pairs(layout, visited)
-        except OSError as error:
-            raise DataError(f"{printable(os.fsencode(error.filename))} can't be read: {error.strerror}") from None
         images, masks = os.fsencode(layout.images), os.fsencode(layout.masks)
+        files, found = Listed(folder=folder, targets=MASKS), pairs(layout, visited)
+        for (image, mask), seen in in_parallel(found, lambda pair: look_at_file(os.path.join(masks, pair[1]), form)):
+            files.add(image, 0, size_of(os.path.join(images, image)), target=seen.digest)
+            files.add_mask_file(mask, os.path.join(masks, mask), seen)
+        return {"files": states, **files.meta()}, {"": files}, {each: folder_times(each) for each in visited}
 
-        def looked(pair: tuple[bytes, bytes]) -> Looked:
-            return look_at_file(os.path.join(masks, pair[1]), form)
-
-        files = Listed(folder=path.parent, targets=MASKS)
-        for (image, mask), result in in_parallel(found, looked):
-            files.add(image, 0, size_of(os.path.join(images, image)), target=result.digest)
-            files.add_mask_file(mask, os.path.join(masks, mask), result)
-        meta = {"files": states, "scanned_ns": started_ns, **files.meta()}
-        write_listing(path, meta, {"": files}, {folder: folder_times(folder) for folder in visited})
-
-    return open_kept(config.name, config.index_dir, identity, is_current, write)
+    return open_listing(config, identity, is_current, read)

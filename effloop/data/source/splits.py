@@ -120,11 +120,7 @@ def _named(config: DataConfig, split: str, name: str) -> DataConfig:
 
 
 def _refuse_validation(config: DataConfig) -> None:
-    """Refuse to divide data that has a validation split already.
-
-    Raises:
-        ConfigError: it has.
-    """
+    """Refuse to divide data that has a validation split already."""
     name = config.val_split
     if name is None:
         return

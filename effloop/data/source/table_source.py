@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
@@ -18,7 +17,7 @@ from effloop.data.image.mask import PLAIN, MaskFormat
 from effloop.data.source import tables
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, ScanError, printable, sources
 from effloop.data.source.config import DataConfig
-from effloop.data.source.files import ImageFiles
+from effloop.data.source.files import Images
 from effloop.data.source.formats.parquet import holds_images
 from effloop.data.source.masks import (
     format_of,
@@ -33,8 +32,8 @@ from effloop.data.source.masks import (
 from effloop.data.source.root import expand_root, fetched_path
 from effloop.data.source.storage.columns import ColumnFile, Spool
 from effloop.data.source.storage.image_files import ENDINGS, EXTENSIONS
-from effloop.data.source.storage.kept import file_state, folder_times, folders_unchanged, open_kept
-from effloop.data.source.storage.loose import Facts, Listed, Looked, LooseSource, write_listing
+from effloop.data.source.storage.kept import file_state, folder_times, folders_unchanged
+from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, open_listing
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import read_targets
 from effloop.data.source.table_targets import Column, Parser, infer
@@ -62,7 +61,6 @@ class CsvConfig(DataConfig):
         val_root: a second table, of the validation split, or its URL; `root` is then the training split's.
         targets: what the targets are: classes, flags, numbers or masks; null is what `task` takes if it is set, or
             else what the values look like.
-        index_dir: where the index is kept; null is $XDG_CACHE_HOME/effloop or ~/.cache/effloop.
     """
 
     url_keys = ("root", "val_root", "images")
@@ -77,7 +75,6 @@ class CsvConfig(DataConfig):
     split: str | None = None
     val_root: str | None = None
     targets: str | None = None
-    index_dir: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,69 +114,20 @@ FOLD = "fold"
 METADATA = "metadata"
 """Name of the table in each split's folder, as Hugging Face's datasets have it."""
 
+MOST_FOLDERS = 100_000
+"""Where images are in more folders than this, these aren't looked at again when the index is opened."""
+
+MOST_SPLITS = 32
+"""Each has files of its own while the index is written."""
+
 _SPLITS = {"0": "train", "false": "train", "1": "val", "true": "val"}
 """What a column like `is_valid` says."""
+
+_LISTED, _SHOWN = 3, 200
 
 
 class NoTargetsError(ScanError):
     """A table has no column that looks like targets."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A table of the dataset, with its columns found.
-
-    Attributes:
-        table: the rows.
-        split: the split that all of them are of; None if a column says it, or nothing does.
-        folder: what paths are relative to.
-        image, labels: places of these columns.
-        by: place of the column that says the split; None if there is none.
-        kept: name -> place of the columns that the index has, too: what `data.group` names, and `fold`.
-        sure: whether the columns of the targets were named, by the user or as usual.
-        masked: whether the targets are paths of masks.
-    """
-
-    table: Table
-    split: str | None
-    folder: bytes
-    image: int
-    labels: tuple[int, ...]
-    by: int | None
-    kept: Mapping[str, int]
-    sure: bool
-    masked: bool = False
-
-    def rows(self, *places: int) -> Iterator[Row]:
-        """The table's."""
-        return self.table.rows(places)
-
-    def others(self) -> list[str]:
-        """Names of the columns beside paths and targets, those `kept` first."""
-        known = {self.image, *self.labels, *self.kept.values()}
-        return [*self.kept, *(name for place, name in enumerate(self.table.columns) if place not in known)]
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Names of the columns of the targets."""
-        return tuple(self.table.columns[place] for place in self.labels)
-
-
-def split_of(column: str, value: str) -> str:
-    """The split that a value of a column names: `1`, `True` are val, `0`, `False` train; `is_valid` has no others.
-
-    Raises:
-        DataError: nothing, or none of these; the message doesn't name the row.
-    """
-    word = value.strip()
-    if not word:
-        raise DataError(f"nothing in the column '{column}'; write train or val")
-    if column.casefold() == IS_VALID and word.lower() not in _SPLITS:
-        raise DataError(
-            f"'{shown(word[:80])}' in the column '{column}' is not allowed; write 0 or false for train, 1 or true for "
-            "val, or set data.split=COLUMN"
-        )
-    return _SPLITS.get(word.lower(), word)
 
 
 def find_tables(config: CsvConfig, split: str) -> dict[str | None, Path]:
@@ -228,46 +176,112 @@ def table_of(root: Path, split: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
+@dataclass(frozen=True)
+class Part:
+    """A table of the dataset, with its columns found.
+
+    Attributes:
+        table: the rows.
+        split: the split that all of them are of; None if a column says it, or nothing does.
+        folder: what paths are relative to.
+        image, labels: places of these columns.
+        by: place of the column that says the split; None if there is none.
+        kept: name -> place of the columns that the index has, too: what `data.group` names, and `fold`.
+        sure: whether the columns of the targets were named, by the user or as usual.
+        masked: whether the targets are paths of masks.
+    """
+
+    table: Table
+    split: str | None
+    folder: bytes
+    image: int
+    labels: tuple[int, ...]
+    by: int | None
+    kept: Mapping[str, int]
+    sure: bool
+    masked: bool = False
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of the columns of the targets."""
+        return tuple(self.table.columns[place] for place in self.labels)
+
+    def rows(self, form: MaskFormat) -> Iterator[tuple[int, Sequence[str], Looked | None]]:
+        """Each row: its number, its path, targets, split and `kept`, and what is in its mask, if targets are masks."""
+        by = () if self.by is None else (self.by,)
+        rows = self.table.rows([self.image, *self.labels, *by, *self.kept.values()])
+        if not self.masked:
+            yield from ((number, texts, None) for number, texts in rows)
+            return
+
+        def look(row: Row) -> Looked:
+            path = encoded(row[1][1].strip())
+            if not path:
+                return Looked(wrong="no path of a mask; write one, or leave the row out", there=False)
+            return look_at_file(os.path.join(self.folder, path), form)
+
+        yield from ((number, texts, seen) for (number, texts), seen in in_parallel(rows, look))
+
+    def split_of(self, texts: Sequence[str]) -> str:
+        """The split of a row of `rows`: `1`, `True` are val, `0`, `False` train; `is_valid` has no others.
+
+        Raises:
+            DataError: nothing, or none of these; the message doesn't name the row.
+        """
+        if self.by is None:
+            return self.split or WHOLE
+        column, word = self.table.columns[self.by], texts[1 + len(self.labels)].strip()
+        if not word:
+            raise DataError(f"nothing in the column '{column}'; write train or val")
+        if column.casefold() == IS_VALID and word.lower() not in _SPLITS:
+            raise DataError(
+                f"'{shown(word[:80])}' in the column '{column}' is not allowed; write 0 or false for train, 1 or true "
+                "for val, or set data.split=COLUMN"
+            )
+        return shown(_SPLITS.get(word.lower(), word))
+
+
 def open_part(config: CsvConfig, split: str | None, path: Path) -> Part:
     """A table of the dataset.
 
     Raises:
         ConfigError, DataError: it can't be read, or it lacks a column.
     """
-    table, columns, base, image = open_paths(config, path)
+    table, base, image = open_paths(config, path)
     by = None
     if split is None:
-        by = columns.named("split", config.split) if config.split else columns.first(SPLIT)
+        by = _named(table, "split", config.split) if config.split else _first(table, SPLIT)
     asked = [name for name in (FOLD, config.group) if name]
-    kept = {name: place for name in asked if (place := columns.first([name.casefold()])) is not None}
-    label, mask = columns.first(LABEL), _mask(config, columns)
+    kept = {name: place for name in asked if (place := _first(table, [name.casefold()])) is not None}
+    label, mask, named = _first(table, LABEL), _mask(config, table), config.labels()
     if mask is not None and (config.targets or label is None):
         return Part(table, split, base, image, (mask,), by, kept, sure=True, masked=True)
-    if (labels := config.labels()) is not None:
-        found = tuple(columns.named("label", name) for name in labels)
-    else:
-        found = (label,) if label is not None else columns.rest({image, by, *kept.values()})
-    return Part(table, split, base, image, found, by, kept, sure=labels is not None or label is not None)
+    if named is not None:
+        labels = tuple(_named(table, "label", name) for name in named)
+    elif label is not None:
+        labels = (label,)
+    else:  # all other columns; of a table without names the second
+        labels = tuple(sorted({*range(len(table.columns))} - {image, by, *kept.values()}))
+        labels = labels if table.has_names else labels[:1]
+        if not labels:
+            raise lacking(table, "targets", "label", LABEL)
+    return Part(table, split, base, image, labels, by, kept, sure=named is not None or label is not None)
 
 
-def _mask(config: CsvConfig, columns: Columns) -> int | None:
-    """The place of the column with the paths of masks, if targets may be masks and there is one.
-
-    Raises:
-        DataError: there is none, and they are to be masks.
-    """
+def _mask(config: CsvConfig, table: Table) -> int | None:
+    """The place of the column with the paths of masks, if targets may be masks and there is one."""
     if config.mask is not None:
-        return columns.named("mask", config.mask)
+        return _named(table, "mask", config.mask)
     if config.labels() is not None or config.targets not in (None, Kind.masks.value):
         return None
-    found = columns.first(MASK_PATH)
+    found = _first(table, MASK_PATH)
     if found is None and config.targets is not None:
-        raise lacking(columns.table, "paths of masks", "mask", MASK_PATH)
+        raise lacking(table, "paths of masks", "mask", MASK_PATH)
     return found
 
 
-def open_paths(config: CsvConfig, path: Path) -> tuple[Table, Columns, bytes, int]:
-    """A table, its columns, the folder of its images, and the place of the column with their paths.
+def open_paths(config: CsvConfig, path: Path) -> tuple[Table, bytes, int]:
+    """A table, the folder of its images, and the place of the column with their paths.
 
     Raises:
         ConfigError, DataError: it can't be read, or it lacks that column.
@@ -280,49 +294,27 @@ def open_paths(config: CsvConfig, path: Path) -> tuple[Table, Columns, bytes, in
 
     def is_data(first: Sequence[str]) -> bool:
         names = [field.strip().casefold() for field in first]
-        return known.isdisjoint(names) and find_image(base, tables.encoded(first[0])) is not None
+        return known.isdisjoint(names) and find_image(base, encoded(first[0])) is not None
 
     table = tables.open_table(path, is_data)
-    columns = Columns(table)
-    image = columns.named("image", config.image) if config.image else columns.first(IMAGE_PATH)
-    if image is None:
-        if table.has_names:
-            raise lacking(table, "paths of images", "image", IMAGE_PATH)
-        image = 0
-    return table, columns, base, image
+    image = _named(table, "image", config.image) if config.image else _first(table, IMAGE_PATH)
+    if image is None and table.has_names:
+        raise lacking(table, "paths of images", "image", IMAGE_PATH)
+    return table, base, image or 0
 
 
-class Columns:
-    """The columns of a table, by their names in any case."""
+def _first(table: Table, names: Iterable[str]) -> int | None:
+    """The place of the first of these columns that is there, in any case."""
+    places = {name.casefold(): place for place, name in reversed([*enumerate(table.columns)])}
+    return next((places[name] for name in names if name in places), None)
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self._places = {name.casefold(): place for place, name in reversed([*enumerate(table.columns)])}
 
-    def first(self, names: Iterable[str]) -> int | None:
-        """The place of the first of these that is there."""
-        return next((self._places[name] for name in names if name in self._places), None)
-
-    def named(self, key: str, name: str) -> int:
-        """The place of a column that `data.KEY` names.
-
-        Raises:
-            DataError: there is no such column.
-        """
-        if name in self.table.columns:
-            return self.table.columns.index(name)
-        if name.casefold() not in self._places:
-            raise DataError(
-                f"data.{key}: {shown(self.table.path)} has no column '{name}'; {choices(name, self.table.columns)}"
-            )
-        return self._places[name.casefold()]
-
-    def rest(self, others: Iterable[int | None]) -> tuple[int, ...]:
-        """The columns of the targets where none has a usual name: all others; of a table without names the second."""
-        left = tuple(sorted({*range(len(self.table.columns))} - {*others}))
-        if not left:
-            raise lacking(self.table, "targets", "label", LABEL)
-        return left if self.table.has_names else left[:1]
+def _named(table: Table, key: str, name: str) -> int:
+    """The place of a column that `data.KEY` names."""
+    place = table.columns.index(name) if name in table.columns else _first(table, [name.casefold()])
+    if place is None:
+        raise DataError(f"data.{key}: {shown(table.path)} has no column '{name}'; {choices(name, table.columns)}")
+    return place
 
 
 def lacking(table: Table, what: str, key: str, usual: Iterable[str]) -> DataError:
@@ -360,50 +352,28 @@ def _status(path: bytes) -> os.stat_result | None:
     return status if stat.S_ISREG(status.st_mode) else None
 
 
-class MaskParser(Parser):
-    """Looks at the mask of each row of a table.
+def look(parts: Sequence[Part]) -> list[Column]:
+    """What the columns of the targets look like, all rows of all tables read.
 
-    Args:
-        part: the table, whose target is the path of a mask.
-        form: how stored values become classes.
+    Raises:
+        DataError: a row can't be read, or the tables have other columns.
     """
-
-    def __init__(self, part: Part, form: MaskFormat) -> None:
-        super().__init__(Kind.masks, (), "", lambda _: ())
-        self.part, self.form = part, form
-        self._seen = Looked()
-
-    def rows(self, places: Sequence[int]) -> Iterator[Row]:
-        """The table's rows, in order; `__call__` is about the last one."""
-        rows = self.part.rows(*places)
-        for row, seen in in_parallel(rows, self._look):
-            self._seen = seen
-            yield row
-
-    def _look(self, row: Row) -> Looked:
-        path = encoded(row[1][1].strip())
-        if not path:
-            return Looked(wrong="no path of a mask; write one, or leave the row out", there=False)
-        return look_at_file(os.path.join(self.part.folder, path), self.form)
-
-    def __call__(self, texts: Sequence[str]) -> tuple[int, bytes]:
-        if not self._seen.there:
-            raise DataError(f"{printable(encoded(texts[0].strip()))} {self._seen.wrong}".strip())
-        return 0, self._seen.digest
-
-    def add_to(self, columns: Listed, text: str) -> None:
-        """Add the mask of the last row, which its table calls so, to the columns of its split."""
-        path = encoded(text.strip())
-        columns.add_mask_file(path, os.path.join(self.part.folder, path), self._seen)
-
-
-MOST_FOLDERS = 100_000
-"""Where images are in more folders than this, these aren't looked at again when the index is opened."""
-
-MOST_SPLITS = 32
-"""Each has files of its own while the index is written."""
-
-_LISTED, _SHOWN = 3, 200
+    names = parts[0].label_names
+    columns = [Column(name) for name in names]
+    for part in parts:
+        if len(names) != len(part.labels) or (len(names) > 1 and names != part.label_names):
+            raise part.table.wrong(
+                f"has the targets {', '.join(part.label_names)}, {parts[0].table.path} has {', '.join(names)}; "
+                "give both the same columns, or name them by data.label"
+            )
+        for number, texts in part.table.rows(part.labels):
+            for column, text in zip(columns, texts, strict=True):
+                column.add(part.table, number, text)
+    if not columns[0].count:
+        raise parts[0].table.wrong("has no rows; write a row for each image")
+    if not parts[0].sure and len(columns) > 1 and any(each.has("no flag") for each in columns):
+        raise lacking(parts[0].table, "targets", "label", LABEL)
+    return columns
 
 
 class _Split(Listed):
@@ -425,33 +395,27 @@ class _Split(Listed):
         at = self.part.table.at(int(self.lines.array()[index]))
         return self.identity(bytes(self._grown["key"].blobs()[index])), at
 
-
-def look(parts: Sequence[Part]) -> list[Column]:
-    """What the columns of the targets look like, all rows of all tables read.
-
-    Raises:
-        DataError: a row can't be read, or the tables have other columns.
-    """
-    names = parts[0].label_names
-    columns = [Column(name) for name in names]
-    for part in parts:
-        if len(names) != len(part.labels) or (len(names) > 1 and names != part.label_names):
-            raise part.table.wrong(
-                f"has the targets {', '.join(part.label_names)}, {parts[0].table.path} has {', '.join(names)}; "
-                "give both the same columns, or name them by data.label"
-            )
-        for number, texts in part.rows(*part.labels):
-            for column, text in zip(columns, texts, strict=True):
-                column.add(part.table, number, text)
-    if not columns[0].count:
-        raise parts[0].table.wrong("has no rows; write a row for each image")
-    if not parts[0].sure and len(columns) > 1 and any(column.no_flag for column in columns):
-        raise lacking(parts[0].table, "targets", "label", LABEL)
-    return columns
+    def facts(self, parser: Parser) -> dict[str, Any]:
+        """What the index says of it."""
+        part = self.part
+        known = {part.image, *part.labels, *part.kept.values()}
+        others = [name for place, name in enumerate(part.table.columns) if place not in known]
+        without: list[str] = []  # classes that no row has
+        if parser.kind is Kind.classes:
+            there = set(np.unique(self.columns()["label"]).tolist())
+            without = [name for label, name in enumerate(parser.names) if label not in there]
+        return {
+            "root": os.fsdecode(part.folder),
+            "table": str(part.table.path),
+            "whole": part.by is None,
+            "lacking": without,
+            "columns": [*part.kept, *others],
+            **self.meta(),
+        }
 
 
-class IndexWriter:
-    """Collects the rows of all splits, and writes them.
+class Rows:
+    """Collects the rows of all splits.
 
     Args:
         config: `data`.
@@ -460,133 +424,98 @@ class IndexWriter:
     """
 
     def __init__(self, config: CsvConfig, parts: Sequence[Part], folder: Path) -> None:
-        self.started_ns = time.time_ns()
         self.config, self.folder = config, folder
         self.splits: dict[str, _Split] = {}
         self.folders: dict[bytes, tuple[int, int]] = {}
         self._missing: list[str] = []
         self._count = self._num_missing = 0
-        self.masks: MaskParser | None = None
-        self.parser: Parser
         if any(part.masked for part in parts):
-            self._read_masks(parts)
+            if plain := [part for part in parts if not part.masked]:
+                raise lacking(plain[0].table, "paths of masks", "mask", MASK_PATH)
+            self.parser = Parser(Kind.masks, (), "", lambda _: ())
         else:
             wanted = None if config.targets is None else Kind(config.targets)
             self.parser = infer(look(parts), wanted, config.classes)
-            for part in parts:
-                self._read(part, part.rows(*self._places(part)))
-        self._check(parts)
-
-    def _places(self, part: Part) -> list[int]:
-        by = () if part.by is None else (part.by,)
-        return [part.image, *part.labels, *by, *part.kept.values()]
-
-    def _read_masks(self, parts: Sequence[Part]) -> None:
-        """`_read` of rows with masks: all are decoded, by all cores, and the index has what is in them.
-
-        Raises:
-            DataError: a table has no column of masks or no rows, or masks can't be read.
-        """
-        form, _ = format_of(self.config)
         for part in parts:
-            if not part.masked:
-                raise lacking(part.table, "paths of masks", "mask", MASK_PATH)
-            self.masks = self.parser = MaskParser(part, form)
-            self._read(part, self.masks.rows(self._places(part)))
-        if not self._count:
-            raise parts[0].table.wrong("has no rows; write a row for each image")
+            self._read(part)
+        self._check(parts[0])
 
-    def _read(self, part: Part, rows: Iterable[Row]) -> None:
+    def _read(self, part: Part) -> None:
         labels = slice(1, 1 + len(part.labels))
-        for number, texts in rows:
+        for number, texts, seen in part.rows(format_of(self.config)[0]):
+            self._count += 1
             try:
-                label, target = self.parser(texts[labels])
-                name = self._split_of(part, texts)
-                path = encoded(texts[0])
-                if not path:
+                label, target = self.parser(texts[labels]) if seen is None else (0, _digest(seen, texts[1]))
+                split = self._split(part, part.split_of(texts))
+                if not (path := encoded(texts[0])):
                     raise DataError("no path; write one, or leave the row out")
             except DataError as error:
                 raise DataError(f"{part.table.at(number)}: {error}") from None
-            self._count += 1
             found = find_image(part.folder, path if b".." in path else os.path.normpath(path))
             if found is None:
                 self._num_missing += 1
                 if len(self._missing) < _LISTED:
                     self._missing.append(f"'{printable(path[:_SHOWN])}' ({part.table.counted} {number:,})")
                 continue
-            if name not in self.splits:
-                self.splits[name] = _Split(part, self.parser, self.folder)
-            split, (key, status) = self.splits[name], found
+            key, status = found
             split.add(key, label, status.st_size, target=target)
             split.lines.append(number)
-            if self.masks is not None:
-                self.masks.add_to(split, texts[1])
+            if seen is not None:
+                mask = encoded(texts[1].strip())
+                split.add_mask_file(mask, os.path.join(part.folder, mask), seen)
             for column, text in zip(part.kept, texts[len(texts) - len(part.kept) :], strict=True):
                 split.add_text(column, encoded(text.strip()))
-            self._add_folder(os.path.dirname(split.identity(key)))
+            folder = os.path.dirname(split.identity(key))
+            if folder not in self.folders and len(self.folders) <= MOST_FOLDERS:
+                self.folders[folder] = folder_times(folder)
 
-    def _split_of(self, part: Part, texts: Sequence[str]) -> str:
-        if part.by is None:
-            return part.split or WHOLE
-        name, value = part.table.columns[part.by], texts[1 + len(part.labels)]
-        split = split_of(name, value)
-        if len(self.splits) > MOST_SPLITS:
-            raise DataError(
-                f"more than {MOST_SPLITS} different values in '{name}' are no splits; set data.split=COLUMN"
-            )
-        return shown(split)
+    def _split(self, part: Part, name: str) -> _Split:
+        if name not in self.splits:
+            if len(self.splits) > MOST_SPLITS:
+                column = part.table.columns[part.by or 0]
+                raise DataError(
+                    f"more than {MOST_SPLITS} different values in '{column}' are no splits; set data.split=COLUMN"
+                )
+            self.splits[name] = _Split(part, self.parser, self.folder)
+        return self.splits[name]
 
-    def _add_folder(self, folder: bytes) -> None:
-        if folder not in self.folders and len(self.folders) <= MOST_FOLDERS:
-            self.folders[folder] = folder_times(folder)
-
-    def _check(self, parts: Sequence[Part]) -> None:
-        """Refuse missing images, and two rows of one image."""
-        table = parts[0].table
+    def _check(self, part: Part) -> None:
+        """Refuse tables without rows, missing images, and two rows of one image."""
+        if not self._count:
+            raise part.table.wrong("has no rows; write a row for each image")
         if self._num_missing:
             listed = ", ".join(self._missing) + (", …" if self._num_missing > _LISTED else "")
             fix = "URL, that of their folder" if self.config.urls else "FOLDER"
-            raise table.wrong(
+            raise part.table.wrong(
                 f"names {self._num_missing:,} of {self._count:,} images that are not there, below "
-                f"{printable(parts[0].folder)}: {listed}; set data=csv data.images={fix}, or correct the rows"
+                f"{printable(part.folder)}: {listed}; set data=csv data.images={fix}, or correct the rows"
             )
         splits = [*self.splits.values()]
         hashes = np.concatenate([split.hashes for split in splits])
         starts = np.cumsum([0, *map(len, splits)])
         order = np.argsort(hashes, kind="stable")
         for at in np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]).tolist():
-            pair = []
-            for row in order[at : at + 2].tolist():
-                number = int(np.searchsorted(starts, row, "right")) - 1
-                pair.append(splits[number].place(row - int(starts[number])))
-            (path, first), (other, second) = pair
+            rows = order[at : at + 2]
+            numbers = np.searchsorted(starts, rows, "right") - 1
+            pairs = zip(numbers.tolist(), (rows - starts[numbers]).tolist(), strict=True)
+            (path, first), (other, second) = (splits[number].place(row) for number, row in pairs)
             if path == other:
                 raise DataError(f"{second}: {printable(path)} is in {first} already; give each image one row")
 
-    def write(self, path: Path, meta: dict[str, Any]) -> None:
-        """Write the index to `path`; `meta` is added to its header."""
-        splits = {
-            name: {
-                "root": os.fsdecode(split.part.folder),
-                "table": str(split.part.table.path),
-                "whole": split.part.by is None,
-                "lacking": self._lacking(split),
-                "columns": split.part.others(),
-                **split.meta(),
-            }
-            for name, split in self.splits.items()
-        }
-        known: dict[str, Any] = {"kind": self.parser.kind.value, "names": self.parser.names}
-        known |= {"told_by": self.parser.told_by, "splits": splits, "scanned_ns": self.started_ns, **meta}
+    def listing(self) -> Listing:
+        """What the index is written from."""
+        parser = self.parser
+        meta: dict[str, Any] = {"kind": parser.kind.value, "names": parser.names, "told_by": parser.told_by}
+        meta |= {"splits": {name: split.facts(parser) for name, split in self.splits.items()}}
         numbered = {f"{number}/": split for number, split in enumerate(self.splits.values())}
-        write_listing(path, known, numbered, self.folders if len(self.folders) <= MOST_FOLDERS else {})
+        return meta, numbered, self.folders if len(self.folders) <= MOST_FOLDERS else {}
 
-    def _lacking(self, split: _Split) -> list[str]:
-        """Names of the classes that no row of a split has."""
-        if self.parser.kind is not Kind.classes:
-            return []
-        there = set(np.unique(split.columns()["label"]).tolist())
-        return [name for label, name in enumerate(self.parser.names) if label not in there]
+
+def _digest(seen: Looked, text: str) -> bytes:
+    """The target of a row with a mask."""
+    if not seen.there:
+        raise DataError(f"{printable(encoded(text.strip()))} {seen.wrong}".strip())
+    return seen.digest
 
 
 @sources.register("csv", CsvConfig)
@@ -621,11 +550,7 @@ class CsvSource(LooseSource):
 
     @staticmethod
     def _mask_classes(config: CsvConfig, index: ColumnFile) -> tuple[MaskFormat, tuple[str, ...], str]:
-        """How masks are read, names of their classes, and what says so; nothing of that where targets aren't masks.
-
-        Raises:
-            DataError: a mask has a value of no class.
-        """
+        """How masks are read, names of their classes, and what says so; nothing of that where targets aren't masks."""
         if index.meta["kind"] != Kind.masks.value:
             return PLAIN, (), ""
         form, colour_names = format_of(config)
@@ -655,13 +580,13 @@ def _has_images_in_it(table: Path) -> bool:
     return table.suffix.lower() == ".parquet" and holds_images(table)
 
 
-def listed_images(path: Path) -> ImageFiles:
+def listed_images(path: Path) -> Images:
     """The images that a table's rows name, whatever else it has; what isn't there is found when it is read.
 
     Raises:
         DataError: it can't be read, has no column of paths, or no rows.
     """
-    table, _, folder, place = open_paths(CsvConfig("csv", str(path)), path)
+    table, folder, place = open_paths(CsvConfig("csv", str(path)), path)
     paths = []
     for _, (text,) in table.rows([place]):
         name = tables.encoded(text)
@@ -669,7 +594,7 @@ def listed_images(path: Path) -> ImageFiles:
         paths.append(os.path.join(folder, name if found is None else found[0]))
     if not paths:
         raise table.wrong("has no rows; write a row for each image")
-    return ImageFiles(paths, tables.shown(path))
+    return Images(paths, tables.shown(path))
 
 
 def _index(config: CsvConfig, split: str) -> ColumnFile:
@@ -681,11 +606,9 @@ def _index(config: CsvConfig, split: str) -> ColumnFile:
     except OSError as error:
         raise DataError(f"{error.filename} can't be read: {error.strerror}") from None
     # Each choice of columns and tables is an index of its own.
-    own = [getattr(config, field.name) for field in fields(config)[len(fields(DataConfig)) :]]
+    own = [getattr(config, field.name) for field in fields(config)[len(fields(DataConfig)) :]] + [config.index_dir]
     read_as = f"\0{format_of(config)[0]}" if config.colors else ""
-    identity = f"{[*map(str, found.values())]}\0{[*found]}\0{config.group}\0{own}{read_as}".encode(
-        errors="surrogateescape"
-    )
+    identity = f"{[*map(str, found.values())]}\0{[*found]}\0{config.group}\0{own}{read_as}"
 
     def is_current(index: ColumnFile) -> bool:
         same = index.meta.get("tables") == states and "told_by" in index.meta and folders_unchanged(index)
@@ -694,22 +617,17 @@ def _index(config: CsvConfig, split: str) -> ColumnFile:
         roots = [os.fsencode(said["root"]) for said in index.meta["splits"].values()]
         return all(masks_unchanged(index, root, f"{number}/") for number, root in enumerate(roots))
 
-    def write(path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def read(folder: Path) -> Listing:
         try:
             parts = [open_part(config, name, table) for name, table in found.items()]
-            writer = IndexWriter(config, parts, path.parent)
-        except OSError as error:
-            if error.filename is None:  # of a column that grows beside the index
-                raise
-            raise DataError(f"{error.filename} can't be read: {error.strerror}") from None
+            meta, splits, folders = Rows(config, parts, folder).listing()
         except NoTargetsError:
             raise
         except DataError as error:
             raise ScanError(str(error)) from None
-        writer.write(path, {"tables": states})
+        return {**meta, "tables": states}, splits, folders
 
-    return open_kept("csv", config.index_dir, identity, is_current, write)
+    return open_listing(config, identity, is_current, read)
 
 
 def _as_said(config: CsvConfig) -> CsvConfig:
@@ -729,7 +647,5 @@ def _no_split(config: CsvConfig, split: str, have: list[str]) -> str:
             f"data.root: '{config.root}' doesn't say what '{split}' is (looked for the columns {', '.join(SPLIT)}); "
             "set data=csv data.split=COLUMN or data.val_root=FILE"
         )
-    line = f"data.root: '{config.root}' has no split '{split}'; it has {', '.join(have[:8])}"
-    if split not in (config.train_split, config.val_split):  # that a command was given
-        return f"{line}: set split to one of them"
-    return f"{line}: set data.{'val_split' if split == config.val_split else 'train_split'}=NAME"
+    there = ", ".join(have[:8])
+    return f"data.root: '{config.root}' has no split '{split}'; it has {there}: {config.fix_split(split)}"

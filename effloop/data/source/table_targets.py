@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from effloop.data.source.base import Kind
 from effloop.data.source.storage.targets import Targets, row_of
@@ -19,11 +20,13 @@ MOST_CLASSES = 1 << 20
 MOST_FLAGS = 1 << 14
 """Each sample has a byte for each of them."""
 
-_SHOWN = 80  # characters of a value in a message
+FEW = 10
+"""Whole numbers of so few different values are classes however few rows there are."""
 
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+_SHOWN = 80  # characters of a value in a message
 _WHOLE = re.compile(r"[+-]?\d+(\.0*)?", re.ASCII)
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
@@ -47,7 +50,7 @@ def form_of(text: str) -> str:
         return "empty"
     if found := _WHOLE.fullmatch(text):
         return "point" if found[1] else "whole"
-    if NUMBER.fullmatch(text):
+    if _NUMBER.fullmatch(text):
         return "real"
     if _NOT_FINITE.fullmatch(text):
         return "not finite"
@@ -60,10 +63,8 @@ class Column:
 
     Attributes:
         name: of the column.
-        first: form of a value -> the first of that form.
-        no_flag: the first that is neither 0 nor 1.
-        no_list: what is wrong with the first that looks like a list, and is none of labels.
-        no_class: the first that is a list, not text that looks like one.
+        first: form of a value -> the first of that form; also `no flag`, what is neither 0 nor 1, `no list`, what looks
+            like a list and is none of labels, and `no class`, a list that isn't text which looks like one.
         different: the values, one more than `MOST_CLASSES` of them at most.
         labels: what lists hold, one more than `MOST_FLAGS` at least if there are more.
         count: of rows.
@@ -71,9 +72,6 @@ class Column:
 
     name: str
     first: dict[str, Seen] = field(default_factory=dict)
-    no_flag: Seen | None = None
-    no_list: str | None = None
-    no_class: Seen | None = None
     different: set[str] = field(default_factory=set)
     labels: set[str] = field(default_factory=set)
     count: int = 0
@@ -84,24 +82,28 @@ class Column:
         text = text.strip()
         if text in self.different:
             return
+        for form in self._forms(table, text):
+            if form not in self.first:
+                self.first[form] = Seen(table, number, text)
+
+    def _forms(self, table: Table, text: str) -> Iterator[str]:
         form, full = form_of(text), len(self.different) > MOST_CLASSES
+        yield form
         if not full:
             self.different.add(text)
+        if text.lower() not in FLAGS:
+            yield "no flag"
         if (form == "list" or full) and len(self.labels) <= MOST_FLAGS:
             try:
                 self.labels.update(labels_in(text))
-            except DataError as error:
-                self.no_list = self.no_list or f"{table.at(number)}: {error}"
-        if form not in self.first:
-            self.first[form] = Seen(table, number, text)
-        if self.no_class is None and form == "list" and table.has_lists and _is_json_list(text):
-            self.no_class = Seen(table, number, text)
-        if self.no_flag is None and text.lower() not in FLAGS:
-            self.no_flag = Seen(table, number, text)
+            except DataError:
+                yield "no list"
+        if form == "list" and table.has_lists and "no class" not in self.first and _is_json_list(text):
+            yield "no class"
 
     def has(self, *forms: str) -> bool:
         """Whether there is a value of one of these forms."""
-        return any(form in self.first for form in forms)
+        return not self.first.keys().isdisjoint(forms)
 
     def refuse(self, wanted: str, *forms: str) -> None:
         """Refuse values of these forms, where there should be what is `wanted`.
@@ -149,10 +151,6 @@ def labels_in(text: str) -> list[str]:
     return labels
 
 
-FEW = 10
-"""Whole numbers of so few different values are classes however few rows there are."""
-
-
 class Parser:
     """How the targets of a row are read.
 
@@ -191,26 +189,38 @@ def infer(columns: Sequence[Column], wanted: Kind | None, order: Sequence[str] |
         DataError: they can't be that, or it isn't clear what they are.
     """
     kind = wanted or kind_of(columns)
-    several = len(columns) > 1
-    if kind is not Kind.numbers and not several and not (kind is Kind.flags and columns[0].no_flag is None):
-        column = columns[0]
-        return _classes(column, order) if kind is Kind.classes else _lists(column, order)
+    first, names = columns[0], [column.name for column in columns]
+    if kind is not Kind.numbers and len(columns) == 1 and not (kind is Kind.flags and not first.has("no flag")):
+        return _classes(first, order) if kind is Kind.classes else _lists(first, order)
     if order is not None:
         what = (
             "numbers have no classes" if kind is Kind.numbers else "the columns are the classes, in data.label's order"
         )
         raise ConfigError(f"data.classes: [{','.join(order)}], but {what}; leave it out")
-    names = [column.name for column in columns]
+    quoted = ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     if kind is Kind.numbers:
         for column in columns:
             column.refuse("a number", "list", "text", "empty", "not finite")
-        return Parser(kind, names, f"numbers in {_quoted(names)}", lambda texts: [*map(float, texts)])
+        return Parser(kind, names, f"numbers in {quoted}", lambda texts: [*map(float, texts)])
     for column in columns:
-        if column.no_flag is not None:
-            raise column.no_flag.error(f"in '{column.name}'; {_columns_fix(kind)}")
+        if column.has("no flag"):
+            raise column.first["no flag"].error(f"in '{column.name}'; {_columns_fix(kind)}")
+
+    def flags(texts: Sequence[str]) -> Sequence[float]:
+        return [FLAGS[text.lower()] for text in texts]
+
+    def the_one(texts: Sequence[str]) -> Sequence[float]:
+        found = flags(texts)
+        if sum(found) != 1:
+            raise DataError(
+                f"{sum(found):g} of the columns {', '.join(names[:8])} are 1, where one is the class; correct the row, "
+                "or set task=multilabel"
+            )
+        return [found.index(1)]
+
     if kind is Kind.flags:
-        return Parser(kind, names, f"0 and 1 in {_quoted(names)}", _flags)
-    return Parser(kind, names, f"which of {_quoted(names)} is 1", _the_one_of(names))
+        return Parser(kind, names, f"0 and 1 in {quoted}", flags)
+    return Parser(kind, names, f"which of {quoted} is 1", the_one)
 
 
 def kind_of(columns: Sequence[Column]) -> Kind:
@@ -220,13 +230,11 @@ def kind_of(columns: Sequence[Column]) -> Kind:
         DataError: that isn't clear.
     """
     if len(columns) > 1:
-        if all(column.no_flag is None for column in columns):
+        if (column := next((each for each in columns if each.has("no flag")), None)) is None:
             return Kind.flags
-        if any(column.has("real", "point") for column in columns):
+        if any(each.has("real", "point") for each in columns):
             return Kind.numbers
-        column = next(column for column in columns if column.no_flag is not None)
-        assert column.no_flag is not None
-        raise column.no_flag.error(f"in '{column.name}', one of {len(columns)} columns; {_columns_fix(None)}")
+        raise column.first["no flag"].error(f"in '{column.name}', one of {len(columns)} columns; {_columns_fix(None)}")
     column = columns[0]
     if column.has("list"):
         return Kind.flags
@@ -242,11 +250,6 @@ def kind_of(columns: Sequence[Column]) -> Kind:
     return Kind.classes if few and not column.has("real", "not finite") else Kind.numbers
 
 
-def _quoted(names: Sequence[str]) -> str:
-    """Names in quotes; of many the first."""
-    return ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
 def _columns_fix(kind: Kind | None) -> str:
     fix = "correct the row, or name other columns by data.label"
     if kind is Kind.classes:
@@ -257,8 +260,8 @@ def _columns_fix(kind: Kind | None) -> str:
 def _classes(column: Column, order: Sequence[str] | None) -> Parser:
     """One class a row, named by the column."""
     column.refuse("a class", "empty", *(() if column.has("text", "list") else ("not finite",)))
-    if column.no_class is not None:
-        raise column.no_class.error(
+    if column.has("no class"):
+        raise column.first["no class"].error(
             f"in '{column.name}' is a list, where a class should be; set task=multilabel, or correct the row"
         )
     whole = column.has("whole", "point") and not column.has("text", "real", "list")
@@ -269,9 +272,7 @@ def _classes(column: Column, order: Sequence[str] | None) -> Parser:
 
     def parse(texts: Sequence[str]) -> Sequence[float]:
         name = texts[0].partition(".")[0] if points else texts[0]
-        if (found := places.get(name)) is None:
-            raise _unknown(name, names)
-        return found
+        return places.get(name) or _unknown(name, names)
 
     return Parser(Kind.classes, names, f"{'whole numbers' if whole else 'text'} in '{column.name}'", parse)
 
@@ -279,8 +280,11 @@ def _classes(column: Column, order: Sequence[str] | None) -> Parser:
 def _lists(column: Column, order: Sequence[str] | None) -> Parser:
     """Any number of labels a row, in a list."""
     column.refuse("a list of names", "point", "real", "not finite")
-    if column.no_list is not None:
-        raise DataError(column.no_list)
+    if wrong := column.first.get("no list"):
+        try:
+            labels_in(wrong.text)
+        except DataError as error:
+            raise DataError(f"{wrong.table.at(wrong.number)}: {error}") from None
     single = {text for text in column.different if text and form_of(text) != "list"}
     names = _ordered(column, column.labels | single, MOST_FLAGS) if order is None else [*order]
     places = {name: place for place, name in enumerate(names)}
@@ -289,7 +293,7 @@ def _lists(column: Column, order: Sequence[str] | None) -> Parser:
         row = [0.0] * len(names)
         for label in labels_in(texts[0]):
             if label not in places:
-                raise _unknown(label, names)
+                _unknown(label, names)
             row[places[label]] = 1.0
         return row
 
@@ -303,29 +307,9 @@ def _ordered(column: Column, names: set[str], most: int) -> list[str]:
             f"the column '{column.name}' has more than {most:,} different values; set data.label to the column of the "
             "targets, or task=regression if they are numbers"
         )
-    if all(map(NUMBER.fullmatch, names)):
-        return sorted(names, key=lambda name: (float(name), name))
-    return sorted(names)
+    numbers = all(map(_NUMBER.fullmatch, names))
+    return sorted(names, key=lambda name: (float(name), name) if numbers else (0.0, name))
 
 
-def _flags(texts: Sequence[str]) -> Sequence[float]:
-    return [FLAGS[text.lower()] for text in texts]
-
-
-def _the_one_of(names: Sequence[str]) -> Callable[[Sequence[str]], Sequence[float]]:
-    """Columns of flags, of which one is set -> its place."""
-
-    def parse(texts: Sequence[str]) -> Sequence[float]:
-        flags = _flags(texts)
-        if sum(flags) != 1:
-            raise DataError(
-                f"{sum(flags):g} of the columns {', '.join(names[:8])} are 1, where one is the class; correct the row, "
-                "or set task=multilabel"
-            )
-        return [flags.index(1)]
-
-    return parse
-
-
-def _unknown(name: str, names: Sequence[str]) -> DataError:
-    return DataError(f"'{shown(name)}' is not in data.classes; {choices(name, names)}: add it, or correct the row")
+def _unknown(name: str, names: Sequence[str]) -> NoReturn:
+    raise DataError(f"'{shown(name)}' is not in data.classes; {choices(name, names)}: add it, or correct the row")

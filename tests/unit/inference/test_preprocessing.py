@@ -12,7 +12,7 @@ from PIL import Image
 from runs import composed
 
 from effloop.assemble.loader import loader_of
-from effloop.data.source.files import ImagesInMemory
+from effloop.data.source.files import Images
 from effloop.inference.export import preprocessing
 
 SHAPES = [(50, 80), (81, 50), (60, 60), (99, 41)]
@@ -58,7 +58,7 @@ def test_another_program_can_follow_them(tmp_path: Path, size: str, evaluation: 
     config = composed(f"image_size={size}", f"augment.eval={evaluation}", *ratio, f"data.channels={channels}")
     config.data.mean = config.data.std = None
     pixels = [photo(*shape, seed=seed) for seed, shape in enumerate(SHAPES)]
-    loader = loader_of(config, ImagesInMemory([encode(each, "PNG") for each in pixels], [str(each) for each in SHAPES]))
+    loader = loader_of(config, Images([b"image"] * len(SHAPES), "here", [encode(each, "PNG") for each in pixels]))
     (batch,) = loader.epoch(0)
     steps = {step["step"]: step for step in preprocessing(config)}
     assert steps["resize"]["antialias"]

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from effloop.data.source.base import WHOLE, Kind, NoSplitError
 from effloop.data.source.root import expand_root
-from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedConfig, ImportedSource, raw_image
+from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedSource, raw_image
+from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.data.source.storage.writing import Record
 from effloop.data.source.vocabulary import (
@@ -38,7 +39,7 @@ _LISTED = 16
 
 
 @dataclass
-class ArraysConfig(ImportedConfig):
+class ArraysConfig(PackedConfig):
     """Fields of every source of named arrays.
 
     Attributes:

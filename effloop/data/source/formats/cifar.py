@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from effloop.data.source.base import NoSplitError, sources
 from effloop.data.source.formats.pickles import Array, unpickle
 from effloop.data.source.root import expand_root
-from effloop.data.source.storage.imported import RAW, Contents, ImportedConfig, ImportedSource, raw_image
+from effloop.data.source.storage.imported import RAW, Contents, ImportedSource, raw_image
+from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.writing import Record
 from effloop.errors import ConfigError, DataError
 
@@ -58,7 +59,7 @@ _LAYOUTS = (
 
 
 @dataclass
-class CifarConfig(ImportedConfig):
+class CifarConfig(PackedConfig):
     """Fields of `data=cifar`.
 
     Attributes:

@@ -31,10 +31,10 @@ from effloop.data.source.root import expand_root
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, index_path, read_names, write_index
-from effloop.data.source.storage.indexed import MAX_UNNAMED, IndexedConfig, IndexedSource
+from effloop.data.source.storage.indexed import MAX_UNNAMED, IndexedSource
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import Split, check_header
+from effloop.data.source.storage.packed import PackedConfig, Split, check_header
 from effloop.data.source.storage.shards import is_of_split
 from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
@@ -52,7 +52,7 @@ which a virtual machine accesses its own host."""
 
 
 @dataclass
-class LmdbConfig(IndexedConfig):
+class LmdbConfig(PackedConfig):
     """Fields of `data=lmdb`.
 
     Attributes:
@@ -69,7 +69,7 @@ class LmdbConfig(IndexedConfig):
 class LmdbSource(IndexedSource, ImportedSource):
     """LMDB, one environment per split: EffLoop's own is mapped, other programs' are copied once."""
 
-    config: LmdbConfig  # type: ignore[assignment]  # which has all fields of `ImportedConfig`
+    config: LmdbConfig  # type: ignore[assignment]  # which has all fields of `PackedConfig`
 
     def __init__(self, config: LmdbConfig, split: str) -> None:
         super().__init__(config, split)

@@ -39,10 +39,10 @@ from effloop.data.source.storage.index import (
     write_index,
     write_names,
 )
-from effloop.data.source.storage.indexed import MAX_UNNAMED, IndexedConfig, IndexedSource
+from effloop.data.source.storage.indexed import MAX_UNNAMED, IndexedSource
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import Split
+from effloop.data.source.storage.packed import PackedConfig, Split
 from effloop.data.source.storage.shards import is_of_split
 from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
@@ -55,7 +55,7 @@ _IMAGE = {"_type": "Image"}
 
 
 @dataclass
-class ParquetConfig(IndexedConfig):
+class ParquetConfig(PackedConfig):
     """Fields of `data=parquet`.
 
     Attributes:
@@ -87,7 +87,7 @@ class ParquetConfig(IndexedConfig):
 class ParquetSource(IndexedSource, ImportedSource):
     """Parquet files of encoded images, as Hugging Face's `datasets` writes them, with random access."""
 
-    config: ParquetConfig  # type: ignore[assignment]  # which has all fields of `ImportedConfig`
+    config: ParquetConfig  # type: ignore[assignment]  # which has all fields of `PackedConfig`
 
     @classmethod
     def claims(cls, root: Path) -> bool:

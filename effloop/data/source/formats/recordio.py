@@ -25,9 +25,9 @@ from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.columns import BlobSpool, ColumnFile, Spool
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
-from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
+from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
-from effloop.data.source.storage.packed import targets_in
+from effloop.data.source.storage.packed import PackedConfig, targets_in
 from effloop.data.source.storage.shards import any_shard
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import Targets, row_of
@@ -133,7 +133,7 @@ _LONGEST = (1 << 29) - 1  # bytes of a record, dmlc's limit
 _LARGEST_LABEL = 1 << 24  # up to here a float32 holds every integer
 
 
-@sources.register("recordio", IndexedConfig)
+@sources.register("recordio", PackedConfig)
 class RecordIOSource(IndexedSource):
     """MXNet's RecordIO (.rec) of images with their labels; .lst names the samples, if it is there."""
 

@@ -23,9 +23,10 @@ from effloop.data.source.formats import ustar
 from effloop.data.source.masks import in_parallel, look
 from effloop.data.source.storage.image_files import EXTENSIONS, SOUGHT
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
-from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
+from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.source.storage.loose import Looked
 from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.targets import CLASSES, MASKS, Targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
 from effloop.errors import ConfigError, DataError
@@ -48,7 +49,7 @@ _MASKS = (f".{MASK}".encode(), b".seg.png")
 
 
 @dataclass
-class TarConfig(IndexedConfig):
+class TarConfig(PackedConfig):
     """Fields of `data=tar`; an extension is what follows the first dot of a member's base name, in any case.
 
     Attributes:

@@ -24,8 +24,9 @@ from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
-from effloop.data.source.storage.indexed import IndexedConfig, IndexedSource
+from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.shards import any_shard, check_complete
 from effloop.data.source.storage.targets import CLASSES, Targets, flags_of, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
@@ -382,7 +383,7 @@ _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", 
 
 
 @dataclass
-class TFRecordConfig(IndexedConfig):
+class TFRecordConfig(PackedConfig):
     """Fields of `data=tfrecord`: which features of an Example are read.
 
     A folder of TensorFlow Datasets says them in its `features.json`, where they aren't set.

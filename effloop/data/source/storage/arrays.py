@@ -76,19 +76,15 @@ def pack(
     """
     form = targets_in(header)
     learned = "target" if form else "label"
-    absent = set() if "entropy" in arrays else {*INDEXES}
-    left_out = absent if form.kind is Kind.masks else {*absent, *MASKS}
-    needed = [name for name in DTYPES if name not in {"label", "target", *left_out} - {learned}]
-    for name in needed:
-        _check(name, arrays.get(name), where)
+    without = {"label", "target"} - {learned} | (set() if "entropy" in arrays else {*INDEXES})
+    without |= set() if form.kind is Kind.masks else {*MASKS}
+    columns = {
+        name: _column(name, arrays.get(name), files, header, where)
+        for name in DTYPES
+        if name not in without and (name != "payload" or extents is None)
+    }
     if extents is None:
-        payload = arrays["payload"]
-        _column("payload", payload, files, where)
-        extents = [Extent(payload.file, payload.offset, payload.count)]
-    columns = {name: _column(name, arrays[name], files, where) for name in needed if name != "payload"}
-    for name, column in columns.items():
-        if is_compared(name, column.nbytes):
-            _compare(name, column, header, where)
+        extents = [Extent(arrays["payload"].file, arrays["payload"].offset, arrays["payload"].count)]
     targets, key, key_end, end = (columns[name] for name in (learned, "key", "key_end", "end"))
     found = (len(key), sum(extent.length for extent in extents))
     expected = (_last(key_end), _last(end))
@@ -98,19 +94,28 @@ def pack(
             f"keys and {expected[1]:,} of images should be there; the keys have {found[0]:,}, the images {found[1]:,}: "
             "convert it again"
         )
-    keys, images = Blobs(key.data, key_end), ContiguousPayload(files, extents, end)
-    indexes = None if absent else Blobs(columns["entropy"].data, columns["entropy_end"])
-    if form.kind is not Kind.masks:
-        return Split(header, targets, keys, images, columns["crc32c"], indexes)
-    masks = Blobs(columns["mask"].data, columns["mask_end"])
-    return Split(header, targets, keys, images, columns["crc32c"], indexes, masks, columns["mask_crc32c"])
+
+    def blobs(name: str) -> Blobs | None:
+        return Blobs(columns[name].data, columns[f"{name}_end"]) if name in columns else None
+
+    return Split(
+        header,
+        targets,
+        Blobs(key.data, key_end),
+        ContiguousPayload(files, extents, end),
+        columns["crc32c"],
+        blobs("entropy"),
+        blobs("mask"),
+        columns.get("mask_crc32c"),
+    )
 
 
 def _last(ends: NDArray[Any]) -> int:
     return int(ends[-1]) if len(ends) else 0
 
 
-def _check(name: str, array: Array | None, where: str) -> None:
+def _column(name: str, array: Array | None, files: MappedFiles, header: Mapping[str, Any], where: str) -> NDArray[Any]:
+    """An array as a view of its file, compared with its checksum in the header, if that has one."""
     if array is None:
         raise DataError(f"{where} is damaged: it has no array '{name}'; convert it again")
     if array.dtype.newbyteorder("=") not in DTYPES[name]:
@@ -118,10 +123,6 @@ def _check(name: str, array: Array | None, where: str) -> None:
         raise DataError(
             f"{where} is damaged: its array '{name}' is {array.dtype.name}, not {allowed}; convert it again"
         )
-
-
-def _column(name: str, array: Array, files: MappedFiles, where: str) -> NDArray[Any]:
-    """The array as a view of its file, inside of which it must be."""
     if not array.count:
         return np.empty(0, array.dtype)
     if array.end > len(files[array.file]):
@@ -129,18 +130,15 @@ def _column(name: str, array: Array, files: MappedFiles, where: str) -> NDArray[
             f"{where} is cut short: its array '{name}' ends at byte {array.end:,}, {files.paths[array.file]} has "
             f"{len(files[array.file]):,}; convert it again"
         )
-    return np.frombuffer(files[array.file], array.dtype, array.count, array.offset)
-
-
-def _compare(name: str, column: NDArray[Any], header: Mapping[str, Any], where: str) -> None:
-    """Refuse an array that differs from its checksum in the header, if that has one."""
+    column = np.frombuffer(files[array.file], array.dtype, array.count, array.offset)
     checksums = header.get("crc32c")
     expected = checksums.get(name) if isinstance(checksums, dict) else None
-    if expected is not None and crc32c_of_values(column) != expected:
+    if expected is not None and is_compared(name, column.nbytes) and crc32c_of_values(column) != expected:
         raise DataError(
             f"{where} is damaged: its array '{name}' doesn't match the checksum that it was written with; "
             "convert it again"
         )
+    return column
 
 
 def header_crc32c(header: Mapping[str, Any]) -> int:

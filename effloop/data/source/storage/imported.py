@@ -5,17 +5,15 @@ The copy is a file as `data=memmap` reads it, in `data.index_dir`, and is made a
 
 from __future__ import annotations
 
-import fcntl
-import json
+import math
 import os
-import re
 import shlex
 import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +50,6 @@ ORIGINAL: Mapping[str, Any] = {"payload": "original"}
 """`Contents.about` of encoded images."""
 
 
-@dataclass
-class ImportedConfig(PackedConfig):
-    """Fields of every source whose samples are copied.
-
-    Attributes:
-        index_dir: where the copies are kept; null is $XDG_CACHE_HOME/effloop or ~/.cache/effloop.
-    """
-
-    index_dir: str | None = None
-
-
 @dataclass(frozen=True)
 class Contents:
     """What is to be copied of a split.
@@ -93,7 +80,7 @@ def raw_image(pixels: NDArray[np.uint8]) -> bytes:
 class ImportedSource(PackedSource):
     """A split that is copied when it is opened first; a format names its files and reads them."""
 
-    config: ImportedConfig
+    config: PackedConfig
     _copied: Path | None = None
 
     @abstractmethod
@@ -142,10 +129,8 @@ class ImportedSource(PackedSource):
         """The copy: kept from an earlier run, or what `make` writes."""
         files = [Path(os.path.abspath(file)) for file in self.originals()]
         states = [_state(file, ends=len(files) <= _MOST_ENDS) for file in files]
-        # A format's own fields choose what is read from the files: another choice is another copy.
-        own = [getattr(self.config, each.name) for each in self._own_fields()]
         root = expand_root(self.config).resolve()
-        identity = f"copy {_VERSION}\0{self.config.name}\0{root}\0{self.split}\0{own}"
+        identity = f"copy {_VERSION}\0{self.config.name}\0{root}\0{self.split}\0{self.own_options}"
 
         def is_current(copy: ColumnFile) -> bool:
             return copy.meta.get("files") == states and isinstance(copy.meta.get("splits"), dict)
@@ -156,21 +141,13 @@ class ImportedSource(PackedSource):
                 if not _is_there(path, is_current):  # another process has made it meanwhile
                     make(path, files, states)
 
-        encoded = identity.encode(errors="surrogateescape")
-        return open_kept(self.config.name, self.config.index_dir, encoded, is_current, write)
+        return open_kept(self.config.name, self.config.index_dir, identity, is_current, write)
 
     def _write(self, path: Path, files: Sequence[Path], states: list[Any]) -> None:
-        """Make the copy, and say so.
-
-        Raises:
-            ConfigError, DataError: the originals can't be copied, or the disk can't take it.
-            OSError: the copy can't be written.
-        """
+        """Make the copy, and say so."""
         started = time.monotonic()
-        try:
+        with self.reading_originals():
             found = self.contents(files)
-        except OSError as error:
-            raise self._unreadable(error) from None
         remove_stale(path.parent)  # of processes that were killed
         path.unlink(missing_ok=True)  # of what the originals were before
         self._check_free(path.parent, found)
@@ -178,24 +155,18 @@ class ImportedSource(PackedSource):
         columns = SplitColumns(folder=path.parent, targets=found.targets)
         with ColumnWriter(path, {"splits": splits, "files": states}) as writer:
             with Meter(stderr=True) as meter:
-                records = meter.track(self._read_originals(found.records), f"{self.where}: copying", found.count)
+                records = meter.track(self.read_originals(found.records), f"{self.where}: copying", found.count)
                 write_images(writer, self.split, records, columns)
             self._check_columns(columns, found)
             write_columns(writer, self.split, columns)
             classes = found.targets.classes if found.targets else found.classes
             dataset = Dataset(classes, {}, found.about, found.targets)
             splits[self.split] = dataset.header(columns.fingerprint())
-        self._say(path, len(columns), time.monotonic() - started)
-
-    def _read_originals(self, records: Iterable[Record]) -> Iterator[Record]:
-        """The records; their OSErrors aren't those of writing the copy."""
-        try:
-            yield from records
-        except OSError as error:
-            raise self._unreadable(error) from None
-
-    def _unreadable(self, error: OSError) -> DataError:
-        return DataError(f"{error.filename or self.config.root} can't be read: {error.strerror or error}")
+        _print(
+            f"{self.where} can't be read in place: {len(columns):,} samples were copied to {path} "
+            f"({decimal(path.stat().st_size)}, {duration(time.monotonic() - started)}); {PROGRAM} convert "
+            f"{shlex.join([f'data.root={self.config.root}'])} to=memmap out=PATH makes a dataset that needs no copy"
+        )
 
     def _check_free(self, folder: Path, found: Contents) -> None:
         status = os.statvfs(folder)
@@ -203,7 +174,7 @@ class ImportedSource(PackedSource):
         if needed > free:
             raise ConfigError(
                 f"data.index_dir: {self.where} can't be read in place, and a copy takes {decimal(needed)}, but "
-                f"{folder} has {decimal(free)} free; make room, or set data={self.config.name} data.index_dir=PATH"
+                f"{folder} has {decimal(free)} free; make room, or set data.index_dir=PATH"
             )
 
     def _check_columns(self, columns: SplitColumns, found: Contents) -> None:
@@ -218,25 +189,6 @@ class ImportedSource(PackedSource):
                     "name all classes"
                 )
 
-    def _own_fields(self) -> Sequence[Field[Any]]:
-        """Those of the config that other formats needn't have."""
-        return fields(self.config)[len(fields(ImportedConfig)) :]
-
-    def _choice(self) -> str:
-        """The data as a command line names it."""
-        own = {each.name: getattr(self.config, each.name) for each in self._own_fields()}
-        chosen = {each.name: own[each.name] for each in self._own_fields() if own[each.name] != each.default}
-        name = [f"data={self.config.name}"] if chosen else []
-        words = [f"data.{key}={_typed(value)}" for key, value in chosen.items()]
-        return shlex.join([*name, f"data.root={self.config.root}", *words])
-
-    def _say(self, path: Path, count: int, seconds: float) -> None:
-        _print(
-            f"{self.where} can't be read in place: {count:,} samples were copied to {path} "
-            f"({decimal(path.stat().st_size)}, {duration(seconds)}); {PROGRAM} convert {self._choice()} to=memmap "
-            "out=PATH makes a dataset that needs no copy"
-        )
-
 
 class _NoCopyError(Exception):
     """There is no copy that is current."""
@@ -244,13 +196,6 @@ class _NoCopyError(Exception):
 
 def _no_copy(*_: object) -> None:
     raise _NoCopyError
-
-
-def _typed(value: Any) -> str:
-    """A value as it is typed behind `KEY=`."""
-    if isinstance(value, list):
-        return f"[{','.join(map(_typed, value))}]"
-    return str(value) if re.fullmatch(r"[\w./:~-]+", str(value)) else json.dumps(value, ensure_ascii=False)
 
 
 def _state(file: Path, *, ends: bool) -> dict[str, Any]:
@@ -276,7 +221,7 @@ def _alone(path: Path, what: str) -> Iterator[None]:
         with suppress(OSError):
             if not try_lock(fd):
                 _print(f"{what} is being copied by another process, which is waited for")
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                try_lock(fd, math.inf)
         yield
     finally:
         os.close(fd)

@@ -209,10 +209,7 @@ _PROBED = 8
 
 
 def _any_sample_matches(index: ColumnFile, number: int, file: Path) -> bool:
-    """Whether any of 8 samples in the file matches its checksum: then it is the right file, damaged at an end.
-
-    One damaged sample doesn't make the others unreadable: it is found by its own checksum when it is read.
-    """
+    """Whether any of 8 samples in the file matches its checksum: then it is the right file, damaged at an end."""
     offsets, sizes, checksums = (index.unsigned(name) for name in ("offset", "size", "crc32c"))
     first, end = np.searchsorted(index.unsigned("file"), (number, number + 1)).tolist()
     end = min(end, len(offsets), len(sizes), len(checksums))

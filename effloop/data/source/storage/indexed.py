@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any, ClassVar, Self
 
 from effloop.data.source.base import Kind, NoSplitError, printable
@@ -31,18 +29,6 @@ MAX_UNNAMED = 1 << 20
 """Classes without names. 30,000,000, from one wrong label, took 3 GB of numbers as text."""
 
 
-@dataclass
-class IndexedConfig(PackedConfig):
-    """Fields of every source of files that contain no index.
-
-    Attributes:
-        index_dir: where indexes of files are kept that EffLoop didn't write; null is $XDG_CACHE_HOME/effloop or
-            ~/.cache/effloop.
-    """
-
-    index_dir: str | None = None
-
-
 class IndexedSource(PackedSource):
     """Files with an index beside them; otherwise they are scanned once, and what is found is kept in `data.index_dir`.
 
@@ -53,7 +39,7 @@ class IndexedSource(PackedSource):
         scans_masks: whether `scan_file` finds masks, too.
     """
 
-    config: IndexedConfig
+    config: PackedConfig
     duplicate_fix: ClassVar[str] = "remove one of the two"
     scans_masks: ClassVar[bool] = False
 
@@ -141,19 +127,8 @@ class IndexedSource(PackedSource):
         def write(path: Path) -> None:
             self._write_scan(path, files, states, read_targets(root) or self.learned_in(files))
 
-        # A format's own fields choose what is read from the files: another choice is another index.
-        own = [getattr(self.config, field.name) for field in fields(self.config)[len(fields(IndexedConfig)) :]]
-        identity = f"{self.config.name}\0{self.base().resolve()}\0{self.split}\0{own}".encode(errors="surrogateescape")
+        identity = f"{self.config.name}\0{self.base().resolve()}\0{self.split}\0{self.own_options}"
         return open_kept(self.config.name, self.config.index_dir, identity, is_current, write), files
-
-    def _reading(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """What a scan yields; its OSErrors aren't those of writing the index."""
-        try:
-            yield from entries
-        except OSError as error:
-            if error.filename is None:  # a column that grows in an unnamed file
-                raise DataError(f"{gettempdir()} can't be written: {error.strerror}; set TMPDIR to a folder") from None
-            raise DataError(f"{error.filename} can't be read: {error.strerror}") from None
 
     def _check_masks(self, targets: Targets) -> None:
         if targets.kind is Kind.masks and not self.scans_masks:
@@ -169,7 +144,7 @@ class IndexedSource(PackedSource):
         self._check_masks(targets)
         names = own["classes"] if own else self.class_names(files, targets)
         writer = IndexWriter(None if names is None else len(names), path.parent, self.key_identity, targets)
-        for entry in self._reading(self.scan(files, targets)):
+        for entry in self.read_originals(self.scan(files, targets)):
             try:
                 writer.add_entry(entry)
             except DataError as error:  # a label that can't be one

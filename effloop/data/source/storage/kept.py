@@ -68,8 +68,7 @@ def open_kept_for(name: str, index_dir: str | None, of: Any, write: Callable[[Pa
         ConfigError: it can't be written.
     """
     identity = json.dumps(of, sort_keys=True, default=str).encode()
-    fix = "data.index_dir of data=folder, or the environment variable XDG_CACHE_HOME"
-    return open_kept(name, index_dir, identity, lambda _: True, write, fix=fix)
+    return open_kept(name, index_dir, identity, lambda _: True, write)
 
 
 def kept_folder(index_dir: str | None) -> Path:
@@ -113,11 +112,9 @@ def times_digest(index: ColumnFile) -> str:
 def open_kept(
     name: str,
     index_dir: str | None,
-    identity: bytes,
+    identity: str | bytes,
     is_current: Callable[[ColumnFile], bool],
     write: Callable[[Path], None],
-    *,
-    fix: str | None = None,
 ) -> ColumnFile:
     """The index of a dataset that holds none: kept from an earlier scan if that is current, otherwise written now.
 
@@ -127,13 +124,14 @@ def open_kept(
         identity: distinguishes this index from others of the source.
         is_current: whether a kept index still describes the dataset.
         write: scans the dataset and writes its index; an OSError from it means that it can't be written.
-        fix: what to set to another folder if it can't be; None is `data.index_dir` of the source.
 
     Raises:
         ConfigError: the index can't be written.
     """
+    if isinstance(identity, str):
+        identity = identity.encode(errors="surrogateescape")
     path = kept_folder(index_dir) / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.index"
-    return once(path, lambda: _current(path, is_current) or _written(name, path, write, fix))
+    return once(path, lambda: _current(path, is_current) or _written(path, write))
 
 
 def _current(path: Path, is_current: Callable[[ColumnFile], bool]) -> ColumnFile | None:
@@ -149,13 +147,14 @@ def _current(path: Path, is_current: Callable[[ColumnFile], bool]) -> ColumnFile
         return None  # missing or of another version: it is written again
 
 
-def _written(name: str, path: Path, write: Callable[[Path], None], fix: str | None) -> ColumnFile:
+def _written(path: Path, write: Callable[[Path], None]) -> ColumnFile:
     """A new index; arguments and errors are those of `open_kept`."""
     try:
         write(path)
     except OSError as error:
-        fix = f"{fix} to another folder" if fix else f"data={name} data.index_dir=PATH"
-        raise ConfigError(f"data.index_dir: {path} can't be written: {error.strerror}; set {fix}") from None
+        raise ConfigError(
+            f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"
+        ) from None
     _remove_orphans(path.parent)
     return ColumnFile(path)
 

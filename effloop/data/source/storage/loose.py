@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,13 +18,16 @@ from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.image.mask import NO_DIGEST, PLAIN, MaskFormat
 from effloop.data.source.base import Kind, printable
+from effloop.data.source.config import DataConfig
 from effloop.data.source.storage.columns import Blobs, BlobSpool, ColumnFile, ColumnWriter, span, spans
 from effloop.data.source.storage.image_files import modified_ns, read_file, read_files
-from effloop.data.source.storage.kept import times_digest
+from effloop.data.source.storage.kept import open_kept, times_digest
 from effloop.data.source.storage.packed import Split, TableSource
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import SplitColumns
 from effloop.errors import DataError
+
+_LONGEST = 400  # characters of a path that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +101,46 @@ class Listed(SplitColumns):
         return columns
 
 
-def write_listing(
-    path: Path, meta: Mapping[str, Any], splits: Mapping[str, Listed], folders: Mapping[bytes, tuple[int, int]]
-) -> None:
-    """Write the index of loose files.
+Listing = tuple[Mapping[str, Any], Mapping[str, Listed], Mapping[bytes, tuple[int, int]]]
+"""What an index of loose files is written from: its header; prefix of columns -> a split; folder that was read -> its
+`folder_times`."""
+
+
+def open_listing(
+    config: DataConfig, identity: str | bytes, is_current: Callable[[ColumnFile], bool], read: Callable[[Path], Listing]
+) -> ColumnFile:
+    """The index of loose files: kept from an earlier reading if that is current, or of a new one.
 
     Args:
-        path: of the index.
-        meta: with `scanned_ns`, when the first folder was read.
-        splits: prefix of its columns -> a split.
-        folders: that were read, and their `folder_times`.
+        config: of the source.
+        identity: distinguishes this index from others of the source.
+        is_current: whether a kept index still describes the data.
+        read: reads folders and tables; gets a folder in which columns may grow.
     """
-    with ColumnWriter(path, meta) as writer:
-        for prefix, split in splits.items():
-            for name, column in split.columns().items():
-                writer.add(f"{prefix}{name}", column)
-        with writer.blobs("folder") as append:
-            for folder in folders:
-                append(folder)
-        times = np.array([*folders.values()], np.int64).reshape(-1, 2)
-        writer.add("folder_mtime_ns", times[:, 0])
-        writer.add("folder_ctime_ns", times[:, 1])
+
+    def write(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        started_ns = time.time_ns()
+        try:
+            meta, splits, folders = read(path.parent)
+        except OSError as error:
+            if error.filename is None:  # of a column that grows
+                raise
+            name = printable(os.fsencode(error.filename))
+            shown = name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 :]}"
+            raise DataError(f"{shown} can't be read: {error.strerror}") from None
+        with ColumnWriter(path, {**meta, "scanned_ns": started_ns}) as writer:
+            for prefix, split in splits.items():
+                for name, column in split.columns().items():
+                    writer.add(f"{prefix}{name}", column)
+            with writer.blobs("folder") as append:
+                for folder in folders:
+                    append(folder)
+            times = np.array([*folders.values()], np.int64).reshape(-1, 2)
+            writer.add("folder_mtime_ns", times[:, 0])
+            writer.add("folder_ctime_ns", times[:, 1])
+
+    return open_kept(config.name, config.index_dir, identity, is_current, write)
 
 
 class Files:

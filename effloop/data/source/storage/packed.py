@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from tempfile import gettempdir
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,8 @@ from effloop.data.source.storage.mapped import ContiguousPayload, DiskWaits, Ext
 from effloop.data.source.storage.targets import CLASSES, Targets, parse_targets
 from effloop.data.source.storage.writing import FORMAT_VERSION, Record, SplitColumns
 from effloop.errors import DataError
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -195,10 +199,8 @@ class PackedSource(TableSource):
         """
 
     def _open(self) -> None:
-        try:
+        with self.reading_originals():
             split = self.open_split()
-        except OSError as error:
-            raise DataError(f"{error.filename or self.config.root} can't be read: {error.strerror or error}") from None
         self._take(split)
         if self.kind is Kind.masks and (self._masks is None or self._mask_checksums is None):
             raise self._damaged("it has no masks")
@@ -207,6 +209,26 @@ class PackedSource(TableSource):
         self.compares_masks = self.config.checksums
         self._waits = DiskWaits()
         self._check_counts()
+
+    @property
+    def own_options(self) -> list[Any]:
+        """Values of the format's own fields, which choose what is read: another choice is another index, or copy."""
+        return [getattr(self.config, field.name) for field in fields(self.config)[len(fields(PackedConfig)) :]]
+
+    @contextmanager
+    def reading_originals(self) -> Iterator[None]:
+        """Within it OSErrors are of the data, not of what is written about it."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.ENOSPC:  # of a column that grows in an unnamed file
+                raise DataError(f"{gettempdir()} can't be written: {error.strerror}; set TMPDIR to a folder") from None
+            raise DataError(f"{error.filename or self.config.root} can't be read: {error.strerror or error}") from None
+
+    def read_originals(self, found: Iterable[T]) -> Iterator[T]:
+        """The same, within `reading_originals`."""
+        with self.reading_originals():
+            yield from found
 
     def _check_counts(self) -> None:
         count = self._fingerprint["samples"]

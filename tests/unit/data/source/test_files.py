@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from effloop.data.source.files import ImageFiles, ImagesInMemory, Unlabelled, find_images
+from effloop.data.source.files import Images, Unlabelled, find_images
 from effloop.errors import DataError
 
 
@@ -19,7 +19,7 @@ def touched(root: Path, *names: str) -> None:
 
 
 def found(*paths: Path | str) -> list[str]:
-    return [os.fsdecode(path) for path in find_images([Path(path) for path in paths]).paths]
+    return [os.fsdecode(path) for path in find_images([Path(path) for path in paths]).names]
 
 
 def test_folders_files_and_patterns(here: Path) -> None:
@@ -33,7 +33,7 @@ def test_folders_files_and_patterns(here: Path) -> None:
     assert (source.where, source.name(1), len(source), source.classes) == ("p", "p/b.JPG", 3, ())
     assert bytes(source.read(1)) == b"p/b.JPG"
     assert source.size(1) == 7
-    assert list(source.file_paths()) == source.paths
+    assert list(source.file_paths()) == source.names
 
 
 def test_a_name_with_brackets_is_no_pattern_if_it_is_there(here: Path) -> None:
@@ -60,7 +60,7 @@ def test_what_is_no_regular_file_is_refused_when_it_is_read(tmp_path: Path) -> N
     """A FIFO that nobody writes to would block for ever."""
     os.mkfifo(tmp_path / "fifo.jpg")
     (tmp_path / "link.jpg").symlink_to("nothing")
-    source = ImageFiles([os.fsencode(tmp_path / name) for name in ("fifo.jpg", "link.jpg")], "here")
+    source = Images([os.fsencode(tmp_path / name) for name in ("fifo.jpg", "link.jpg")], "here")
     with pytest.raises(DataError, match="is not a regular file"):
         source.read(0)
     with pytest.raises(DataError, match="can't be read: No such file"):
@@ -68,7 +68,7 @@ def test_what_is_no_regular_file_is_refused_when_it_is_read(tmp_path: Path) -> N
 
 
 def test_images_in_memory() -> None:
-    source = ImagesInMemory([b"abc", b"d"], ["first", "second"])
+    source = Images([b"first", b"second"], "here", [b"abc", b"d"])
     assert (bytes(source.read(1)), source.size(0), source.name(1), len(source)) == (b"d", 3, "second", 2)
     assert source.fingerprint()["bytes"] == 4
 

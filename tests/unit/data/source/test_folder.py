@@ -250,7 +250,7 @@ def test_index_dir_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     got = refusal(root, ConfigError, index_dir=str(tmp_path / "file" / "below"))
     assert got.startswith(f"data.index_dir: {tmp_path}/file/below/folder-")
-    assert got.endswith(".index can't be written: Not a directory; set data=folder data.index_dir=PATH")
+    assert got.endswith(".index can't be written: Not a directory; set data.index_dir=PATH")
 
 
 def test_a_file_that_is_gone_when_read(root: Path) -> None:

@@ -73,12 +73,6 @@ def test_copies_of_what_was_fetched_go_with_it(root: Path, cache: Path, tmp_path
     assert len(copies(cache)) == 3
 
 
-def test_what_converts_it_has_its_keys(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    open_source("npz", root, image="images", classes=["a", "b c", "d"])
-    said = f"convert data=npz data.root={root} data.image=images 'data.classes=[a,\"b c\",d]' to=memmap out=PATH"
-    assert said in capsys.readouterr().err
-
-
 def test_a_damaged_copy_is_made_again(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = read_bytes(open_source("npz", root), 5)
     [copy] = copies(cache)
@@ -145,4 +139,4 @@ def test_a_full_disk(root: Path, tmp_path: Path) -> None:
     assert message.startswith(
         f"data.index_dir: {root}:train can't be read in place, and a copy takes 4.7 kB, but {disk} "
     )
-    assert message.endswith("make room, or set data=npz data.index_dir=PATH")
+    assert message.endswith("make room, or set data.index_dir=PATH")
