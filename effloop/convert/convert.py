@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -226,9 +225,7 @@ class _Conversion:
                 name = "masks" if targets.kind is Kind.masks else "csv"
             if name not in sources:  # a plugin's format, which it doesn't read
                 continue
-            of, root = sources[name].config, {"root": str(written)}
-            if "index_dir" in {field.name for field in fields(of)}:
-                root["index_dir"] = str(self.work.path / "scans")
+            of, root = sources[name].config, {"root": str(written), "index_dir": str(self.work.path / "scans")}
             try:
                 opened = sources.build(of(name=name, **root), split)
             except DataError as error:
