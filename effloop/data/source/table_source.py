@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
@@ -31,7 +30,7 @@ from effloop.data.source.masks import (
 )
 from effloop.data.source.root import expand_root, fetched_path
 from effloop.data.source.storage.columns import ColumnFile, Spool
-from effloop.data.source.storage.image_files import ENDINGS, EXTENSIONS
+from effloop.data.source.storage.image_files import find_image
 from effloop.data.source.storage.kept import file_state, folder_times, folders_unchanged
 from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, open_listing
 from effloop.data.source.storage.targets import NAME as TARGETS
@@ -250,14 +249,14 @@ def open_part(config: CsvConfig, split: str | None, path: Path) -> Part:
     table, base, image = open_paths(config, path)
     by = None
     if split is None:
-        by = _named(table, "split", config.split) if config.split else _first(table, SPLIT)
+        by = table.named("split", config.split) if config.split else table.first(SPLIT)
     asked = [name for name in (FOLD, config.group) if name]
-    kept = {name: place for name in asked if (place := _first(table, [name.casefold()])) is not None}
-    label, mask, named = _first(table, LABEL), _mask(config, table), config.labels()
+    kept = {name: place for name in asked if (place := table.first([name.casefold()])) is not None}
+    label, mask, named = table.first(LABEL), _mask(config, table), config.labels()
     if mask is not None and (config.targets or label is None):
         return Part(table, split, base, image, (mask,), by, kept, sure=True, masked=True)
     if named is not None:
-        labels = tuple(_named(table, "label", name) for name in named)
+        labels = tuple(table.named("label", name) for name in named)
     elif label is not None:
         labels = (label,)
     else:  # all other columns; of a table without names the second
@@ -271,10 +270,10 @@ def open_part(config: CsvConfig, split: str | None, path: Path) -> Part:
 def _mask(config: CsvConfig, table: Table) -> int | None:
     """The place of the column with the paths of masks, if targets may be masks and there is one."""
     if config.mask is not None:
-        return _named(table, "mask", config.mask)
+        return table.named("mask", config.mask)
     if config.labels() is not None or config.targets not in (None, Kind.masks.value):
         return None
-    found = _first(table, MASK_PATH)
+    found = table.first(MASK_PATH)
     if found is None and config.targets is not None:
         raise lacking(table, "paths of masks", "mask", MASK_PATH)
     return found
@@ -297,24 +296,10 @@ def open_paths(config: CsvConfig, path: Path) -> tuple[Table, bytes, int]:
         return known.isdisjoint(names) and find_image(base, encoded(first[0])) is not None
 
     table = tables.open_table(path, is_data)
-    image = _named(table, "image", config.image) if config.image else _first(table, IMAGE_PATH)
+    image = table.named("image", config.image) if config.image else table.first(IMAGE_PATH)
     if image is None and table.has_names:
         raise lacking(table, "paths of images", "image", IMAGE_PATH)
     return table, base, image or 0
-
-
-def _first(table: Table, names: Iterable[str]) -> int | None:
-    """The place of the first of these columns that is there, in any case."""
-    places = {name.casefold(): place for place, name in reversed([*enumerate(table.columns)])}
-    return next((places[name] for name in names if name in places), None)
-
-
-def _named(table: Table, key: str, name: str) -> int:
-    """The place of a column that `data.KEY` names."""
-    place = table.columns.index(name) if name in table.columns else _first(table, [name.casefold()])
-    if place is None:
-        raise DataError(f"data.{key}: {shown(table.path)} has no column '{name}'; {choices(name, table.columns)}")
-    return place
 
 
 def lacking(table: Table, what: str, key: str, usual: Iterable[str]) -> DataError:
@@ -324,32 +309,6 @@ def lacking(table: Table, what: str, key: str, usual: Iterable[str]) -> DataErro
         f"data.{key}=COLUMN"
     )
     return NoTargetsError(str(error)) if key == "label" else error
-
-
-def find_image(folder: bytes, name: bytes) -> tuple[bytes, os.stat_result] | None:
-    """The path of an image below `folder`, and the file's status; None if there is none.
-
-    A name without the extension of an image is completed by one.
-    """
-    found = _status(os.path.join(folder, name))
-    if found is not None:
-        return name, found
-    if name[name.rfind(b".") :].lower() in ENDINGS:
-        return None
-    for ending in (*EXTENSIONS, *map(bytes.upper, EXTENSIONS)):
-        found = _status(os.path.join(folder, name + ending))
-        if found is not None:
-            return name + ending, found
-    return None
-
-
-def _status(path: bytes) -> os.stat_result | None:
-    """The status of a file; None if there is no such file."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a null byte in it
-        return None
-    return status if stat.S_ISREG(status.st_mode) else None
 
 
 def look(parts: Sequence[Part]) -> list[Column]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from effloop.data.source.base import printable
 from effloop.errors import DataError, optional_package, reason
+from effloop.registry import choices
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 """Of files that `data=auto` takes for tables."""
@@ -51,6 +52,22 @@ class Table:
     def at(self, number: int) -> str:
         """A row, for messages."""
         return f"{shown(self.path)}, {self.counted} {number:,}"
+
+    def first(self, names: Iterable[str]) -> int | None:
+        """The place of the first of these columns that is there, in any case."""
+        places = {name.casefold(): place for place, name in reversed([*enumerate(self.columns)])}
+        return next((places[name] for name in names if name in places), None)
+
+    def named(self, key: str, name: str) -> int:
+        """The place of a column that `data.KEY` names.
+
+        Raises:
+            DataError: there is no such column.
+        """
+        place = self.columns.index(name) if name in self.columns else self.first([name.casefold()])
+        if place is None:
+            raise DataError(f"data.{key}: {shown(self.path)} has no column '{name}'; {choices(name, self.columns)}")
+        return place
 
     def wrong(self, what: str) -> DataError:
         """An error about the file."""

@@ -196,3 +196,29 @@ def entries(folder: bytes) -> list[os.DirEntry[bytes]]:
     """The entries of `folder` that aren't hidden: `.ipynb_checkpoints` is no class, `._1.jpg` no image."""
     with os.scandir(folder) as found:
         return [entry for entry in found if not entry.name.startswith(b".")]
+
+
+def find_image(folder: bytes, name: bytes) -> tuple[bytes, os.stat_result] | None:
+    """The path of an image below `folder`, and the file's status; None if there is none.
+
+    A name without the extension of an image is completed by one.
+    """
+    found = _status(os.path.join(folder, name))
+    if found is not None:
+        return name, found
+    if name[name.rfind(b".") :].lower() in ENDINGS:
+        return None
+    for ending in (*EXTENSIONS, *map(bytes.upper, EXTENSIONS)):
+        found = _status(os.path.join(folder, name + ending))
+        if found is not None:
+            return name + ending, found
+    return None
+
+
+def _status(path: bytes) -> os.stat_result | None:
+    """The status of a file; None if there is no such file."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a null byte in it
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
