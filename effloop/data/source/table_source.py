@@ -490,7 +490,11 @@ class CsvSource(LooseSource):
         index = _index(config, split)
         splits = index.meta["splits"]
         if split not in splits:
-            raise NoSplitError(_no_split(config, split, [*splits]))
+            what = f"has no split '{split}'; it has {', '.join([*splits][:8])}: {config.fix_split(split)}"
+            if [*splits] == [WHOLE]:
+                what = f"doesn't say what '{split}' is (looked for the columns {', '.join(SPLIT)}); set data=csv "
+                what += "data.split=COLUMN or data.val_root=FILE"
+            raise NoSplitError(f"data.root: '{config.root}' {what}")
         said = splits[split]
         refuse_unusable(said)
         form, mask_names, told_by = self._mask_classes(config, index)
@@ -598,13 +602,3 @@ def _as_said(config: CsvConfig) -> CsvConfig:
     if not targets or config.label is not None or config.targets is not None:
         return config
     return replace(config, label=list(targets.names), targets=targets.kind.value)
-
-
-def _no_split(config: CsvConfig, split: str, have: list[str]) -> str:
-    if have == [WHOLE]:
-        return (
-            f"data.root: '{config.root}' doesn't say what '{split}' is (looked for the columns {', '.join(SPLIT)}); "
-            "set data=csv data.split=COLUMN or data.val_root=FILE"
-        )
-    there = ", ".join(have[:8])
-    return f"data.root: '{config.root}' has no split '{split}'; it has {there}: {config.fix_split(split)}"

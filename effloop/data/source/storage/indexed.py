@@ -130,18 +130,15 @@ class IndexedSource(PackedSource):
         identity = f"{self.config.name}\0{self.base().resolve()}\0{self.split}\0{self.own_options}"
         return open_kept(self.config.name, self.config.index_dir, identity, is_current, write), files
 
-    def _check_masks(self, targets: Targets) -> None:
+    def _write_scan(self, path: Path, files: Sequence[Path], states: list[Any], targets: Targets) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = self.embedded_header(files)
+        targets = targets_in(own) if own else targets
         if targets.kind is Kind.masks and not self.scans_masks:
             raise DataError(
                 f"{self.where} has masks, which are in {self.split}.index beside its files, and that is not there: put "
                 "it back, or convert again"
             )
-
-    def _write_scan(self, path: Path, files: Sequence[Path], states: list[Any], targets: Targets) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own = self.embedded_header(files)
-        targets = targets_in(own) if own else targets
-        self._check_masks(targets)
         names = own["classes"] if own else self.class_names(files, targets)
         writer = IndexWriter(None if names is None else len(names), path.parent, self.key_identity, targets)
         for entry in self.read_originals(self.scan(files, targets)):
@@ -179,14 +176,9 @@ class IndexedSource(PackedSource):
         return [str(label) for label in range(end)]
 
     def _of_split(self, split: str) -> Self:
-        """A source of another split, not opened."""
-        return self.unopened(self.config, split)
-
-    @classmethod
-    def unopened(cls, config: Any, split: str) -> Self:
-        """The source of a split, which only its files are asked of."""
-        found = cls.__new__(cls)
-        found.config, found.split = config, split
+        """A source of another split, not opened: only its files are asked of it."""
+        found = type(self).__new__(type(self))
+        found.config, found.split = self.config, split
         return found
 
     def _check_few(self, index: ColumnFile, root: Path) -> None:
