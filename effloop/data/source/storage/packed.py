@@ -90,7 +90,7 @@ class TableSource(Source):
     """A split whose samples are in a table, which `_take` gets when the source is opened."""
 
     any_kind = True
-    _compare = compares_masks = True
+    _compare = _compare_masks = True
 
     def _take(self, split: Split) -> None:
         self.classes = tuple(split.header["classes"])
@@ -139,7 +139,7 @@ class TableSource(Source):
     def read_mask(self, index: int) -> Encoded:
         if self._masks is None:
             return super().read_mask(index)
-        return self._mask(index, compare=self.compares_masks)
+        return self._mask(index, compare=self._compare_masks)
 
     def _mask(self, index: int, *, compare: bool) -> Encoded:
         assert self._masks is not None
@@ -206,7 +206,7 @@ class PackedSource(TableSource):
             raise self._damaged("it has no masks")
         self.about = split.header.get("about", {})
         self._compare = self.config.checksums and self.about.get("payload") != "raw"
-        self.compares_masks = self.config.checksums
+        self._compare_masks = self.config.checksums
         self._waits = DiskWaits()
         self._check_counts()
 
