@@ -226,10 +226,6 @@ class ColumnFile:
     def __contains__(self, name: str) -> bool:
         return name in self._columns
 
-    def get(self, name: str) -> NDArray[Any] | None:
-        """Column `name`, or None if the file has no such column."""
-        return self[name] if name in self._columns else None
-
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Column `name`: a read-only view of the file.
 
