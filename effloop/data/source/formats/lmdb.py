@@ -69,7 +69,7 @@ class LmdbConfig(PackedConfig):
 class LmdbSource(IndexedSource, ImportedSource):
     """LMDB, one environment per split: EffLoop's own is mapped, other programs' are copied once."""
 
-    config: LmdbConfig  # type: ignore[assignment]  # which has all fields of `PackedConfig`
+    config: LmdbConfig
 
     def __init__(self, config: LmdbConfig, split: str) -> None:
         super().__init__(config, split)

@@ -87,7 +87,7 @@ class ParquetConfig(PackedConfig):
 class ParquetSource(IndexedSource, ImportedSource):
     """Parquet files of encoded images, as Hugging Face's `datasets` writes them, with random access."""
 
-    config: ParquetConfig  # type: ignore[assignment]  # which has all fields of `PackedConfig`
+    config: ParquetConfig
 
     @classmethod
     def claims(cls, root: Path) -> bool:
