@@ -1,4 +1,4 @@
-"""What obstore reads: buckets of S3, Google and Azure."""
+"""Buckets of S3, Google and Azure, by obstore."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 BUCKETS = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
 EXTRA = "effloop[remote]"
-_METADATA = "169.254.169.254"  # asked for credentials where the environment has none
+_METADATA = "169.254.169.254"  # queried for credentials where the environment has none
 _CREDENTIALS = {
     "s": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true for a public bucket)",
     "g": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -41,9 +41,9 @@ _AZURE = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY")
 _PIECE = 1 << 16
 PAUSE_S = 0.5
 RETRIES = 7
-"""Of a failed request, with pauses that double up to 15 s: about a minute."""
+"""How often obstore repeats a failed request, with pauses that double up to 15 s: about a minute."""
 FIRST_RETRIES = 3
-"""Of a request for names and sizes: a wrong address shows within seconds."""
+"""The same for names and sizes: a wrong address shows within seconds."""
 
 
 class BucketStore(Store):
@@ -86,7 +86,7 @@ class BucketStore(Store):
             raise ConfigError(f"data.root: '{location.root}' can't be opened: {redacted(str(error))[:300]}") from None
 
     def ask(self, key: str, call: Callable[[], T], done: str = "") -> T:
-        """What a call of obstore returns; `done` says in messages what it does with the file.
+        """The result of a call of obstore; `done` is what it does with the file, for messages.
 
         Raises:
             DataError: it fails.
@@ -138,7 +138,7 @@ class BucketStore(Store):
             raise self._failure(error, whole=not file.ranges) from None
 
     def _can_match(self, file: RemoteFile) -> bool:
-        """Whether the store can be asked for this version alone: a weak ETag never matches, and a time is none."""
+        """Whether `if_match` works: a weak ETag never matches, and a time is none."""
         return bool(file.version) and ":" not in file.version and not file.version.startswith("W/")
 
     def _check_answer(self, file: RemoteFile, answer: Any) -> None:
@@ -149,7 +149,7 @@ class BucketStore(Store):
         return (self._obstore.exceptions.BaseError, OSError, ValueError)
 
     def _failure(self, error: Exception, *, whole: bool = False) -> FetchError:
-        """What an exception of obstore means; `whole`: of an answer that can't be continued where it broke off."""
+        """The failure behind an exception of obstore; `whole`: the server sends no parts."""
         text = str(error)
         shorter = re.search("status code: 416|Wanted range starting at", text)
         if isinstance(error, self._obstore.exceptions.PreconditionError) or shorter:
@@ -167,23 +167,23 @@ class BucketStore(Store):
 
 
 def _reason(text: str, allowing: str) -> str:
-    """The reason in a message of obstore's: the server's answer, or why there was none, and how often it was asked."""
+    """Condense a message of obstore: the server's answer, or why there was none, and the number of attempts."""
     retries = re.search(r"after (\d+) retries", text)
-    asked = f" ({int(retries[1]) + 1} attempts)" if retries else ""
+    attempts = f" ({int(retries[1]) + 1} attempts)" if retries else ""
     if status := re.search(r"status code: (\d{3})([ A-Za-z]*)", text):
         code = re.search(r"<Code>(\w+)</Code>", text)
         fix = _CODES.get(code[1]) if code else None
         fix = fix or (allowing if status[1] in ("401", "403") else None)
-        return f"{status[1]}{status[2].rstrip()}{f': {code[1]}' if code else ''}{f'; {fix}' if fix else ''}{asked}"
+        return f"{status[1]}{status[2].rstrip()}{f': {code[1]}' if code else ''}{f'; {fix}' if fix else ''}{attempts}"
     if "TimedOut" in text:
-        return f"no answer for {TIMEOUT_S:g} s{asked}"
+        return f"no answer for {TIMEOUT_S:g} s{attempts}"
     if certificate := re.search(r"InvalidCertificate\(\s*(\w+)", text):
         return f"its certificate is not valid: {certificate[1]}; SSL_CERT_FILE=FILE names authorities to trust"
     if "InvalidContentType" in text:  # the first bytes are no TLS
         return "it doesn't answer by HTTPS, perhaps by http://"
     first, _, debug = text.partition("Debug source:")
     causes = re.findall(r'(?:message|error): "([^"]+)"', debug)  # the last one is the system's
-    return (causes[-1] if causes else first.rpartition(" - ")[2].strip()) + asked
+    return (causes[-1] if causes else first.rpartition(" - ")[2].strip()) + attempts
 
 
 def _credentials(location: Location) -> dict[str, Any]:

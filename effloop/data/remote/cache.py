@@ -32,7 +32,7 @@ DONE = ".done"
 _POLL_S = 0.2
 _REPORT_S = 2.0
 _SHARE = 0.8
-"""Of the free disk."""
+"""How much of the free disk the folder may take."""
 
 
 class Cache:
@@ -242,7 +242,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 
 def _bytes_on_disk(path: Path) -> int:
-    """What a file takes, which may have holes; 0 if another process has renamed it."""
+    """Allocated bytes, as a file may have holes; 0 if another process has renamed it."""
     try:
         return path.stat().st_blocks * 512
     except OSError:

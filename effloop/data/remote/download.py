@@ -1,6 +1,6 @@
 """The child that lists and fetches: `python -m effloop.data.remote.download`, run by `fetch`.
 
-It says {"manifest": NAME} when it has listed, and has then a lock on that dataset, which keeps it from being removed.
+It sends {"manifest": NAME} after listing. By then it has locked that dataset, which keeps it from being removed.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _FAILED_S = 5.0
 
 @dataclass(frozen=True)
 class Fetched:
-    """What it took to have a remote dataset here.
+    """The cost of having a remote dataset here.
 
     Attributes:
         files, bytes: of the dataset.
@@ -122,13 +122,13 @@ def manifest_of_root(root: str, folder: Path) -> Manifest | None:
 
 
 def fetched_of(root: str, folder: Path) -> tuple[Fetched, str] | None:
-    """What it took to have a root here, and a line about it; None for one that `local_root` hasn't found."""
+    """`Fetched` of a root, and a line about it; None for one that `local_root` hasn't found."""
     found = _opened.get((root, str(folder)))
     return (found.fetched, found.fetched.line(root, found.folder)) if found else None
 
 
 def fetched_before() -> dict[str, str]:
-    """The environment variable that tells another run where remote roots are, as fetched before it began."""
+    """The environment variable by which another run finds remote roots, as fetched before it began."""
     found = [[*rest, {**facts, "fetched_bytes": 0, "seconds": 0.0}] for *rest, facts in _passed_on()]
     return {_FOUND: json.dumps(found)}
 
@@ -144,7 +144,7 @@ def forget() -> None:
 
 
 def _passed_on() -> list[Any]:
-    """Of each root: it, the folder for fetched files, its local path, the name of its folder, and `Fetched`."""
+    """Rows of root, folder for fetched files, local path, name of its folder, and `Fetched`."""
     try:
         found = json.loads(os.environ.get(_FOUND, "[]"))
         return [[root, folder, path, name, dict(facts)] for root, folder, path, name, facts in found]
@@ -153,7 +153,7 @@ def _passed_on() -> list[Any]:
 
 
 def _inherited(root: str, folder: Path) -> _Opened | None:
-    """What the process that started this one has found; it may have ended since."""
+    """A root that the process which started this one has found; it may have ended since."""
     for known, kept, path, name, facts in _passed_on():
         if (known, kept) == (root, str(folder)) and os.path.exists(path):
             return _fetched_by_other(Cache(folder), name, facts)
@@ -193,7 +193,7 @@ def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
 
 
 def _just_listed(listed: Mapping[str, Any] | None, cache: Cache) -> _Opened | None:
-    """What another rank of this machine, or another run, has fetched while this one has waited."""
+    """A root that another rank of this machine, or another run, fetched while this one waited."""
     if listed is None or listed["listed"] < this_process.started_at:
         return None
     facts = listed["fetched"]

@@ -45,7 +45,7 @@ class FsspecStore(Store):
         return retried(self.location.url(key), lambda: self._asked(call))
 
     def _asked(self, call: Callable[[Any], T]) -> T:
-        """What a call with the file system returns.
+        """The result of a call with the file system.
 
         Raises:
             FetchError: it fails; each file system has exceptions of its own. The next call has another connection.
@@ -98,7 +98,7 @@ class FsspecStore(Store):
         return self._ask(folder, listed)
 
     def _walked(self, system: Any, top: str) -> dict[str, Mapping[str, Any]]:
-        """As `find`, which leaves out folders that it can't list, and takes the size of a link for that of its file."""
+        """Like `find`, which omits folders that it can't list, and takes the size of a link for that of its file."""
         found: dict[str, Mapping[str, Any]] = {}
         pending = [(top, 0)]
         while pending:

@@ -106,7 +106,7 @@ class HttpStore(BucketStore):
     def _check_answer(self, file: RemoteFile, answer: Any) -> None:
         packed = answer.attributes.get("Content-Encoding")
         if packed and not file.key.endswith(_PACKED):
-            raise FetchError(f"the server sends it compressed ({packed}), which was not asked for")
+            raise FetchError(f"the server sends it compressed ({packed}), which was not requested")
 
     def check(self, file: RemoteFile) -> None:
         # A file that is overwritten while it is sent has the old header.

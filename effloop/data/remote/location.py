@@ -29,7 +29,7 @@ _PLAIN = "/:[]!$&'()*+,;=@~"
 
 @dataclass
 class ThisProcess:
-    """What fetching needs to know about the process that asks for data.
+    """Facts about the process that needs data.
 
     Attributes:
         started_at: Unix time; listings that other processes made later are reused.

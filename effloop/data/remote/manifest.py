@@ -156,5 +156,5 @@ def _refuse_unfinished(location: Location, keys: Sequence[str], listed: Sequence
         if any(key.startswith(folder) for key in keys):
             raise DataError(
                 f"data.root: {location.url(folder)} isn't complete: effloop convert uploads to it, or was ended "
-                f"before it was done ({UPLOADING} says that); give its command again, or remove what is there"
+                f"before it was done (it contains {UPLOADING}); give its command again, or remove what is there"
             )

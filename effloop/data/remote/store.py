@@ -54,7 +54,7 @@ class TooManyError(FetchError):
 
 
 def retried(url: str, call: Callable[[], T], done: str = "fetched") -> T:
-    """The result of the first of `ATTEMPTS` calls that succeeds; `done` says in messages what it does with the URL.
+    """The result of the first of `ATTEMPTS` calls that succeeds; `done` is what it does with the URL, for messages.
 
     Raises:
         DataError: none does.
@@ -92,7 +92,7 @@ class Store(ABC):
     """
 
     done: ClassVar[str] = "fetched"
-    """What is done with its files, for messages."""
+    """The work on its files, for messages."""
     at_once: int = 16
     """Requests at the same time."""
 

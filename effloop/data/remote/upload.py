@@ -23,7 +23,7 @@ from effloop.data.remote.store import in_threads
 from effloop.errors import ConfigError, DataError
 
 PART_BYTES = 8 << 20
-"""What a request sends of a larger file: 16 at once have 300 s for an answer, which needs 3.6 Mbit/s."""
+"""Size of the parts of a larger file: 16 at once have 300 s for an answer, which needs 3.6 Mbit/s."""
 _MOST_PARTS = 10_000  # of an object, as S3 has it
 _LARGE_AT_ONCE = 2
 _HEADERS = (".index", ".idx", ".lst", ".json", ".txt", ".md", ".csv")
@@ -33,7 +33,7 @@ _FEW = 3
 
 @dataclass(frozen=True)
 class There:
-    """What a URL has.
+    """The state of a URL.
 
     Attributes:
         whole: a file, or a complete folder.
@@ -46,7 +46,7 @@ class There:
 
 @dataclass(frozen=True)
 class Sent:
-    """What it took to write to a URL.
+    """The cost of writing to a URL.
 
     Attributes:
         files, bytes: in all.
@@ -91,7 +91,7 @@ def check_url(url: Url) -> None:
 
 
 def look(url: Url) -> There:
-    """What a URL has; and make sure that files can be written and removed there, before hours of work.
+    """Look at a URL, and make sure that files can be written and removed there, before hours of work.
 
     Raises:
         ConfigError: a package is missing, or nothing writes to such a URL.
@@ -139,7 +139,7 @@ class Upload(BucketStore):
         return f"{self.location.path}/{name}" if name else self.location.path
 
     def _found(self) -> dict[str, RemoteFile]:
-        """What is there: name in the folder -> file; the name is empty for a file in the folder's place."""
+        """Name in the folder -> file that is there; the name is empty for a file in the folder's place."""
         folder = self._key("") + "/"
         files = {file.key.removeprefix(folder): file for file in self.listed(folder) if file.key.startswith(folder)}
 
@@ -152,7 +152,7 @@ class Upload(BucketStore):
         return files | self.ask(self._key(""), alone)
 
     def look(self) -> There:
-        """As the function; where files may be written, one is, and removed."""
+        """See the function; where files may be written, one is, and removed."""
         found = self._found()
         marker = found.get(UPLOADING)
         if not found or marker:
@@ -162,7 +162,7 @@ class Upload(BucketStore):
         return There(bool(found) and not marker, self._job(marker) if marker else None)
 
     def send(self, path: Path, job: str, part_bytes: int) -> dict[str, int]:
-        """As the function; returns how many files and bytes are there then."""
+        """See the function; returns how many files and bytes are there then."""
         found = [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob("*")))
         files = {"" if file == path else str(file.relative_to(path)): file for file in found}
         sizes = {name: file.stat().st_size for name, file in files.items()}
@@ -191,7 +191,7 @@ class Upload(BucketStore):
         if others := sorted({*found} - {*sizes}):
             named = ", ".join(others[:_FEW]) + ", …" * (len(others) > _FEW)
             raise ConfigError(f"out: {self._url} has files of something else ({named}); remove them or set out=URL")
-        if found and marker is None and there != sizes:  # else all was done, and the process killed before it said so
+        if found and marker is None and there != sizes:  # else all was done before a kill
             raise ConfigError(
                 f"out: {self._url} is there already, and nothing is overwritten; remove it or set out=URL"
             )
@@ -220,7 +220,7 @@ class Upload(BucketStore):
         self.ask(self._key(name), put)
 
     def _complete(self, sizes: Mapping[str, int], job: str, *, sent: bool) -> None:
-        """Compare what is there, and remove the file that says that it isn't complete."""
+        """Compare the sizes, and remove the mark of an incomplete folder."""
         found = self._found()
         for name, size in sizes.items():
             if name not in found or found[name].size != size:
