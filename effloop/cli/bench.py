@@ -126,11 +126,7 @@ def bench(options: BenchOptions, overrides: list[str]) -> int:
 
 
 def _out(options: BenchOptions) -> Path | None:
-    """Where the figures go, if anywhere; that they can is known before minutes of work.
-
-    Raises:
-        ConfigError: they can't be written there.
-    """
+    """Where the figures go, if anywhere; that they can is known before minutes of work."""
     out, more = options.out, BENCHMARKS[options.what].files is not None
     if out is None:
         if not more:

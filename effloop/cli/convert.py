@@ -102,15 +102,8 @@ def index_data(options: IndexOptions, overrides: list[str]) -> int:
 def _open_splits(
     config: Config, splits: Sequence[str], refused: Callable[[str], None] | None = None
 ) -> dict[str, Source]:
-    """Open some of the splits `train` and `val`.
-
-    Args:
-        config: whose data they are of.
-        splits: which.
-        refused: gets the line for a split that only `data.allow_missing_classes` makes possible to open; None raises.
-
-    Raises:
-        DataError: one can't be; where the other can, the line says how to take it alone.
+    """Open some of the splits `train` and `val`; `refused` gets the line for one that only
+    `data.allow_missing_classes` makes possible to open, which otherwise is an error.
     """
     opened: dict[str, Source] = {}
     failed: list[DataError] = []

@@ -128,11 +128,7 @@ def _folder(options: EvalOptions) -> Path:
 
 
 def _check_writable(out: Path) -> None:
-    """Make the folder, before there is anything to write to it.
-
-    Raises:
-        ConfigError: it can't be made or written to.
-    """
+    """Make the folder, before there is anything to write to it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=out):

@@ -147,12 +147,7 @@ def _predicted(options: PredictOptions, trained: Trained, source: Source) -> tup
 
 
 def _source(options: PredictOptions, overrides: Sequence[str], trained: Trained) -> tuple[Source, bool]:
-    """The images, and whether they have targets.
-
-    Raises:
-        ConfigError: a URL, paths beside `data.root`, a dataset beside other paths, or a split of what has none.
-        DataError: there are no such images.
-    """
+    """The images, and whether they have targets."""
     for path in options.paths:
         if is_remote(url := str(path).replace(":/", "://", 1)) and not path.exists():  # a path has one slash
             raise ConfigError(f"predict: '{url}' is a URL, not a path; write data.root={url} instead")
@@ -188,12 +183,7 @@ def _is_dataset(path: Path) -> bool:
 def _write(
     options: PredictOptions, predictions: Predictions, found: Batches, source: Source | None
 ) -> list[dict[str, Any]]:
-    """Write the table, with targets if there is a source of them; returns the first rows if there is no file.
-
-    Raises:
-        DataError: no image can be used; a file from before is left as it was.
-        ConfigError: the file can't be written.
-    """
+    """Write the table, with targets if there is a source of them; returns the first rows if there is no file."""
     rows: list[dict[str, Any]] = []
     digits = predictions.trained.task.digits
     with writing(options.out, digits) if options.out else nullcontext() as writer, Progress() as progress:

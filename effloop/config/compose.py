@@ -288,11 +288,7 @@ def check_folder(hydra: Any, key: str) -> None:
 
 
 def _check_can_be_made(folder: Path) -> None:
-    """Check early that the run folder can be created; it isn't created here, as other runs may start meanwhile.
-
-    Raises:
-        ConfigError: the folder can't be created.
-    """
+    """Check early that the run folder can be created; it isn't created here, as other runs may start meanwhile."""
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
     code = errno.ENOTDIR if not parent.is_dir() else errno.EACCES
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):

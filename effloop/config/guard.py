@@ -179,12 +179,7 @@ def _shown(node: Any) -> str:
 
 @cache
 def _own(root: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """{key: value as written} of Hydra's own config as EffLoop's and Hydra's files alone give it.
-
-    Args:
-        root: the folder of EffLoop's files.
-        names: overrides that choose launcher, sweeper and sampler; the basic ones are taken for those of files.
-    """
+    """{key: value as written} of Hydra's own config as EffLoop's and Hydra's files alone give it."""
     path = ConfigSearchPathImpl()
     for provider, place in (("hydra", "pkg://hydra.conf"), ("main", f"file://{root}"), ("schema", "structured://")):
         path.append(provider, place)

@@ -126,11 +126,7 @@ def _without_removed(plain: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _part_of_saved(group: str, name: str) -> type[PartConfig]:
-    """The config class of a part that a saved config names.
-
-    Raises:
-        ConfigError: there is no such part here.
-    """
+    """The config class of a part that a saved config names."""
     if name not in registry.groups[group]:
         raise ConfigError(
             f"{group}: the run's '{name}' is not here; install the package that it is of, or add plugins=[FILE.py] "
@@ -140,11 +136,7 @@ def _part_of_saved(group: str, name: str) -> type[PartConfig]:
 
 
 def _apply(tree: Any, override: Override) -> None:
-    """Apply an override of a key.
-
-    Raises:
-        ConfigError: there is no such entry to delete.
-    """
+    """Apply an override of a key."""
     if not override.is_delete():
         OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
         return

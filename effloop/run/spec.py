@@ -105,11 +105,7 @@ def resumed(place: Path, overrides: Sequence[str]) -> RunSpec:
 
 
 def _folder_of(checkpoint: Path) -> Path:
-    """The run folder that a checkpoint is in.
-
-    Raises:
-        ConfigError: it is in none.
-    """
+    """The run folder that a checkpoint is in."""
     folder = checkpoint.absolute().parent.parent
     if checkpoint.absolute().parent.name != "checkpoints" or not (folder / CONFIG).is_file():
         raise ConfigError(
@@ -162,11 +158,7 @@ def _stamped(spec: RunSpec) -> bool:
 
 
 def _check_same(begun: Config, now: Config, folder: Path) -> None:
-    """Refuse to go on with other values than a run has.
-
-    Raises:
-        ConfigError: they differ; with the first keys, and what to type.
-    """
+    """Refuse to go on with other values than a run has."""
     trees = [configs.to_dict(begun), configs.to_dict(now)]
     for key in _MEASURED:
         if trees[1][key] in ("auto", None):

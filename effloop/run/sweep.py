@@ -193,11 +193,7 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
 
 
 def _jobs_of(folder: Path, problem: EffLoopError | None) -> list[RunRecord]:
-    """The jobs of a sweep; where there are none, its folder goes.
-
-    Raises:
-        EffLoopError: there are none, because of the problem if there was one.
-    """
+    """The jobs of a sweep; where there are none, its folder goes."""
     found = read_jobs(folder)
     if not found:
         for name in (SWEEP, "multirun.yaml"):
@@ -249,12 +245,7 @@ def _show(found: Sequence[RunRecord], folder: Path, objective: str) -> ConfigErr
 
 
 def _raise_for(found: Sequence[RunRecord], count: int, problem: EffLoopError | None, go_on: str) -> None:
-    """Say which jobs didn't come to their end.
-
-    Raises:
-        ConfigError: there are some.
-        EffLoopError: the problem, where all did.
-    """
+    """Say which jobs didn't come to their end."""
     failed = [run for run in found if run.state not in ("done", "pruned")]
     count = max(count, len(found))
     missing = count - len(found)

@@ -40,12 +40,7 @@ _KEPT = ("GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC
 
 
 def _git(folder: Path, settings: Sequence[tuple[str, str]], *words: str) -> bytes:
-    """What `git WORDS` prints in a folder: no program that a configuration names, no network, no writing.
-
-    Raises:
-        OSError: there is no git.
-        subprocess.SubprocessError: it fails, or takes more than 10 seconds.
-    """
+    """What `git WORDS` prints in a folder: no program that a configuration names, no network, no writing."""
     numbered = {f"GIT_CONFIG_KEY_{number}": key for number, (key, _) in enumerate(settings)}
     numbered |= {f"GIT_CONFIG_VALUE_{number}": value for number, (_, value) in enumerate(settings)}
     variables = {
@@ -64,11 +59,7 @@ def _git(folder: Path, settings: Sequence[tuple[str, str]], *words: str) -> byte
 
 
 def _settings(folder: Path) -> list[tuple[str, str]]:
-    """Settings under which git runs no program: `_OFF`, and those that the checkout's own configuration calls for.
-
-    Raises:
-        OSError, subprocess.SubprocessError: as `_git`.
-    """
+    """Settings under which git runs no program: `_OFF`, and those that the checkout's own configuration calls for."""
     command = ["git", "config", "--get-all", "-z", "safe.directory"]  # the user's, not the checkout's
     trusted = _output(command, {**_without_gits(), "GIT_DIR": os.devnull}, allowed=(0, 1))
     settings = [*_OFF.items(), *(("safe.directory", place) for place in _words(trusted))]

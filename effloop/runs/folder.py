@@ -103,15 +103,7 @@ def check_free(folder: Path) -> None:
 
 
 def _refuse_owner(folder: Path, locked: bool | None = True) -> None:
-    """Refuse a folder that another process has locked, or is said to train in by state.json.
-
-    Args:
-        folder: of a run.
-        locked: whether this process could lock it; None if the file system has no locks.
-
-    Raises:
-        TakenError: with that process.
-    """
+    """Refuse a folder that another process has locked, or is said to train in by state.json."""
     state = _read(folder / STATE)
     alive = state.get("state") == "running" and state.get("pid") != os.getpid() and is_alive(state)
     owner = state if locked else _read(folder / LOCK) or state
@@ -134,11 +126,7 @@ def _try(fd: int) -> bool | None:
 
 
 def _open(folder: Path, flags: int) -> int:
-    """The lock's file, opened without waiting or following a link.
-
-    Raises:
-        OSError: it can't be, or isn't a file.
-    """
+    """The lock's file, opened without waiting or following a link."""
     fd = os.open(folder / LOCK, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -214,12 +202,7 @@ def claim_run_dir(path: Path, *, again: bool = False) -> Path:
 
 
 def _take(folder: Path, *, again: bool) -> None:
-    """Make a folder that is there this run's.
-
-    Raises:
-        TakenError: it is another run's, or has checkpoints by now.
-        ConfigError: it can't be written to.
-    """
+    """Make a folder that is there this run's."""
     lock(folder, new=not again)
     try:
         if not again:

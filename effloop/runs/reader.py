@@ -220,11 +220,7 @@ def differing_values(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]
 
 
 def _read(path: Path, kind: type = dict) -> Any:
-    """The contents of a JSON or YAML file, of type `kind`; empty if there is no file.
-
-    Raises:
-        ConfigError: it can't be read.
-    """
+    """The contents of a JSON or YAML file, of type `kind`; empty if there is no file."""
     try:
         found = read_json(path) if path.suffix == ".json" else read_yaml(path) or kind()
         if not isinstance(found, kind) and path.suffix != ".json":
