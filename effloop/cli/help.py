@@ -6,7 +6,7 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from enum import Enum
 from importlib.resources.abc import Traversable
@@ -14,7 +14,7 @@ from itertools import islice
 
 from effloop.cli.command import Command, Option, command, options_of
 from effloop.config import Config, hydra_setup
-from effloop.config.keys import Key, keys_of
+from effloop.config.keys import keys_of
 from effloop.config.overrides import meant
 from effloop.errors import ConfigError
 from effloop.registry import Registry, groups
@@ -98,47 +98,30 @@ def show_choices(options: ListOptions, _: list[str]) -> int:
     """
     hydra_setup.prepare()
     what, keys = options.what, keys_of()
-    if what in ("ops", "augment.ops"):
-        _print(operation_lines())
-        return 0
     within = [key for name, key in keys.items() if what == "keys" or name == what or name.startswith(f"{what}.")]
-    if what is None or what in GROUPS:
-        _print(_parts((what,) if what else GROUPS, lazy=bool(what)))
+    lines: list[str] = []
+    if what in ("ops", "augment.ops"):
+        lines += operation_lines()
+    elif what is None or what in GROUPS:
+        found = {group: choices_of(group, lazy=bool(what)) for group in ((what,) if what else GROUPS)}
+        for group, names in found.items():
+            wide = max(map(len, names), default=0)
+            lines += [f"{group:<{max(map(len, found))}}  {name:<{wide}}  {text}" for name, text in names.items()]
+        lines += ["", "Keys:"] if within else []
     elif not within:
         near = meant(what, [*GROUPS, *keys])
         hint = f"; did you mean '{near}'?" if near else ""
         raise ConfigError(f"list: '{what}' is neither a group nor a key; have {', '.join(GROUPS)}, keys, ops{hint}")
     if what in keys:
-        _print(_details(keys[what]))
-    elif within:
-        _print(["", "Keys:"] if what in GROUPS else [])
-        _print(in_columns((key.name, _in_short(key)) for key in within))
+        key = keys[what]
+        rows = [("meaning", key.meaning), ("takes", key.allowed), ("default", key.default), ("only with", key.owners)]
+        lines += [key.name, *in_columns((name, text) for name, text in rows if text)]
+    elif what not in ("ops", "augment.ops"):
+        only = {key.name: f"; only {key.owners.replace(',', ', ')}" if key.owners else "" for key in within}
+        form = "{0.meaning} [{0.allowed}; default {0.default}{only}]"
+        lines += in_columns((key.name, form.format(key, only=only[key.name])) for key in within)
+    print("\n".join(lines))
     return 0
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)
-
-
-def _parts(chosen: Sequence[str], *, lazy: bool) -> Iterator[str]:
-    found = {group: choices_of(group, lazy=lazy) for group in chosen}
-    widest = max(map(len, chosen))
-    for group, names in found.items():
-        wide = max(map(len, names), default=0)
-        for name, summary in names.items():
-            yield f"{group:<{widest}}  {name:<{wide}}  {summary}"
-
-
-def _details(key: Key) -> Iterator[str]:
-    yield key.name
-    rows = [("meaning", key.meaning), ("takes", key.allowed), ("default", key.default), ("only with", key.owners)]
-    yield from in_columns((name, text) for name, text in rows if text)
-
-
-def _in_short(key: Key) -> str:
-    only = f"; only {key.owners.replace(',', ', ')}" if key.owners else ""
-    return f"{key.meaning} [{key.allowed}; default {key.default}{only}]"
 
 
 def choices_of(group: str, *, lazy: bool = False) -> dict[str, str]:
