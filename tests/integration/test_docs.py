@@ -105,34 +105,42 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield [word for word in words if word not in ("OVERRIDE", "…", "[GROUP]", "COMMAND")]
 
 
-@pytest.fixture
-def scratch(here: Path, photos: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: /data/NAME, a run and a sweep are there under the names which the pages use."""
-    (here / "data").mkdir()
+@pytest.fixture(scope="module")
+def template(photos: Path, finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with /data/NAME, a run and a sweep under the names which the pages use; not to be changed."""
+    place = tmp_path_factory.mktemp("template")
+    (place / "data").mkdir()
     for name in ("pets", "in1k", "digits", "ages"):
-        (here / "data" / name).symlink_to(photos)
-    make_masks(here / "data" / "nuclei", {"train": 19, "val": 5})
-    (here / "data" / "colors.txt").write_text("0 0 0 background\n255 255 255 nucleus\n")
-    (here / "data" / "photos").symlink_to(photos / "train")  # classes, and no splits
+        (place / "data" / name).symlink_to(photos)
+    make_masks(place / "data" / "nuclei", {"train": 19, "val": 5})
+    (place / "data" / "colors.txt").write_text("0 0 0 background\n255 255 255 nucleus\n")
+    (place / "data" / "photos").symlink_to(photos / "train")  # classes, and no splits
     names = sorted(path.relative_to(photos) for path in photos.glob("*/*/*.jpg"))
     rows = [f"pets/{name},{name.parts[1]},{name.parts[0]}" for name in names]
-    (here / "data" / "labels.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
+    (place / "data" / "labels.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
     rows = [f"{name};{name.parts[1]};{name.parts[0]}" for name in names]
-    (here / "data" / "survey.csv").write_text("\n".join(["photo;finding;split", *rows]) + "\n")
+    (place / "data" / "survey.csv").write_text("\n".join(["photo;finding;split", *rows]) + "\n")
     for table, target in (("garments", "hat|shoes"), ("houses", "12.5")):  # columns: image, split, target
         rows = [
             f"pets/{name},{name.parts[0]},{target if number % 3 else target[:3]}" for number, name in enumerate(names)
         ]
-        (here / "data" / f"{table}.csv").write_text("\n".join(["image,split,target", *rows]) + "\n")
-    assert main(["convert", f"data.root={photos}", "to=lmdb", f"out={here}/data/pets.lmdb"]) == 0
-    write_npz(here / "data" / "bloodmnist.npz", make_splits(train=24, val=8))
-    with h5py.File(here / "data" / "cells.h5", "w") as file:
+        (place / "data" / f"{table}.csv").write_text("\n".join(["image,split,target", *rows]) + "\n")
+    assert main(["convert", f"data.root={photos}", "to=lmdb", f"out={place}/data/pets.lmdb"]) == 0
+    write_npz(place / "data" / "bloodmnist.npz", make_splits(train=24, val=8))
+    with h5py.File(place / "data" / "cells.h5", "w") as file:
         file["pixels"], file["cell_type"] = make_splits(train=40)["train"]
-    shutil.copytree(photos / "val" / "a", here / "photos")
-    shutil.copy(here / "photos" / "000.jpg", here / "cat.jpg")
+    shutil.copytree(photos / "val" / "a", place / "photos")
+    shutil.copy(place / "photos" / "000.jpg", place / "cat.jpg")
     for run in (RUN, OTHER, "outputs/pets"):
-        shutil.copytree(finished, here / run)
-    make_sweep(here / "outputs/multirun/2026-11-21/10-52-00", {"lr": [0.001, 0.01]})
+        shutil.copytree(finished, place / run)
+    make_sweep(place / "outputs/multirun/2026-11-21/10-52-00", {"lr": [0.001, 0.01]})
+    return place
+
+
+@pytest.fixture
+def scratch(here: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, which is the current folder."""
+    shutil.copytree(template, here, symlinks=True, dirs_exist_ok=True)
     for registry in groups.values():  # parts of these pages are gone afterwards
         monkeypatch.setattr(registry._entries, "_found", dict(registry._entries))  # all are imported now
     monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
