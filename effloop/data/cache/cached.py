@@ -219,7 +219,7 @@ def _holders(folder: Path) -> Iterator[list[str]]:
         ) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        with open(fd, "r+", closefd=False) as file:
+        with open(fd, "r+", errors="replace", closefd=False) as file:
             links = [link for link in file.read().split() if _region_of(link)]
             yield links
             file.seek(0)
