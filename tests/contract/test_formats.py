@@ -125,7 +125,7 @@ def test_auto_knows_it(name: str, mixed: Path, tmp_path: Path) -> None:
 def test_a_label_without_a_class_is_not_written(name: str, tmp_path: Path) -> None:
     for label in (-1, 2, 256):
         with pytest.raises(DataError, match=line(f"k.jpg has the label {label}; allowed are 0 to 1")):
-            write_records(name, tmp_path / "written", ["a", "b"], train=[(b"k.jpg", label, encode(photo(), "JPEG"))])
+            write_records(name, tmp_path / f"{label}", ["a", "b"], train=[(b"k.jpg", label, encode(photo(), "JPEG"))])
 
 
 @PACKED
