@@ -142,7 +142,7 @@ def scratch(here: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """A copy of it, which is the current folder."""
     shutil.copytree(template, here, symlinks=True, dirs_exist_ok=True)
     for registry in groups.values():  # parts of these pages are gone afterwards
-        monkeypatch.setattr(registry._entries, "_found", dict(registry._entries))  # all are imported now
+        monkeypatch.setattr(registry, "_found", {name: registry[name] for name in registry})  # all are imported now
     monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
     monkeypatch.setattr(sys, "path", [*sys.path])
     for variable in ("EFFLOOP_PLUGINS", "PYTHONPATH"):
