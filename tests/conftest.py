@@ -67,7 +67,7 @@ def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert train(photos, "run=run", "epochs=3", "record.tensorboard=true") == 0
+        assert train(photos, "run=run", "record.tensorboard=true", "epochs=3") == 0
     return folder / "outputs" / "run"
 
 
