@@ -102,10 +102,10 @@ def test_a_mask_stays_the_threshold_of_its_image(recipe: str) -> None:
     assert isinstance(augment, NativeAugment)
     augment.resize = augment._resize_flipped = nearest
     augment._resize_flipped = lambda region, out: nearest(region, out, flip=True)
-    images, masks = applied(augment, 1250)
+    images, masks = applied(augment, 200)
     np.testing.assert_array_equal(LEVELS[images[:, :, :, 0]], masks)
     assert len(np.unique(masks)) == (2 if recipe in ("resized", "centred") else 3)
-    assert len(np.unique(masks, axis=0)) > (600 if recipe != "centred" else 10)
+    assert len(np.unique(masks, axis=0)) > (100 if recipe != "centred" else 10)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_mask_stays_the_threshold_of_its_image(recipe: str) -> None:
     ],
 )
 def test_torchvision_moves_masks_with_images(ops: dict[str, Any]) -> None:
-    images, masks = applied(built(ops, "torchvision"), 200)
+    images, masks = applied(built(ops, "torchvision"), 60)
     np.testing.assert_array_equal(LEVELS[images[:, :, :, 0]], masks)
     assert set(np.unique(masks)) == {0, 1, 255}
 
@@ -132,7 +132,7 @@ def test_albumentations_moves_masks_with_images() -> None:
         "flip": {"op": "HorizontalFlip"},
         "one": {"op": "OneOf", "transforms": turns},
     }
-    images, masks = applied(built(ops, "albumentations"), 200)
+    images, masks = applied(built(ops, "albumentations"), 60)
     np.testing.assert_array_equal(LEVELS[images[:, :, :, 0]], masks)
     assert set(np.unique(masks)) == {0, 1, 255}
 
@@ -142,9 +142,9 @@ def test_images_are_the_same_without_masks(library: str) -> None:
     if library == "albumentations":
         pytest.importorskip("albumentations")
     augment = augments.build(composed(f"augment={library}_colour").augment, size=ImageSize.of(SIDE), train=True)
-    images, _ = applied(augment.with_masks(), 30)
-    sizes = np.array([binary(19 + n % 23, 21 + n % 17, 0)[1].shape for n in range(30)])
-    draws = augment.draw(sample_keys(0, 0, np.arange(30)), sizes)
+    images, _ = applied(augment.with_masks(), 12)
+    sizes = np.array([binary(19 + n % 23, 21 + n % 17, 0)[1].shape for n in range(12)])
+    draws = augment.draw(sample_keys(0, 0, np.arange(12)), sizes)
     for row, wanted in enumerate(images):
         top, left, height, width = draws.boxes[row]
         image, out = binary(*sizes[row], row % 5)[0], np.empty((SIDE, SIDE, 3), np.uint8)
@@ -160,7 +160,7 @@ def test_colours_blur_and_erasing_leave_masks() -> None:
 @pytest.mark.parametrize("policy", ["RandAugment", "TrivialAugmentWide"])
 def test_of_a_policy_only_what_moves_pixels_moves_masks(policy: str) -> None:
     crop = {"crop": {"op": "RandomResizedCrop"}}
-    plain, masks = applied(built(crop), 200)[1], applied(built({**crop, "policy": {"op": policy}}), 200)[1]
+    plain, masks = applied(built(crop), 80)[1], applied(built({**crop, "policy": {"op": policy}}), 80)[1]
     moved = (plain != masks).any((1, 2)).mean()
     assert 0.2 < moved < 0.8
     assert (masks == 255).any()
@@ -169,8 +169,8 @@ def test_of_a_policy_only_what_moves_pixels_moves_masks(policy: str) -> None:
 @pytest.mark.parametrize(
     ("library", "recipe"),
     [
-        *[("native", recipe) for recipe in ("warped", "padded", "turned", "later")],
-        *[("torchvision", recipe) for recipe in ("warped", "padded", "turned")],
+        *[("native", recipe) for recipe in ("warped", "padded", "later")],
+        *[("torchvision", recipe) for recipe in ("warped", "padded")],
     ],
 )
 def test_on_batches_masks_are_what_they_are_on_the_host(recipe: str, library: str) -> None:
@@ -186,8 +186,8 @@ def _devices() -> list[Any]:
 
 
 def applied_on(augment: Augment) -> torch.Tensor:
-    images, masks = applied(augment, 64)
-    keys = sample_keys(0, 0, np.arange(64))
+    images, masks = applied(augment, 24)
+    keys = sample_keys(0, 0, np.arange(24))
     batch = torch.from_numpy(images).permute(0, 3, 1, 2)
     done, cut = augment.on_device(batch, keys, torch.from_numpy(masks))
     assert cut is not None
@@ -197,7 +197,7 @@ def applied_on(augment: Augment) -> torch.Tensor:
 
 def test_no_class_takes_more_of_a_crop_than_allowed() -> None:
     """Against a plain transcript of mmsegmentation's RandomCrop."""
-    count, ratio = 300, 0.6
+    count, ratio = 100, 0.6
     ops = {"crop": {"op": "RandomScaleCrop", "ratio": [1.0, 3.0], "cat_max_ratio": ratio}}
     augment = built(ops)
     mask = np.zeros((60, 80), np.uint8)
@@ -289,8 +289,7 @@ def assert_same(got: list[Batch], wanted: list[Batch]) -> None:
             assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
-@pytest.mark.parametrize("output", ["uint8", "normalised"])
-@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(("split", "output"), [("train", "normalised"), ("val", "uint8")])
 def test_every_engine_loads_the_same_masks(root: Path, split: str, output: str) -> None:
     plan = make_plan(root, split, **({"output": Output()} if output == "uint8" else {}))
     with closing(make_engine("inline", plan)) as engine:
@@ -299,7 +298,7 @@ def test_every_engine_loads_the_same_masks(root: Path, split: str, output: str) 
     assert set(wanted[0].targets.unique().tolist()) == {0, 1, 2, 255}
     if split == "val":
         assert (wanted[-1].targets[~wanted[-1].valid] == 255).all()
-    for name, workers in (("threads", 1), ("threads", 2), ("processes", 1), ("processes", 2)):
+    for name, workers in (("threads", 2), ("processes", 2)):
         with closing(make_engine(name, plan, workers)) as engine:
             assert_same(copied(engine.stream(1)), wanted)
             assert_same(copied(engine.stream(1, 8)), wanted[1:])
@@ -319,7 +318,7 @@ def test_dali_is_refused(root: Path) -> None:
         make_engine("dali", make_plan(root))
 
 
-@pytest.mark.parametrize("engine", ["inline", "threads", "processes"])
+@pytest.mark.parametrize("engine", ["inline", "processes"])
 def test_a_bad_mask_is_a_bad_sample(tmp_path: Path, engine: str) -> None:
     root = make_masks(tmp_path, {"train": 16, "val": 2})
     plan = make_plan(root)
@@ -339,27 +338,21 @@ def test_a_bad_mask_is_a_bad_sample(tmp_path: Path, engine: str) -> None:
     assert not left_out.valid[skipped.row]
 
 
-@pytest.mark.parametrize(("change", "said"), [("size", "30"), ("value", "value 7")])
-def test_a_mask_of_another_size_or_with_another_value_is_refused(tmp_path: Path, change: str, said: str) -> None:
+def test_a_mask_of_another_size_or_with_another_value_is_refused(tmp_path: Path) -> None:
     root = make_masks(tmp_path, {"train": 8, "val": 2})
     plan = make_plan(root)
     image, mask = binary(30, 40, 0)
-    write_pair(root / "train", "0000.jpg", image, mask[:, :30] if change == "size" else np.full_like(mask, 7))
     request = BatchRequest(0, np.arange(1), np.ones(1, np.bool_))
-    with pytest.raises(DataError, match=f"0000.jpg has a mask.*{said}"):
-        plan.fill(request, plan.empty_batch(request).images, 0, 1)
+    for bad, said in ((mask[:, :30], "30"), (np.full_like(mask, 7), "value 7")):
+        write_pair(root / "train", "0000.jpg", image, bad)
+        with pytest.raises(DataError, match=f"0000.jpg has a mask.*{said}"):
+            plan.fill(request, plan.empty_batch(request).images, 0, 1)
 
 
 @pytest.mark.parametrize("cache", ["bytes", "pixels"])
 def test_a_memory_cache_changes_nothing(root: Path, cache: str) -> None:
-    words = (
-        "data=masks",
-        f"data.root={root}",
-        f"image_size={SIDE}",
-        "batch_size=8",
-        "num_workers=0",
-        "data.cache_gb=0.01",
-    )
+    words = ("data=masks", f"data.root={root}", f"image_size={SIDE}", "batch_size=8", "num_workers=0")
+    words += ("data.cache_gb=0.01",)
     plain = copied(effloop.build_loader(composed(*words)).epoch(0))
     with closing(effloop.build_loader(composed(*words, f"data.cache={cache}"))) as loader:
         assert_same(copied(loader.epoch(0)), plain)
@@ -374,8 +367,9 @@ def test_a_memory_cache_changes_nothing(root: Path, cache: str) -> None:
 
 def test_the_recipe_for_masks_is_chosen_unless_another_is(root: Path) -> None:
     data = ("data=masks", f"data.root={root}")
-    assert "RandomScaleCrop" in str(composed(*data, "augment.ops.flip.p=0.25").augment.ops)
-    assert composed(*data, "augment.ops.flip.p=0.25").augment.ops["flip"]["p"] == 0.25
+    ops = composed(*data, "augment.ops.flip.p=0.25").augment.ops
+    assert "RandomScaleCrop" in str(ops)
+    assert ops["flip"]["p"] == 0.25
     assert "RandomScaleCrop" not in str(composed(*data, "augment=native_rand").augment.ops)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from plans import make_plan, native_config, open_source
+from plans import make_plan, native_config, open_source, pairwise
 
 from effloop.batch import ImageSize
 from effloop.data.augment import Augment
@@ -21,8 +21,6 @@ from effloop.native import library
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CPU = torch.device("cpu")
-
-every_layout = pytest.mark.parametrize("channels_last", [True, False])
 
 
 def make_transfer(channels: int = 3, *, channels_last: bool = True, augment: Augment | None = None) -> Transfer:
@@ -39,9 +37,9 @@ def finished(output: Output, pixels: np.ndarray, start: int, stop: int) -> torch
     return images
 
 
-@every_layout
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("size", [(1, 1), (1, 2), (5, 3), (8, 8), (8, 24), (33, 7), (64, 63)])
+@pytest.mark.parametrize(
+    ("size", "channels", "channels_last"), pairwise([(1, 1), (1, 2), (8, 24), (33, 7), (64, 63)], [1, 3], [True, False])
+)
 def test_as_torch_to_the_bit(size: tuple[int, int], channels: int, channels_last: bool) -> None:
     transfer = make_transfer(channels, channels_last=channels_last)
     output = transfer.host_output()
@@ -57,9 +55,7 @@ def test_as_torch_to_the_bit(size: tuple[int, int], channels: int, channels_last
     assert transfer.normalize(got) is got
 
 
-@every_layout
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("fused", "channels", "channels_last"), pairwise([True, False], [1, 2, 3, 4], [True, False]))
 def test_rounding(fused: bool, channels: int, channels_last: bool) -> None:
     """Each level of each channel, by numbers that round differently once and twice."""
     generator = np.random.default_rng(1)
@@ -93,7 +89,7 @@ def test_where_pixels_stay_pixels() -> None:
     assert type(make_transfer(augment=now).host_output()) is NormalizedOutput
 
 
-@every_layout
+@pytest.mark.parametrize("channels_last", [True, False])
 def test_a_plan_with_it(photos: Path, channels_last: bool) -> None:
     """Padding, and what is left out, are pixels of 0, normalised; a copy in another process does the same."""
     plan = make_plan(open_source("folder", photos, "val"), train=False)

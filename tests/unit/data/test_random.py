@@ -49,12 +49,12 @@ def test_random_numbers_are_what_they_always_were() -> None:
 
 
 def test_order_differs_by_epoch_and_seed() -> None:
-    orders = {tuple(order(50, seed, epoch)) for seed in range(10) for epoch in range(10)}
-    assert len(orders) == 100
+    orders = {tuple(order(50, seed, epoch)) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
 
 
 def test_all_orders_of_four_come_up_equally_often() -> None:
-    runs = 720
+    runs = 240
     counts = Counter(tuple(order(4, epoch=epoch)) for epoch in range(runs))
     expected = runs / math.factorial(4)
     chi_square = sum((counts[p] - expected) ** 2 / expected for p in itertools.permutations(range(4)))
@@ -62,7 +62,7 @@ def test_all_orders_of_four_come_up_equally_often() -> None:
 
 
 def test_every_sample_stands_everywhere_equally_often() -> None:
-    size, runs = 50, 1000
+    size, runs = 50, 300
     counts = np.zeros((size, size))
     for epoch in range(runs):
         counts[np.arange(size), order(size, epoch=epoch)] += 1

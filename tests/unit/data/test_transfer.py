@@ -36,7 +36,7 @@ def transferred(batch: Batch, mean: list[float] | None, std: list[float] | None,
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-@pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ([0.0] * 3, [1.0] * 3), ([0.1, 0.5, 0.9], [0.01, 1.0, 7.0])])
+@pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ([0.1, 0.5, 0.9], [0.01, 1.0, 7.0])])
 def test_normalising(mean: list[float], std: list[float], channels_last: bool) -> None:
     batch = make_batch()
     got = transferred(batch, mean, std, channels_last).images
@@ -47,7 +47,7 @@ def test_normalising(mean: list[float], std: list[float], channels_last: bool) -
     assert got.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
-@pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ([0.0] * 3, [1.0] * 3), ([0.1, 0.5, 0.9], [0.01, 1.0, 7.0])])
+@pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ([0.1, 0.5, 0.9], [0.01, 1.0, 7.0])])
 def test_pixels_of_what_was_normalised(mean: list[float], std: list[float]) -> None:
     batch, transfer = make_batch(), Transfer(torch.device("cpu"), mean, std, channels_last=True)
     got = transfer.pixels(transfer.normalize(batch.images))
@@ -63,21 +63,14 @@ def test_pixels_of_what_was_normalised(mean: list[float], std: list[float]) -> N
     assert transfer.pixels(far).flatten(1).unique(dim=1).tolist() == [[0], [255]]
 
 
-def test_pixels_without_mean_and_std() -> None:
-    batch, transfer = make_batch(), Transfer(torch.device("cpu"), None, None, channels_last=True)
-    assert torch.equal(transfer.pixels(transfer.normalize(batch.images)), batch.images)
-
-
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_without_mean_and_std_images_stay_uint8(channels_last: bool) -> None:
+def test_without_mean_and_std_images_stay_uint8() -> None:
     batch = make_batch()
-    got = transferred(batch, None, None, channels_last).images
+    got = transferred(batch, None, None).images
     assert torch.equal(got, batch.images)
     assert got.dtype == torch.uint8
-    assert got.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint32])
 def test_the_other_fields(dtype: torch.dtype) -> None:
     got = transferred(make_batch(dtype), MEAN, STD)
     assert got.targets.dtype == torch.int64
@@ -92,20 +85,6 @@ def test_batches_are_taken_one_by_one() -> None:
             yield make_batch()
 
     assert len(next(Transfer(torch.device("cpu"), MEAN, STD, channels_last=True).stream(endless(), keys_of))) == 2
-
-
-@pytest.mark.parametrize("channels_last", [True, False])
-@pytest.mark.parametrize("size", [1, 2, 5, 33, 64])
-@pytest.mark.parametrize("count", [1, 3])
-def test_normalising_any_size(count: int, size: int, channels_last: bool) -> None:
-    images = torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    before = images.clone()
-    transfer = Transfer(torch.device("cpu"), MEAN, STD, channels_last=channels_last)
-    got = transfer.normalize(images)
-    mean, std = (torch.tensor(values, dtype=torch.float64).reshape(1, 3, 1, 1) for values in (MEAN, STD))
-    torch.testing.assert_close(got.double(), (images.double() / 255 - mean) / std, rtol=1e-6, atol=1e-6)
-    assert got.is_contiguous(memory_format=transfer.memory_format)
-    assert torch.equal(images, before)
 
 
 def test_a_host_batch_is_let_go_before_its_copy_is_handed_out() -> None:

@@ -92,15 +92,21 @@ def kept(model: nn.Module) -> int:
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("name", MODELS)
+def test_blocks_are_found() -> None:
+    for make, blocks in MODELS.values():
+        with torch.device("meta"):
+            assert checkpoint_blocks(make()) == blocks
+
+
+@pytest.mark.parametrize("name", ["cnn", "dropping", "vit", "densenet", "timm-resnet10t", "timm-convnext"])
 def test_gradients_statistics_and_dropout_are_the_same(name: str) -> None:
     expected = step(build(name))
     model = build(name)
-    assert checkpoint_blocks(model) == MODELS[name][1]
+    checkpoint_blocks(model)
     assert_same(step(model), expected)
 
 
-@pytest.mark.parametrize("name", ["cnn", "resnet18", "vit", "timm-convnext"])
+@pytest.mark.parametrize("name", ["cnn", "vit"])
 def test_less_is_kept(name: str) -> None:
     plain, model = build(name), build(name)
     checkpoint_blocks(model)
@@ -186,8 +192,8 @@ def test_an_error_in_the_backward_pass_leaves_the_norms_as_they_were() -> None:
 
 def test_autocast_and_frozen_blocks() -> None:
     def run(*, checkpointed: bool) -> dict[str, Tensor]:
-        model = build("resnet18")
-        freeze(model, ["conv1", "bn1", "layer1", "layer3.0"])
+        model = build("dropping")
+        freeze(model, ["0", "1.1"])
         if checkpointed:
             checkpoint_blocks(model)
         with torch.autocast("cpu", torch.bfloat16):

@@ -17,7 +17,6 @@ from effloop.model.head import Features, find_head, train_head_only
 MODELS = {
     "resnet18": (lambda: zoo.resnet18(num_classes=3), "fc"),
     "vit": (lambda: zoo.VisionTransformer(32, 16, 1, 2, 16, 16, num_classes=3), "heads.head"),
-    "vgg": (lambda: zoo.vgg11(num_classes=3), "classifier.6"),
     "timm": (lambda: timm.create_model("resnet10t", num_classes=3), "fc"),
 }
 

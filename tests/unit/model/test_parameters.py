@@ -10,6 +10,7 @@ import torch
 import torchvision.models as zoo
 from torch import nn
 
+import effloop
 from effloop.errors import ConfigError
 from effloop.model import checkpoint_blocks, freeze, parameter_groups, rates_by_layer, with_head
 from effloop.model.parameters import layers_of
@@ -47,16 +48,14 @@ def test_transformer_layers_between_embeddings_and_head() -> None:
     ("model", "count", "first", "last"),
     [
         (lambda: zoo.efficientnet_b0(), 19, "features.0.0", "classifier.1"),
-        (lambda: zoo.convnext_tiny(), 23, "features.0.0", "classifier.0"),
-        (lambda: zoo.vgg11_bn(), 11, "features.0", "classifier.6"),
         (lambda: zoo.googlenet(aux_logits=False, init_weights=False), 13, "conv1.conv", "fc"),
         (lambda: zoo.densenet121(), 9, "features.conv0", "features.norm5"),  # with the classifier
-        (lambda: timm.create_model("tf_efficientnet_lite0"), 18, "conv_stem", "classifier"),
         (lambda: timm.create_model("convnext_atto"), 14, "stem.0", "head.norm"),
     ],
 )
 def test_other_networks(model: object, count: int, first: str, last: str) -> None:
-    found = starts(model())  # type: ignore[operator]
+    with torch.device("meta"):
+        found = starts(model())  # type: ignore[operator]
     assert (len(found), found[0], found[-1]) == (count, first, last)
 
 
@@ -112,13 +111,6 @@ def names(model: nn.Module, group: dict) -> list[str]:
     return [by_id[id(parameter)] for parameter in group["params"]]
 
 
-def test_one_group_in_the_models_order() -> None:
-    model = zoo.resnet18()
-    (group,) = parameter_groups(model, decay_norm_and_bias=True, weight_decay=0.1)
-    assert group["weight_decay"] == 0.1
-    assert names(model, group) == [name for name, _ in model.named_parameters()]
-
-
 def test_norms_and_biases_apart() -> None:
     model = zoo.resnet18()
     decaying, others = parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.1)
@@ -128,14 +120,6 @@ def test_norms_and_biases_apart() -> None:
     assert all("bn" in name or "downsample.1" in name or name == "fc.bias" for name in names(model, others))
     both = [*names(model, decaying), *names(model, others)]
     assert sorted(both) == sorted(name for name, _ in model.named_parameters())
-
-
-def test_tokens_and_embeddings_decay_and_all_biases_do_not() -> None:
-    model = zoo.VisionTransformer(32, 16, 1, 2, 16, 32, num_classes=3)
-    decaying, others = parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.1)
-    assert {"class_token", "encoder.pos_embedding"} < set(names(model, decaying))
-    assert "encoder.layers.encoder_layer_0.self_attention.in_proj_bias" in names(model, others)
-    assert "encoder.ln.weight" in names(model, others)
 
 
 def test_a_norm_of_many_dimensions_and_other_peoples_norms() -> None:
@@ -236,12 +220,6 @@ def test_dropout_in_a_frozen_module_lets_all_through() -> None:
     assert not model.train().blocks[0].training
 
 
-def test_a_dropout_alone_can_be_frozen() -> None:
-    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
-    assert freeze(model, ["0"]) == []
-    assert torch.equal(model.train()[0](torch.ones(9)), torch.ones(9))
-
-
 def test_copies_and_checkpointed_models_are_frozen_too() -> None:
     model = cnn()
     freeze(model, ["features.0", "features.1"])
@@ -263,12 +241,6 @@ def test_norms_synchronised_later_stay_frozen() -> None:
     assert synced.features[2].refine[1].training
 
 
-def test_nothing_to_freeze_changes_nothing() -> None:
-    model = cnn()
-    assert freeze(model, []) == []
-    assert train(model) == set(model.state_dict())
-
-
 @pytest.mark.parametrize(
     ("patterns", "words"),
     [
@@ -284,3 +256,17 @@ def test_what_cannot_be_frozen(patterns: list[str], words: str) -> None:
         freeze(model, patterns)
     assert "\n" not in str(caught.value)
     assert all(each.requires_grad for each in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.freeze=['']", "model.freeze: .* has an empty pattern; set"),
+        ("model.weights=''", "model.weights: '' is not allowed; set"),
+        ("model.checkpointing=blocks", "model.checkpointing"),
+        ("model.freeze=conv1", "model.freeze"),
+    ],
+)
+def test_fields_of_every_model_are_checked(override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        effloop.compose(["model=cnn", override])

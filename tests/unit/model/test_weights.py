@@ -71,14 +71,6 @@ def test_run_folder(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.
     assert differing(model, states[names[-1]]) == set()
 
 
-def test_a_real_run(finished: Path) -> None:
-    torch.manual_seed(3)
-    model = cnn(2)
-    load_weights(model, str(finished))
-    saved = torch.load(finished / "checkpoints" / "best.ckpt", weights_only=True)
-    assert differing(model, saved["model"]) == set()
-
-
 def test_a_damaged_checkpoint(finished: Path, tmp_path: Path) -> None:
     path = tmp_path / "best.ckpt"
     data = bytearray((finished / "checkpoints/best.ckpt").read_bytes())

@@ -43,7 +43,7 @@ def size(path: Path) -> tuple[int, int]:
         return image.size
 
 
-@pytest.mark.parametrize("count", [2, 10, 100])
+@pytest.mark.parametrize("count", [2, 100])
 def test_what_is_written_is_read_again(tmp_path: Path, count: int) -> None:
     names = [f"class {label}" for label in range(count)]
     found, folder = make_evaluation(names), tmp_path / "eval/val"
@@ -67,14 +67,14 @@ def test_what_is_written_is_read_again(tmp_path: Path, count: int) -> None:
         assert max(width, height) < 2000
 
 
-@pytest.mark.parametrize(("count", "named", "counted"), [(20, True, True), (50, True, False), (51, False, False)])
+@pytest.mark.parametrize(("count", "named", "counted"), [(20, True, True), (51, False, False)])
 def test_names_and_counts_where_there_is_room(count: int, named: bool, counted: bool) -> None:
     axes = plot_confusion(np.eye(count, dtype=np.int64), [f"n{label}" for label in range(count)]).axes[0]
     assert any(text.get_text() == "n7" for text in axes.get_yticklabels()) == named
     assert bool(axes.texts) == counted
 
 
-@pytest.mark.parametrize("count", [300, 301, 1000])
+@pytest.mark.parametrize("count", [300, 301])
 def test_a_cell_of_many_classes_can_be_seen(count: int) -> None:
     """Smaller ones than pixels are drawn together, by the strongest: none is lost."""
     matrix = np.eye(count, dtype=np.int64)
@@ -87,7 +87,7 @@ def test_a_cell_of_many_classes_can_be_seen(count: int) -> None:
     assert (cells > 0).sum() == len(cells) + 1
 
 
-@pytest.mark.parametrize("count", [1, 4, 20])
+@pytest.mark.parametrize("count", [1, 20])
 def test_numbers(tmp_path: Path, count: int) -> None:
     """A plot of the first nine, its points with six digits."""
     targets = np.random.default_rng(0).normal(size=(50, count))
@@ -126,7 +126,8 @@ def test_names_can_do_nothing(tmp_path: Path) -> None:
     assert written == ["'=1+1", "'@SUM(A1)", r"a\nb\x1b[31m", "-1", "ä, \"'", r"\xed\xb3\xbf"]
     (found,) = read_all(tmp_path).values()
     assert [*found.names] == names
-    assert cell_text("a\nb", percent=True) == r"a\nb"
+    values = (0.8421, 1024, None, float("nan"), "dress", "a\nb")
+    assert [cell_text(value, percent=True) for value in values] == ["84.2%", "1,024", "-", "-", "dress", r"a\nb"]
     assert [in_cell(text) for text in ("+x", "-1", "+1.5e-3", "-1+x", "", "a-b", "1, -2")] == [
         "'+x",
         "-1",
@@ -147,11 +148,3 @@ def test_damaged_files_are_left_out(tmp_path: Path) -> None:
         (tmp_path / f"eval/{number}" / SCORES).write_text(text)
     assert [*read_all(tmp_path)] == ["val"]
     assert len(find_evaluations(tmp_path)) == 7
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.8421, "84.2%"), (1024, "1,024"), (None, "-"), (float("nan"), "-"), ("dress", "dress")],
-)
-def test_a_value_to_be_read(value: object, text: str) -> None:
-    assert cell_text(value, percent=True) == text

@@ -58,10 +58,8 @@ RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1
     [
         (TRAIN, {}, OURS),
         (SCRIPT, {}, OURS),
-        (["-m", "effloop", "eval", "outputs/run"], {}, OURS),
-        (["-m", "effloop", "-m", "seed=1,2"], {}, OURS),
         (TRAIN, RANK, OURS),
-        *[(TRAIN, chosen, chosen) for chosen in CHOSEN],
+        *[(TRAIN, chosen, chosen) for chosen in CHOSEN[:2]],
     ],
 )
 def test_of_a_command(words: list[str], env: dict[str, str], found: dict[str, str], tmp_path: Path) -> None:
@@ -74,8 +72,7 @@ def job_environment(host: str = "", *, parallel: bool = True) -> dict[str, str]:
     return JobRunner(**values, **flags, host=host or socket.gethostname(), threads={}).environment()
 
 
-@pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("host", ["", "a login node"])
+@pytest.mark.parametrize(("parallel", "host"), [(False, ""), (True, "a login node")])
 def test_of_a_job(*, parallel: bool, host: str, tmp_path: Path) -> None:
     assert read_by_libgomp(tmp_path, ["-m", "effloop.run.job"], job_environment(host, parallel=parallel)) == OURS
 

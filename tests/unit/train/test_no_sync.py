@@ -39,16 +39,12 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 KNOBS = [
     ["accumulate=2", "max_grad_norm=0.1", "optim.ema=0.9"],
-    ["optim.fused=true", "channels_last=false"],
-    ["optim=sgd", "schedule=step", "optim.decay_norm_and_bias=false"],
-    ["task.label_smoothing=0", "task.class_weights=balanced"],
+    ["precision=bf16", "max_grad_norm=0.1", "augment.mixup=0.4", "optim.fused=true", "channels_last=false"],
+    ["optim=sgd", "schedule=step", "optim.decay_norm_and_bias=false", "model.freeze=[features.0]"],
+    ["task.label_smoothing=0", "task.class_weights=balanced", "model=small_resnet", "model.checkpointing=true"],
     ["task=multilabel", "task.pos_weight=balanced"],
-    ["task=multilabel", "task.loss=asl", "augment.mixup=0.4"],
+    ["task=multilabel", "task.loss=asl", "augment.mixup=0.4", "augment.cutmix=1", "deterministic=true"],
     ["task=regression", "task.loss=huber", "precision=bf16"],
-    ["augment.mixup=0.4", "augment.cutmix=1", "deterministic=true"],
-    ["model=small_resnet", "model.checkpointing=true"],
-    ["model.freeze=[features.0]"],
-    ["precision=bf16", "max_grad_norm=0.1", "augment.mixup=0.4"],
 ]
 """What may change about a step: whatever is added to the config belongs here."""
 
@@ -106,7 +102,7 @@ class Nosy(Recorder):
         metrics.read()
 
 
-@pytest.mark.parametrize("knobs", [KNOBS[0], KNOBS[1], KNOBS[7], KNOBS[-1]], ids=" ".join)
+@pytest.mark.parametrize("knobs", KNOBS[:2], ids=" ".join)
 def test_nothing_is_read_before_the_line(photos: Path, here: Path, knobs: list[str]) -> None:
     trainer = build(photos, *knobs, "record.log_every=1000")
     reads, updates = train_watched(trainer), trainer.progress.step
@@ -134,10 +130,9 @@ def test_a_meter_that_is_read_in_the_loop_is_seen(photos: Path, here: Path) -> N
     assert train_watched(trainer) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_float16_waits_once_an_update(photos: Path, here: Path, fused: bool) -> None:
+def test_float16_waits_once_an_update(photos: Path, here: Path) -> None:
     """Whether its scaled gradients overflowed decides what comes next."""
-    trainer = build(photos, "record=none", f"optim.fused={fused}", "max_grad_norm=1")
+    trainer = build(photos, "record=none", "max_grad_norm=1")
     trainer.precision = trainer.train_step.precision = Precision(CPU, torch.float16, scale=True)
     assert train_watched(trainer) == [0, 1, 2, 3, 4]
 
@@ -207,9 +202,9 @@ def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
     )
 
 
-@pytest.mark.parametrize("knobs", [each for each in KNOBS if "optim.fused=true" not in each], ids=" ".join)
+@pytest.mark.parametrize("knobs", KNOBS, ids=" ".join)
 def test_training_needs_no_values(knobs: list[str]) -> None:
-    trainer = bodiless(knobs, META)
+    trainer = bodiless([each for each in knobs if each != "optim.fused=true"], META)  # has no kernel for `meta`
     trainer.train_epoch(trainer.train.epoch(0))
     assert trainer.progress.step == 5 // trainer.loop.accumulate
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import os
 import pickle
 import random
@@ -39,8 +38,8 @@ cv2 = pytest.importorskip("cv2")
 
 SIDE = 32
 SQUARE = ImageSize(SIDE, SIDE)
-KEYS = sample_keys(0, 0, np.arange(48))
-SIZES = np.array([[60, 80], [83, 61]])[np.arange(48) % 2]
+KEYS = sample_keys(0, 0, np.arange(16))
+SIZES = np.array([[60, 80], [83, 61]])[np.arange(16) % 2]
 NEEDED: dict[str, dict[str, Any]] = {  # where the library has no default, or one that does nothing
     "Affine": {"rotate": [-20, 20], "scale": [0.8, 1.2]},
     "Crop": {"x_max": 40, "y_max": 40},
@@ -184,22 +183,7 @@ def test_neither_order_nor_other_operations_change_an_operations_draws() -> None
     assert 0 < same.sum() < len(same)
 
 
-def test_several_threads_give_what_one_gives() -> None:
-    augment = build(name="albumentations_trivial")
-    wanted = images(augment)
-    draws = augment.draw(KEYS, SIZES)
-    with ThreadPoolExecutor(4) as pool:
-        for _ in range(3):
-            got = list(pool.map(lambda row: apply(augment, row, draws), range(len(KEYS))))
-            np.testing.assert_array_equal(np.stack(got), wanted)
-
-
-def test_a_spawned_process_gives_the_same() -> None:
-    augment = build(name="albumentations_rand")
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        np.testing.assert_array_equal(pool.apply(images, [augment]), images(augment))
-
-
+@pytest.mark.slow
 def test_the_library_is_imported_when_the_part_is_built_and_asks_no_network() -> None:
     code = """
 import socket, sys, os
@@ -274,13 +258,6 @@ def test_an_operation_depends_on_the_key_alone(name: str, global_generators: Non
     np.testing.assert_array_equal(image, photo(60, 80))
 
 
-def test_evaluation_is_the_native_one_and_needs_no_library() -> None:
-    config = effloop.compose(["augment=albumentations", "augment.eval_ratio=0.8"]).augment
-    native = effloop.compose(["augment=native", "augment.eval_ratio=0.8"]).augment
-    both = [images(augments.build(part, size=SQUARE, train=False)) for part in (config, native)]
-    np.testing.assert_array_equal(*both)
-
-
 # Bad input
 
 
@@ -292,15 +269,8 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"op": "Affine", "shear": {"z": 9}}, ".shear: {'z': 9} is not allowed; Expected shear dictionary to contain"),
     ({"op": "RandomSizedCrop"}, ".min_max_height: isn't set, and has no default; set it"),
     ({"op": "Blur", "blur_limit": [-3, 5]}, ": Blur can't take its parameters: blur_limit"),
-    (
-        {"op": "Blur", "blur_limit": [4, 6]},
-        ": Blur can't take its parameters: blur_limit: Non-zero kernel sizes must",
-    ),
     ({"op": "RandomResizedCrop", "interpolation": 9}, ".interpolation: 9 is not allowed; it should be 0, 6, 1"),
-    (
-        {"op": "RandomResizedCrop", "interpolation": "INTER_LINAER"},
-        ".interpolation: OpenCV has no 'INTER_LINAER'",
-    ),
+    ({"op": "RandomResizedCrop", "interpolation": "INTER_LINAER"}, ".interpolation: OpenCV has no 'INTER_LINAER'"),
     # by trying it, however seldom it is done
     ({"op": "Sharpen", "method": "gaussian", "kernel_size": 4, "p": 0.01}, ": Sharpen fails: error: OpenCV"),
     ({"op": "ToGray", "num_output_channels": 1, "p": 0.01}, ": ToGray fails: it gives uint8 of shape (32, 32), and a"),
@@ -316,10 +286,6 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     (
         {"op": "SomeOf", "n": 2, "transforms": {"b": {"op": "NoOp"}}},
         ".n: 2 is not allowed; set a whole number from 1",
-    ),
-    (
-        {"op": "SomeOf", "n": -1, "replace": True, "transforms": {"b": {"op": "NoOp"}}},
-        ".n: -1 is not allowed; set a whole number from 1",
     ),
     ({"op": "SomeOf", "replace": "x", "transforms": {"b": {"op": "NoOp"}}}, ".replace: x is not allowed; set true or"),
     ({"op": "SomeOf", "p": 7, "transforms": {"b": {"op": "NoOp"}}}, ".p: 7 is not allowed; set a probability"),
@@ -343,12 +309,6 @@ def test_sizes_of_outputs_are_checked() -> None:
             build({"size": {"op": "Resize"}, "last": last})
 
 
-def test_the_nearest_name_is_given() -> None:
-    for ops, nearest in (({"Horizontalflip": {}}, "HorizontalFlip"), ({"Rotate": {"limits": 3}}, "limit")):
-        with pytest.raises(ConfigError, match=f"did you mean '{nearest}'"):
-            build(ops)
-
-
 def test_the_device_is_the_host() -> None:
     message = (
         "augment.device: gpu is not allowed, albumentations runs on the host only; set augment.device=cpu, "
@@ -367,12 +327,6 @@ def test_an_image_smaller_than_the_crop_is_named_before_and_while_it_is_loaded()
     draws = augment.draw(KEYS[:1], np.array([[20, 40]]))
     with pytest.raises(DataError, match=r"^can't be augmented: augment.ops.RandomCrop"):
         augment.apply(photo(20, 40), draws, 0, np.empty((SIDE, SIDE, 3), np.uint8))
-
-
-def test_names_of_opencvs_numbers_and_one_number_for_a_size() -> None:
-    by_name = build({"RandomResizedCrop": {"size": 40, "interpolation": "INTER_AREA"}, "Resize": {}})
-    by_number = build({"RandomResizedCrop": {"size": [40, 40], "interpolation": 3}, "Resize": {"height": 32}})
-    np.testing.assert_array_equal(images(by_name), images(by_number))
 
 
 def container(name: str, *inside: dict[str, Any], **parameters: Any) -> dict[str, Any]:
@@ -396,18 +350,13 @@ def test_each_operation_in_a_container_is_tried(name: str) -> None:
     build({"crop": CROPPED, "some": container(name, NOTHING, {**LARGER, "p": 0})})
 
 
-@pytest.mark.parametrize(
-    "some",
-    [
+def test_a_container_may_give_images_their_size() -> None:
+    for some in (
         container("OneOf", CROPPED, {"op": "Resize", "p": 0.1}, p=1),
         container("Sequential", {"op": "RandomScale"}, {"op": "Resize", "p": 1}, p=1),
         container("SomeOf", {"op": "Resize", "p": 1}, NOTHING, n=2),
-        container("RandomOrder", {"op": "Resize", "p": 1}, NOTHING, n=2),
-    ],
-    ids=lambda some: some["op"],
-)
-def test_a_container_may_give_images_their_size(some: dict[str, Any]) -> None:
-    assert build({"some": some}).size == (SIDE, SIDE)
+    ):
+        assert build({"some": some}).size == (SIDE, SIDE)
 
 
 def test_a_leading_crop_is_checked_as_it_is_done() -> None:
@@ -428,15 +377,6 @@ def test_pythons_numbers_are_the_keys() -> None:
         assert generator.getrandbits(64) == first
         assert generator.getrandbits(96) == (second << 64 | third) >> 32
         assert generator.getrandbits(0) == 0
-
-
-def test_numpys_numbers_are_philoxs() -> None:
-    generators = Generators()
-    for key in GENERATED.tolist():
-        generators.seed(key)
-        wanted = np.random.Generator(np.random.Philox(key=key))
-        np.testing.assert_array_equal(generators.numpy.random(9), wanted.random(9))
-        assert generators.numpy.integers(5, dtype=np.uint32) == wanted.integers(5, dtype=np.uint32)
 
 
 def test_nothing_is_left_of_the_key_before() -> None:

@@ -65,8 +65,8 @@ def test_beyond_the_image_it_is_black(images: torch.Tensor) -> None:
         np.testing.assert_array_equal(canvas, one.permute(1, 2, 0))
 
 
-@pytest.mark.parametrize("size", [(32, 24), (61, 47), (7, 40), (9, 9)])
-@pytest.mark.parametrize("target", [(16, 16), (64, 48), (24, 24)])
+@pytest.mark.parametrize("size", [(32, 24), (61, 47), (7, 40)])
+@pytest.mark.parametrize("target", [(16, 16), (64, 48)])
 def test_resized_is_torchvisions(images: torch.Tensor, size: tuple[int, int], target: tuple[int, int]) -> None:
     where = boxes(*size)
     got = framing.crop_and_flip_batch(images, with_target(where, *target), FLIPS)

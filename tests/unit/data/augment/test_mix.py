@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,7 @@ def torchvisions(images: Tensor, targets: Tensor, draws: MixDraws) -> tuple[Tens
     return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "layout"), [*((kind, LAYOUTS[0]) for kind in KINDS), ("both", LAYOUTS[1])])
 def test_pixels_and_shares_are_torchvisions(kind: str, layout: torch.memory_format) -> None:
     mix = Mix(*KINDS[kind], CLASSES)
     images, targets = batch(layout=layout)
@@ -61,26 +59,6 @@ def test_pixels_and_shares_are_torchvisions(kind: str, layout: torch.memory_form
     assert {"mixup": {False}, "cutmix": {True}, "both": {False, True}}[kind] == set(draws.cut.tolist())
     assert mixed.is_contiguous(memory_format=layout)
     assert torch.equal(images, before)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_pixels_by_hand(layout: torch.memory_format) -> None:
-    images, targets = batch(6, (8, 8), layout)
-    mix = Mix(0.4, 1.0, CLASSES)
-    draws = mix.draw(keys(6), 8, 8)
-    mixed, shares = mix(images, targets, keys(6))
-    assert len(set(draws.cut)) == 2
-    for row in range(6):
-        left, top, right, bottom = draws.boxes[row]
-        for y, x in np.ndindex(8, 8):
-            inside = top <= y < bottom and left <= x < right
-            stays = (0.0 if inside else 1.0) if draws.cut[row] else draws.shares[row]
-            wanted = stays * images[row, :, y, x] + (1 - stays) * images[row - 1, :, y, x]
-            torch.testing.assert_close(mixed[row, :, y, x], wanted, rtol=1e-6, atol=1e-6)
-        wanted = torch.zeros(CLASSES)
-        wanted[targets[row]] += draws.shares[row]
-        wanted[targets[row - 1]] += 1 - draws.shares[row]
-        torch.testing.assert_close(shares[row], wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,24 +105,15 @@ def law_distance(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(shares[0] - shares[1]).max())
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.4, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("alpha", [0.05, 0.4, 1.0, 3.0])
 def test_shares_follow_numpys_beta_law(alpha: float) -> None:
     shares = Mix(alpha, 0.0, CLASSES).draw(keys(10_000), 8, 8).shares
-    wanted = np.random.default_rng(0).beta(alpha, alpha, 1_000_000)
+    wanted = np.random.default_rng(0).beta(alpha, alpha, 300_000)
     # 1.63 / sqrt(N) is what one sample in a hundred exceeds.
     # Rounded, as an eighth of alpha 0.05 lies where float64 has few numbers left, or one: next to 1.
     assert law_distance(shares.round(12), wanted.round(12)) < 1.63 / np.sqrt(10_000)
     assert np.quantile(shares, [0, 1]) == pytest.approx(np.quantile(wanted[:10_000], [0, 1]), abs=0.05)
     assert np.abs(np.corrcoef(shares[:-1], shares[1:])[0, 1]) < 0.03  # neighbours have nothing to do with each other
-
-
-@pytest.mark.parametrize("alpha", [0.2, 1.0])
-def test_shares_follow_torchvisions_law(alpha: float) -> None:
-    torch.manual_seed(0)
-    transform = v2.MixUp(alpha=alpha, num_classes=CLASSES)
-    wanted = np.array([transform.make_params([])["lam"] for _ in range(10_000)])
-    shares = Mix(alpha, 0.0, CLASSES).draw(keys(10_000), 8, 8).shares
-    assert law_distance(shares, wanted) < 1.63 * np.sqrt(2 / 10_000)
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
@@ -157,21 +126,6 @@ def test_boxes_follow_torchvisions_law(alpha: float) -> None:
     assert law_distance(draws.shares, np.array([each["lam_adjusted"] for each in drawn])) < 1.63 * np.sqrt(2 / 10_000)
     for ours, theirs in zip(draws.boxes.T, np.array([each["box"] for each in drawn]).T, strict=True):
         assert law_distance(ours, theirs) < 1.63 * np.sqrt(2 / 10_000)
-
-
-def test_boxes_are_cut_off_at_the_edges() -> None:
-    """torchvision's own arithmetic, number by number."""
-    mix, height, width = Mix(0.0, 0.7, CLASSES), 30, 50
-    draws = mix.draw(keys(500), height, width)
-    whole = Mix(0.7, 0.0, CLASSES).draw(keys(500), height, width).shares  # the same numbers, before cutting
-    sides = draws.boxes[:, 2:] - draws.boxes[:, :2]
-    halves = np.stack([(0.5 * np.sqrt(1 - whole) * side).astype(int) for side in (width, height)], axis=1)
-    assert (draws.boxes[:, :2] >= 0).all()
-    assert (draws.boxes[:, 2:] <= [width, height]).all()
-    free = (draws.boxes[:, :2] > 0) & (draws.boxes[:, 2:] < [width, height])
-    np.testing.assert_array_equal(sides[free], 2 * halves[free])
-    assert (sides <= 2 * halves).all()
-    assert (sides >= halves).all()  # the centre is in the image
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 5e-324, 1e-3, 1e6, 1e300])
@@ -247,25 +201,8 @@ def test_the_partner_is_the_image_before() -> None:
     assert (shares > 0).nonzero().tolist() == [[0, 0], [0, 3], [1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3]]
 
 
-def test_both_off_leaves_the_batch() -> None:
-    images, targets = batch()
-    mixed, same = Mix(0.0, 0.0, CLASSES)(images, targets, keys(32))
-    assert mixed is images
-    assert same is targets
-
-
-def test_global_generators_are_left_alone() -> None:
-    def states() -> list[Any]:
-        return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]  # noqa: NPY002
-
-    before = states()
-    Mix(0.2, 1.0, CLASSES)(*batch(), keys(32))
-    assert states() == before
-
-
-@pytest.mark.parametrize("key", ["mixup", "cutmix"])
-@pytest.mark.parametrize("alpha", [-0.1, math.inf, math.nan])
-def test_config_refuses(key: str, alpha: float) -> None:
-    message = f"augment.{key}: {alpha} is not allowed; set a number above 0, or 0 for none"
-    with pytest.raises(ConfigError, match=line(message)):
-        AugmentConfig(**{"name": "native", key: alpha})
+def test_config_refuses() -> None:
+    for key, alpha in (("mixup", -0.1), ("mixup", math.inf), ("cutmix", math.nan)):
+        message = f"augment.{key}: {alpha} is not allowed; set a number above 0, or 0 for none"
+        with pytest.raises(ConfigError, match=line(message)):
+            AugmentConfig(**{"name": "native", key: alpha})

@@ -39,12 +39,6 @@ def test_fast_decoders_see_only_plain_and_complete_images(wrong: Wrong, data: by
     assert wrong.asked == 0
 
 
-def test_the_box_is_checked_before_anything_is_decoded(wrong: Wrong) -> None:
-    with pytest.raises(ValueError, match="not inside an image of 67 x 53"):
-        wrong.decode(encode(PHOTO, "PNG"), (60, 0, 8, 8))
-    assert wrong.asked == 0
-
-
 def test_header_and_pixels_that_contradict_each_other() -> None:
     data = encode(PHOTO, "PNG")
     header = read_header(data)

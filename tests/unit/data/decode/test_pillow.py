@@ -23,15 +23,6 @@ def test_truncated_png_says_how_many_bytes_are_missing(decoder: PillowDecoder) -
         decoder.decode(data[:-500])
 
 
-def test_sizes_that_contradict_each_other(decoder: PillowDecoder) -> None:
-    data = encode(PHOTO, "JPEG")
-    at = data.index(b"\xff\xc0")
-    frame = data[at : at + 19]
-    shorter = frame[:5] + (50).to_bytes(2, "big") + frame[7:]
-    with pytest.raises(DataError, match="is a damaged JPEG"):
-        decoder.decode(data[:at] + shorter + data[at:])
-
-
 def test_lacks_only_the_last_checksums(decoder: PillowDecoder) -> None:
     data = png(53, 67, 8, 2, PHOTO.tobytes())
     np.testing.assert_array_equal(decoder.decode(data[:-12]), PHOTO)  # the pixels are all there
@@ -41,13 +32,6 @@ def test_bad_checksum_in_the_header(decoder: PillowDecoder) -> None:
     data = bytearray(encode(PHOTO, "PNG"))
     data[29] ^= 1
     with pytest.raises(DataError, match=r"is a damaged PNG: .*checksum"):
-        decoder.decode(data)
-
-
-def test_damaged_with_bytes_behind_its_end_is_not_truncated(decoder: PillowDecoder) -> None:
-    data = bytearray(png(53, 67, 8, 2, PHOTO.tobytes()) + bytes(9))
-    data[200:400] = bytes(200)
-    with pytest.raises(DataError, match=r"^is a damaged PNG: "):
         decoder.decode(data)
 
 

@@ -69,14 +69,6 @@ def test_takes_the_fastest_that_is_installed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_package_that_does_not_import_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(module: str, part: str, install: str) -> None:
-        raise ImportError("libGL.so.1: cannot open shared object file")
-
-    monkeypatch.setattr("effloop.data.decode.opencv.optional_package", fail)
-    assert type(AutoDecoder(AutoConfig()).other).__name__ == "PillowDecoder"
-
-
 # JPEGs decoded by the C parts: the pixels of simplejpeg to the bit, or nothing.
 
 pytest.importorskip("simplejpeg")
@@ -108,8 +100,9 @@ def by_c(data: bytes, header: Header, box: Box, at_least: tuple[int, int] | None
     return decoder(channels, compiled=True)._compiled(data, header, box, at_least)
 
 
-@pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize("kind", [*KINDS, *MORE])
+@pytest.mark.parametrize(
+    ("kind", "channels"), [*((kind, 3) for kind in [*KINDS, *MORE]), ("4:2:0", 1), ("progressive", 1)]
+)
 def test_every_box_is_simplejpegs(kind: str, channels: int) -> None:
     reference, rng = decoder(channels, compiled=False), np.random.default_rng(0)
     for size in SIZES:

@@ -90,12 +90,6 @@ def test_batches_of_one_sort_alone(which: dict[str, bytes], tmp_path: Path, capf
     assert capfd.readouterr().err == ""
 
 
-def test_more_ahead_than_there_is(photos: Path) -> None:
-    plan = make_plan(open_source("folder", photos))
-    engine = make_engine("dali", plan, 2, prefetch=50)
-    assert_same(list(engine.stream(0)), list(make_engine("dali", plan, prefetch=1).stream(0)))
-
-
 def assert_same(got: list[Batch], wanted: list[Batch]) -> None:
     for one, other in zip(got, wanted, strict=True):
         assert torch.equal(one.ids, other.ids)

