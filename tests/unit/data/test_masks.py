@@ -313,11 +313,6 @@ def test_ranks_share_masks(root: Path) -> None:
         assert torch.equal(part.targets, whole.targets[8 * rank : 8 * rank + 8])
 
 
-def test_dali_is_refused(root: Path) -> None:
-    with pytest.raises(ConfigError, match="engine=threads"):
-        make_engine("dali", make_plan(root))
-
-
 @pytest.mark.parametrize("engine", ["inline", "processes"])
 def test_a_bad_mask_is_a_bad_sample(tmp_path: Path, engine: str) -> None:
     root = make_masks(tmp_path, {"train": 16, "val": 2})

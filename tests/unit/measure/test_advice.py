@@ -159,8 +159,7 @@ def test_shares_of_frozen_parameters(photos: Path) -> None:
     assert line == "model: 6,152 of 6,179 parameters (99.6 %) are frozen and stay as they are, as the model was built"
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
-@pytest.mark.parametrize("prefetch", [1, 3])
+@pytest.mark.parametrize(("engine", "prefetch"), [("threads", 3), ("processes", 1)])
 def test_a_ring_has_no_more_slots(photos: Path, engine: str, prefetch: int) -> None:
     config = composed(photos, "num_workers=1", "batch_size=2", f"engine={engine}", f"engine.prefetch={prefetch}")
     loader = effloop.build_loader(config)

@@ -53,7 +53,6 @@ class Bench:
         (0.1, 0.2, "false", "x: auto took false: 100 ms a step against 200 ms (true)"),
         (0.1, 0.099, "false", "x: auto took false: 100 ms a step against 99 ms (true), within their noise"),
         (0.1, 0.097, "true", "x: auto took true: 97 ms a step against 100 ms (false)"),
-        (0.1, 0.1, "false", "x: auto took false: 100 ms a step against 100 ms (true)"),
         (0.0002, 0.0001, "true", "x: auto took true: 0.1 ms a step against 0.2 ms (false)"),
     ],
 )
@@ -99,7 +98,7 @@ def test_turns_turn_about_and_are_few_where_steps_are_slow() -> None:
     assert "".join(bench.calls) == "aaaa" + "bbbb" + "abb" + "bba" + "abb" + "bba" + "abb"
 
 
-@pytest.mark.parametrize("after", [0, 3, 6])
+@pytest.mark.parametrize("after", [0, 6])
 def test_a_candidate_that_raises_is_out(after: int) -> None:
     bench = Bench()
     good = bench.step("true", 0.01)
@@ -135,9 +134,7 @@ def network() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("stepped", [0, 2])
-@pytest.mark.parametrize("name", ["SGD", "AdamW"])
-@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize(("name", "stepped", "raises"), [("SGD", 0, False), ("AdamW", 2, False), ("AdamW", 0, True)])
 def test_measured_steps_leave_no_trace(name: str, stepped: int, raises: bool) -> None:
     """What comes after is bit-identical to what comes without them."""
 

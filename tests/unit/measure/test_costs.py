@@ -15,7 +15,6 @@ import effloop
 from effloop.data.loader import Loader
 from effloop.data.source.view import View
 from effloop.measure.costs import Timed, loading_costs, sample_ids
-from effloop.measure.turns import for_seconds
 
 
 @pytest.fixture
@@ -65,24 +64,3 @@ def test_samples_are_the_first_of_the_epoch(loader: Loader) -> None:
     assert ids == [index for request in loader.plan.requests(0) for index in request.ids.tolist()][:20]
     assert loading_costs(loader.plan, 60.0, most=20).images == 20
     assert loading_costs(loader.plan, 0.0, at_once=3).images == 3
-
-
-def test_the_first_items() -> None:
-    assert list(for_seconds(range(10), 60.0)) == [*range(10)]
-    assert list(for_seconds(range(10), 0.0, 3)) == [0, 1, 2]
-    assert list(for_seconds([], 0.0)) == []
-
-
-def test_time_in_some_methods() -> None:
-    class Sleeper:
-        name = "sleeper"
-
-        def sleep(self, seconds: float) -> None:
-            time.sleep(seconds)
-            raise KeyError(seconds)
-
-    timed = Timed(Sleeper(), "sleep")
-    with pytest.raises(KeyError):
-        timed.sleep(0.01)
-    assert timed.watch.cost.wall_s > 0.01
-    assert timed.name == "sleeper"

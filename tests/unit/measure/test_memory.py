@@ -151,12 +151,6 @@ def test_measured(photos: Path, tmp_path: Path) -> None:
         pass
 
 
-def test_a_run_says_what_it_will_take(finished: Path) -> None:
-    (line,) = [line for line in (finished / "log.txt").read_text().splitlines() if line.startswith("memory about")]
-    assert " of " in line
-    assert "process" in line
-
-
 def test_batches_are_those_of_the_loader(photos: Path) -> None:
     config = effloop.compose([f"data.root={photos}", *TINY, "num_workers=1", "augment=native_resize_crop"])
     train = effloop.build_loader(config, "train")

@@ -17,10 +17,10 @@ from PIL import Image
 
 from effloop.errors import ConfigError
 from effloop.measure.diagnose import Diagnosis
-from effloop.measure.pictures import facts_of, pipeline_of, print_diagnosis, render_diagnosis, write_diagnosis
+from effloop.measure.pictures import pipeline_of, print_diagnosis, render_diagnosis, write_diagnosis
 from effloop.record.efficiency import Override, Stage, Verdict
 from effloop.report.files import write_report
-from effloop.report.pipeline import Pipeline, format_gain, format_rate, format_share
+from effloop.report.pipeline import Pipeline
 from effloop.runs.reader import find_runs, read_run
 
 _VOID = {"meta"}
@@ -104,22 +104,6 @@ def test_reads_a_runs_efficiency() -> None:
                 Pipeline.from_json({**found, key: value})  # no error
     for damaged in ({}, {**found, "verdict": None}, {**found, "stages": [{"name": "step", "images_per_s": 0}]}):
         assert Pipeline.from_json(damaged) is None
-
-
-def test_formats_numbers() -> None:
-    assert [*map(format_rate, (41000.4, 12.6, 0.26, math.nan, None))] == ["41,000", "13", "0.3", "-", "-"]
-    assert [*map(format_gain, (1.584, 16.6, None))] == ["1.58x", "17x", "-"]
-    assert [*map(format_share, (0.0, 0.004, 0.412, 1.0, math.nan))] == ["0 %", "0.4 %", "41 %", "100 %", "-"]
-
-
-def test_facts() -> None:
-    assert facts_of(DECODE) == {
-        "data": "1,515 images in 10 classes, /data/pets/train",
-        "model": "small_resnet, 64 px, batch_size=32, fp32",
-        "loader": "threads, num_workers=2",
-        "machine": "NVIDIA H200, 2 cores",
-        "date": "2026-11-22 18:40",
-    }
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -206,12 +190,6 @@ def test_report_of_several_runs_has_a_row_for_each_up_to_eight(tmp_path: Path) -
     assert "… and 1 more" in page.text
     assert "img" not in page.tags
     assert read_run(tmp_path / "j").efficiency == {}
-
-
-def test_report_of_runs_without_a_verdict_has_no_such_section(tmp_path: Path) -> None:
-    make_run(tmp_path / "a")
-    (make_run(tmp_path / "b") / "efficiency.json").write_text('{"images_per_s": 900.0, "wait": 0.1}')
-    assert "held back" not in report(tmp_path, "a", "b").text
 
 
 def write_efficiency(folder: Path, found: Diagnosis) -> None:

@@ -50,7 +50,7 @@ class Machine:
         return max(map(self.speed, grid))
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize(
     "machine",
     [
@@ -147,6 +147,7 @@ def test_what_is_found_is_taken_later(
     assert "num_workers: auto" not in (here / "outputs" / "other" / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_batches_keep_the_images_of_an_update(photos: Path, here: Path, short: None) -> None:
     assert tune(photos, "batch=true", "out=tuned", "minutes=0.2", "batch_size=4", "accumulate=2") == 0
     settings = json.loads((here / "tuned" / "tune.json").read_text())["settings"]
@@ -157,7 +158,6 @@ def test_batches_keep_the_images_of_an_update(photos: Path, here: Path, short: N
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("minutes=0", "minutes: 0 is not allowed"),
         ("engine=inline", "engine: inline loads in the training thread, without workers; set engine=threads"),
         ("probe=1", "probe: 1 loads the images once, so there is nothing to tune; set probe=0"),
         ("parallel=ddp", "parallel: tune measures one process, not ddp; set parallel=none"),

@@ -7,7 +7,7 @@ import pytest
 from plans import line
 
 from effloop.errors import ConfigError
-from effloop.measure.turns import GilProbe, in_turns, ratio_of, scratch_folder
+from effloop.measure.turns import GilProbe, in_turns, scratch_folder
 
 
 def test_order_turns_about() -> None:
@@ -17,18 +17,10 @@ def test_order_turns_about() -> None:
     assert "".join(seen) == "abccbaabc"
 
 
-def test_without_warming_up() -> None:
-    assert in_turns({"a": lambda: 1.5}, 3) == {"a": [1.5, 1.5, 1.5]}
-
-
 def test_until_it_is_enough() -> None:
     numbers = iter(range(100))
     turns = in_turns({"a": lambda: next(numbers), "b": lambda: next(numbers)}, lambda found: sum(found["a"]) > 5)
     assert turns == {"a": [0, 3, 4], "b": [1, 2, 5]}
-
-
-def test_ratio_is_a_median_with_its_deviation() -> None:
-    assert ratio_of([2.0, 6.0, 3.0], [1.0, 2.0, 1.0]) == (3.0, 0.0)
 
 
 def test_scratch_is_gone_in_the_end(tmp_path: Path) -> None:

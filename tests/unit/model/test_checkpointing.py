@@ -170,13 +170,6 @@ def test_a_replica_uses_its_own_weights() -> None:
     assert block.conv.weight.grad is None
 
 
-def test_keywords_reach_the_block() -> None:
-    model = build("dropping")
-    checkpoint_blocks(model)
-    x = torch.randn(1, 8, 4, 4)
-    assert torch.equal(model[1][0](x, scale=0.0), x)
-
-
 def test_an_error_in_the_backward_pass_leaves_the_norms_as_they_were() -> None:
     model = build("cnn")
     checkpoint_blocks(model)

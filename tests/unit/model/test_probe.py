@@ -98,16 +98,6 @@ def test_vgg_has_biases_before_its_norms() -> None:
     assert probe(model, ImageSize.of(16), channels_last=True).biases_before_norm == ["0.0", "0.4"]
 
 
-def test_odd_widths_are_named() -> None:
-    model = Cnn(CnnConfig(width=6), num_classes=3, image_size=32)
-    assert probe(model, ImageSize.of(32), channels_last=True).odd_widths == [
-        "features.0.0",
-        "features.1.down.0.0",
-        "features.1.refine.0",
-        "features.2.down.0.0",
-    ]
-
-
 def test_a_compiled_and_checkpointed_model_is_not_compiled_for_it() -> None:
     torch.compiler.reset()
     model = Cnn(CnnConfig(), num_classes=3, image_size=32)

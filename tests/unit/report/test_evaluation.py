@@ -141,7 +141,8 @@ def test_names_can_do_nothing(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_left_out(tmp_path: Path) -> None:
-    write(tmp_path / "eval/val", make_evaluation(["a", "b"]))
+    (tmp_path / "eval/val").mkdir(parents=True)
+    (tmp_path / "eval/val" / SCORES).write_text(make_evaluation(["a", "b"]).to_json())
     outside = {"names": ["a"], "rows": [{"class": "a"}], "worst": [], "confusion": [[0, 1, 1]]}
     for number, text in enumerate(("", "[]", "{}", '{"names": []}', json.dumps(outside), "[" * 100_000)):
         (tmp_path / f"eval/{number}").mkdir()

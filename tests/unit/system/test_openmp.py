@@ -13,12 +13,8 @@ from typing import Any
 import pytest
 
 import effloop
-from effloop import config as configs
 from effloop.config.guard import VARIABLES
-from effloop.errors import ConfigError
-from effloop.run import ranks
 from effloop.run.jobs import JobRunner
-from effloop.run.spec import RunSpec
 from effloop.system.openmp import SPINS, limit_spinning, with_limit, without_limit
 
 COUNT, POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
@@ -92,20 +88,6 @@ def test_a_policy_set_since_is_a_choice() -> None:
     assert ours == {**ours, **OURS}
     assert with_limit({**ours, POLICY: "active"}) == {POLICY: "active", "HOME": "/"}
     assert {COUNT, POLICY} <= VARIABLES
-
-
-def test_of_ranks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are spawned, with the environment of the process that launches them."""
-    found = []
-
-    def start(*_: Any) -> Any:
-        found.append(os.environ.get(COUNT))
-        raise ConfigError("seen")
-
-    monkeypatch.setattr(ranks, "Agent", start)
-    with pytest.raises(ConfigError, match="seen"):
-        ranks.launch(RunSpec(configs.compose(["parallel=ddp", "device=cpu"]), [], here))
-    assert found == [str(SPINS)]
 
 
 def test_what_effloop_is_compared_with() -> None:

@@ -182,15 +182,6 @@ def test_leaving_out_and_moving_operations_changes_no_others_numbers() -> None:
         assert torch.equal(mirrored, image) or torch.equal(mirrored, image.flip(2))
 
 
-def test_strings_and_lists_become_torchvisions() -> None:
-    warp = recipe.build_operation(
-        "RandomAffine", {"degrees": [-9, 9], "interpolation": "bilinear"}, vision.operations(v2, SQUARE), "x", SQUARE
-    )
-    assert warp.interpolation is v2.InterpolationMode.BILINEAR
-    policy = recipe.build_operation("AutoAugment", {"policy": "cifar10"}, vision.operations(v2, SQUARE), "x", SQUARE)
-    assert policy.policy is v2.AutoAugmentPolicy.CIFAR10
-
-
 def test_sizes_that_differ_are_seen_however_seldom() -> None:
     crop = {"op": "RandomResizedCrop"}
     for last in (

@@ -235,19 +235,6 @@ def test_closed_in_the_middle(plan: Plan) -> None:
         next(batches)
 
 
-def test_a_fork_of_the_loops_process_leaves_the_workers_alone(plan: Plan) -> None:
-    with closing(make(plan)) as engine:
-        batches = engine.stream(0)
-        next(batches)
-        child = multiprocessing.get_context("fork").Process(target=engine.close)
-        child.start()
-        child.join()
-        assert child.exitcode == 0
-        child.close()
-        assert_right(plan, engine.stream(1), 1)
-        assert len(list(batches)) == 4
-
-
 def test_a_fork_of_the_loops_process_has_workers_of_its_own(plan: Plan) -> None:
     with closing(make(plan)) as engine:
         batches = engine.stream(0)

@@ -114,25 +114,6 @@ def test_turned_images(orientation: int) -> None:
         np.testing.assert_array_equal(decode(turning, data, found, box), inside(whole, box))
 
 
-def test_grey_of_colour() -> None:
-    decoder = decoders.build(decoders["turbojpeg"].config(), 1)
-    assert isinstance(decoder, PlainDecoder)
-    data = KINDS["4:2:0"](picture(200, 272, np.random.default_rng(0)))
-    box = (33, 50, 100, 90)
-    np.testing.assert_array_equal(decode(decoder, data, indexed(data), box), inside(decoder.decode(data), box))
-
-
-def test_views_of_bytes() -> None:
-    data = KINDS["4:2:0"](picture(200, 272, np.random.default_rng(0)))
-    found, box = indexed(data), (33, 50, 100, 90)
-    part = crop_indexed(data, found, box)
-    assert part is not None
-    expected = bytes(part.data)
-    again = crop_indexed(memoryview(b"x" + data)[1:], memoryview(b"xyz" + found)[3:], box)
-    assert again is not None
-    assert again.data == expected
-
-
 def test_threads_have_memory_of_their_own() -> None:
     data = KINDS["4:2:0"](picture(200, 272, np.random.default_rng(0)))
     found = indexed(data)

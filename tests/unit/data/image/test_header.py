@@ -59,10 +59,6 @@ def test_unusual_images(data: bytes) -> None:
     assert header == Header(header.format, 67, 53, False, True)
 
 
-def test_animation_is_not_plain() -> None:
-    assert not read_header(png(7, 5, 8, 2, bytes(105), chunk(b"acTL", bytes(8)))).plain
-
-
 @pytest.mark.parametrize("lossless", [True, False])
 def test_webp_whose_lengths_contradict_each_other_is_not_plain(lossless: bool) -> None:
     data = bytearray(encode(PHOTO, "WEBP", lossless=lossless))
@@ -171,11 +167,6 @@ def test_bmp_from_the_top_down() -> None:
     data = bytearray(encode(PHOTO, "BMP"))
     struct.pack_into("<i", data, 22, -67)
     assert read_header(data) == Header("BMP", 67, 53, True, True)
-
-
-def test_bmp_of_os2() -> None:
-    data = b"BM" + bytes(8) + struct.pack("<IIHHHH", 26, 12, 2, 1, 1, 24) + bytes(8)
-    assert read_header(data) == Header("BMP", 1, 2, False, True)
 
 
 @pytest.mark.parametrize("fmt", ["PNG", "WEBP", "BMP"])

@@ -192,6 +192,7 @@ def test_mirror(opencv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(batch, wanted)
 
 
+@pytest.mark.slow
 def test_mirroring_leaves_opencv_no_threads() -> None:
     """In a process of its own: here another part may have asked for the module."""
     code = (
