@@ -252,24 +252,12 @@ def test_evaluation_crops_letterboxes_and_squashes_masks() -> None:
         assert (found == 255).mean() == pytest.approx(bars)
 
 
-@pytest.mark.parametrize(
-    ("library", "ops", "said"),
-    [
-        (
-            "torchvision",
-            {"crop": {"op": "RandomResizedCrop"}, "any": {"op": "RandAugment"}},
-            "augment.ops.any.*RandAug",
-        ),
-        (
-            "native",
-            {"flip": {"op": "RandomHorizontalFlip"}, "crop": {"op": "RandomScaleCrop", "cat_max_ratio": 0.5}},
-            "augment.ops.crop.*cat_max_ratio=1",
-        ),
-    ],
-)
-def test_what_cannot_take_masks_is_refused(library: str, ops: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        built(ops, library)
+def test_what_cannot_take_masks_is_refused() -> None:
+    crop, flip = {"crop": {"op": "RandomResizedCrop"}}, {"flip": {"op": "RandomHorizontalFlip"}}
+    with pytest.raises(ConfigError, match=r"augment.ops.any.*RandAug"):
+        built({**crop, "any": {"op": "RandAugment"}}, "torchvision")
+    with pytest.raises(ConfigError, match=r"augment.ops.crop.*cat_max_ratio=1"):
+        built({**flip, "crop": {"op": "RandomScaleCrop", "cat_max_ratio": 0.5}})
 
 
 def make_plan(root: Path, split: str = "train", **changes: Any) -> MaskPlan:

@@ -115,25 +115,12 @@ def test_the_trainers_model_sees_them_and_evaluation_has_its_own(photos: Path, h
     assert set(seen[False]) == {32}
 
 
-@pytest.mark.parametrize(
-    ("more", "wanted"),
-    [
-        (
-            ["epochs=4", "augment.ops.crop.size=32"],
-            "augment.ops: the recipe gives images of 32x32, and image_size is 16; set image_size=32, or leave the size "
-            "of the last crop to image_size",
-        ),
-        (["epochs=1"], "progressive: 2 sizes for epochs=1; set at least as many epochs"),
-        (
-            ["epochs=4", "progressive=[16,0]"],
-            "progressive: 0 is not allowed; set a whole number above 0, or [height,width]",
-        ),
-    ],
-)
-def test_what_cannot_be_is_one_line_before_the_first_step(
-    photos: Path, here: Path, more: list[str], wanted: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"{re.escape(wanted)}$") as caught:
-        effloop.build_trainer(effloop.compose(overrides(photos, "image_size=32", "progressive=[16,32]", *more)))
-    assert "\n" not in str(caught.value)
-    assert not list(here.iterdir())
+def test_what_cannot_be_is_one_line_before_the_first_step(photos: Path, here: Path) -> None:
+    for more, wanted in (
+        (["epochs=4", "augment.ops.crop.size=32"], "progressive: at 16 pixels augment.ops: the recipe gives images of"),
+        (["epochs=1"], "progressive: 2 sizes for epochs=1"),
+        (["epochs=4", "progressive=[16,0]"], "progressive: 0 is not allowed"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{re.escape(wanted)}[^\n]*; set [^\n]+$"):
+            effloop.build_trainer(effloop.compose(overrides(photos, "image_size=32", "progressive=[16,32]", *more)))
+        assert not list(here.iterdir())

@@ -141,7 +141,6 @@ def test_writes_three_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="file"):
         write_diagnosis(DECODE, tmp_path / "file")
     write_diagnosis(STRANGE, tmp_path / "strange")
-    write_diagnosis(EVALUATION, tmp_path / "evaluation")
 
 
 def test_page_has_everything() -> None:

@@ -105,7 +105,10 @@ def test_a_file_that_is_no_weights(content: bytes, tmp_path: Path) -> None:
         ("Unett", "resnet18", "model.arch: no model 'Unett' .*Unet"),
         ("Unet", "resnet19", "model.encoder: no encoder 'resnet19' .*resnet18"),
         ("Unet", "tu-resnet19", "model.encoder: no model 'resnet19' in timm"),
-        ("DeepLabV3", "vgg11", "model.encoder: DeepLabV3 can't be built on vgg11: .*set another"),
+        pytest.param(
+            *("DeepLabV3", "vgg11", "model.encoder: DeepLabV3 can't be built on vgg11: .*set another"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_there_is_not(arch: str, encoder: str, words: str) -> None:

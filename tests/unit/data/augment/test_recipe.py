@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plans import line
 
 from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.base import RecipeConfig
 from effloop.data.augment.operation import BadParameterError, check_number, check_probability, check_range
-from effloop.errors import PROGRAM, ConfigError
+from effloop.errors import ConfigError
 
 
 class Grow:
@@ -56,57 +55,30 @@ def test_random_numbers_are_an_operations_own_wherever_it_stands() -> None:
     np.testing.assert_array_equal(second.keys(keys)[3:4], second.keys(keys[3:4]))
 
 
-@pytest.mark.parametrize(
-    ("ops", "order", "message"),
-    [
-        ({"a": {"op": "Trun"}}, None, "augment.ops.a: no operation 'Trun'; have Grow, Turn; did you mean 'Turn'?"),
-        ({"a": {"op": "os.system"}}, None, "augment.ops.a: no operation 'os.system'; have Grow, Turn"),
-        ({"grow": {}}, None, "augment.ops.grow: no operation 'grow'; have Grow, Turn; did you mean 'Grow'?"),
-        (
-            {"flip": {"op": "Turn"}, "Grow": {}, "fli": None, "flp": {"by": 3}, "x": {}, "f": 3},
-            None,
-            "augment.ops.flp: no operation 'flp'; the recipe has flip, Grow; did you mean 'flip'? "
-            "A new one needs {op: NAME}",
-        ),
-        ({"flip": {"op": "Turn"}, "a": {}}, None, "augment.ops.a: no operation 'a'; have Grow, Turn"),
-        (
-            {"a": {"op": "Turn", "degree": 3}},
-            None,
-            "augment.ops.a: Turn has no parameter 'degree'; have degrees; did you mean 'degrees'?",
-        ),
-        ({"a": {"op": "Grow", "by": -1}}, None, "augment.ops.a.by: -1 is not allowed; set a number above 0"),
-        (
-            {"a": {"op": "Turn", "degrees": "x"}},
-            None,
-            "augment.ops.a: Turn can't take its parameters: unsupported operand type(s) for /: 'int' and 'str'; "
-            "have degrees",
-        ),
-        (
-            {"a": 3},
-            None,
-            "augment.ops.a: 3 is not allowed; write {op: NAME, PARAMETER: VALUE}, or null to leave it out",
-        ),
-        (
-            {"a": {"op": "Turn"}},
-            ["b"],
-            "augment.order: no operation is called 'b'; have a",
-        ),
-        (
-            {"a": {"op": "Turn"}},
-            ["a", "a"],
-            "augment.order: 'a' stands in it twice; name each operation once",
-        ),
-        (
-            {"a": None},
-            None,
-            f"augment.ops: the recipe is empty; choose an existing one ({PROGRAM} list augment), or set "
-            "augment.ops.crop={op:RandomResizedCrop}",
-        ),
-    ],
+REFUSED: tuple[tuple[dict[str, Any], list[str] | None, str], ...] = (
+    ({"a": {"op": "Trun"}}, None, "augment.ops.a: no operation 'Trun'; have Grow, Turn; did you mean 'Turn'?"),
+    ({"a": {"op": "os.system"}}, None, "augment.ops.a: no operation 'os.system'; have Grow, Turn"),
+    (
+        *({"flip": {"op": "Turn"}, "Grow": {}, "fli": None, "flp": {"by": 3}, "x": {}, "f": 3}, None),
+        "augment.ops.flp: no operation 'flp'; the recipe has flip, Grow; did you mean 'flip'? A new one needs",
+    ),
+    ({"flip": {"op": "Turn"}, "turn": {}}, None, "augment.ops.turn: no operation 'turn'; have Grow, Turn; did you"),
+    ({"a": {"op": "Turn", "degree": 3}}, None, "augment.ops.a: Turn has no parameter 'degree'; have degrees; did you"),
+    ({"a": {"op": "Grow", "by": -1}}, None, "augment.ops.a.by: -1 is not allowed; set a number above 0"),
+    ({"a": {"op": "Turn", "degrees": "x"}}, None, "augment.ops.a: Turn can't take its parameters: unsupported operand"),
+    ({"a": 3}, None, "augment.ops.a: 3 is not allowed; write {op: NAME, PARAMETER: VALUE}, or null to leave it out"),
+    ({"a": {"op": "Turn"}}, ["b"], "augment.order: no operation is called 'b'; have a"),
+    ({"a": {"op": "Turn"}}, ["a", "a"], "augment.order: 'a' stands in it twice; name each operation once"),
+    ({"a": None}, None, "augment.ops: the recipe is empty; choose an existing one ("),
 )
-def test_refuses(ops: dict[str, Any], order: list[str] | None, message: str) -> None:
-    with pytest.raises(ConfigError, match=line(message)):
-        read(ops, order)
+
+
+def test_refuses() -> None:
+    for ops, order, message in REFUSED:
+        with pytest.raises(ConfigError) as caught:
+            read(ops, order)
+        assert str(caught.value).startswith(message)
+        assert "\n" not in str(caught.value)
 
 
 def test_what_comes_out_has_one_size() -> None:
