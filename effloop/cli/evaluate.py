@@ -20,7 +20,7 @@ from effloop.errors import ConfigError, warn
 from effloop.inference.trained import Trained
 from effloop.report.evaluation import EVALUATIONS, Evaluation, cell_text, write_evaluation
 from effloop.task.details import NUM_BINS, Details, Row
-from effloop.train.evaluation import Facts, View, check_views
+from effloop.train.evaluation import Facts, View, check_views, compare
 
 _MAX_ROWS, _MAX_MISTAKES = 20, 8
 """Classes, and pairs of them that are confused, on the screen."""
@@ -55,7 +55,7 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
         _check_writable(options.out)
     source, facts = loader.plan.source, Facts(trained.task)
     started = time.perf_counter()
-    found = trained.evaluate_views(loader, options.tta, facts)
+    found = trained.evaluate(loader, options.tta, facts)
     speed = len(source) / (time.perf_counter() - started)
     print(f"{trained.describe()}, on {loader.describe()}, {speed:,.0f} images/s")
     details, scored = facts.details(source.target_names)
@@ -142,7 +142,8 @@ def _write(options: EvalOptions, found: Evaluation, trained: Trained, loader: Lo
     worst, folder = [row["id"] for row in found.details.worst], _folder(options)
     keys = [loader.plan.source.key(sample) for sample in worst]
     try:
-        pictures = trained.compare(loader, worst) if trained.task.spatial else loader.pictures(worst)
+        spatial = trained.task.spatial
+        pictures = compare(trained.model, loader, trained.precision, worst) if spatial else loader.pictures(worst)
         names = write_evaluation(folder, found, keys, pictures)
     except OSError as error:
         warn(f"'{error.filename or folder}' can't be written: {error.strerror}; set out=FOLDER for tables and pictures")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import math
+import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,23 +17,19 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 import effloop
 from effloop import config as configs
-from effloop.batch import ImageSize
 from effloop.config import Config
 from effloop.data.augment.base import Evaluation, RecipeConfig
 from effloop.data.augment.native.augment import Resize
 from effloop.data.augment.native.crops import PADDING
-from effloop.data.source import Source
 from effloop.errors import ConfigError, ParityError, reason
-from effloop.inference.formats import INPUT, OUTPUT, Format, formats, one_line_errors
-from effloop.inference.formats.base import VERSION, write
-from effloop.inference.formats.program import trace
+from effloop.inference.formats import INPUT, OUTPUT, VERSION, Format, formats, one_line_errors
 from effloop.inference.parity import Parity, compare
+from effloop.inference.program import trace
 from effloop.inference.trained import FixedBatch, Trained
 from effloop.system.hardware import has_vnni
 from effloop.task.base import OutputTransform, unwrap
@@ -88,11 +86,6 @@ class ExportOptions:
         """Batch size of the file; None is any number."""
         return self.batch if isinstance(self.batch, int) else None
 
-    def path(self, run: Path) -> Path:
-        """Where the file goes."""
-        kind = "_int8" * self.int8 + "_half" * self.half
-        return self.out or run / f"model{kind}{formats[self.to].suffix}"
-
 
 @dataclass(frozen=True)
 class Exported:
@@ -127,26 +120,33 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
     if trained.config.data.mean is None:
         raise ConfigError("data.mean: null, so the model takes uint8 images; export needs data.mean and data.std")
     form = formats[options.to](dynamic=options.fixed is None, half=options.half)
-    path = options.path(run_folder(trained.path))
+    kind = "_int8" if options.int8 else "_half" if options.half else ""
+    path = options.out or run_folder(trained.path) / f"model{kind}{form.suffix}"
     program, notes = _program(trained, form, options)
-    calibrated: dict[str, int] | None = None
-    if options.int8:
-        images = len(_chosen(trained.source("train"), trained, options.calibrate))
-        calibrated = {"images": images, "weights_bits": 8 if has_vnni() else 7}
-    facts = describe(trained, to=options.to, batch=options.fixed, int8=calibrated, half=options.half)
+    facts = describe(trained, options)
+
+    def save(file: Path) -> nn.Module:
+        """Write the file; returns the model in it."""
+        with one_line_errors(f"{file.name} can't be written"):
+            form.save(program, file, json.dumps(facts, ensure_ascii=False))
+        with one_line_errors("the exported file can't be opened"):
+            model = form.open(file, trained.device, trained.network).eval()
+        return FixedBatch(model, options.fixed) if options.fixed else model
+
     with _in_place(form, path) as temporary, closing(trained.loader("val")) as loader:
-        _save(form, program, temporary, write(facts))
-        model = _open(form, temporary, trained, options.fixed)
-        parity = compare(
-            trained.model, model, loader, trained.task, None if options.parity == "all" else options.parity
-        )
+        model = save(temporary)
+        count = None if options.parity == "all" else options.parity
+        parity = compare(trained.model, model, loader, trained.task, count)
         parity.check(trained.task.meters[0], int8=options.int8)
         some = loader.samples(range(min(len(loader.plan.source), loader.global_batch))).images
-        outputs = _outputs(model, some)
+        with torch.inference_mode():
+            outputs = model(some)
         del model
         # Again, now that the scores are known; what is on the disk is read once more.
-        _save(form, program, temporary, write(with_scores(facts, parity)))
-        again = _outputs(_open(form, temporary, trained, options.fixed), some)
+        facts["measured"] = {"split": facts["config"]["data"]["val_split"], **asdict(parity)}
+        model = save(temporary)
+        with torch.inference_mode():
+            again = model(some)
         if not (again - outputs).abs().max() <= _SAME * outputs.abs().max():
             raise ParityError("the file gives other outputs when it is read again; no file was written; check the disk")
         size = sum(each.stat().st_size for each in form.files(temporary))
@@ -157,67 +157,42 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
     """The model as the format has it, and what was done to it."""
     model = copy.deepcopy(unwrap(trained.model)).requires_grad_(False)
     model.to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    shape = options.fixed or 2, trained.config.data.channels, *trained.config.size
+    size = trained.config.size
+    shape = options.fixed or 2, trained.config.data.channels, *size
     example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     notes = []
     if trained.precision.dtype is not None:
         used = str(trained.precision.dtype).removeprefix("torch.")
         notes.append(f"scores before are of float32; eval of the run computes in {used}, as it was trained")
     if form.fuses:
-        size, transformed = trained.config.size, trained.model
-        height, width = transformed.input_size(size) if isinstance(transformed, OutputTransform) else size
+        height, width = trained.model.input_size(size) if isinstance(trained.model, OutputTransform) else size
         simple = simplify(model, example[:, :, :height, :width], dynamic=form.dynamic)
         model = simple.model
         if simple.reparameterized:
             notes.append(f"re-parameterised: {simple.reparameterized:,} parameters fewer")
-        notes += [f"BatchNorms fused: {simple.fused}"] * bool(simple.fused) + [simple.note] * bool(simple.note)
+        if simple.fused:
+            notes.append(f"BatchNorms fused: {simple.fused}")
+        if simple.note:
+            notes.append(simple.note)
     model = trained.task.to(torch.device("cpu")).with_output_transform(model)
     with one_line_errors(f"to={options.to} can't take this model"):
         program = form.convert(model, example)
     if options.int8:
-        images = calibration_images(trained, options.calibrate, options.fixed)
+        images = _calibration_images(trained, options)
         with one_line_errors(f"int8: to={options.to} can't quantize this model"):
             program = form.quantize(program, images)
     return program, tuple(notes)
 
 
-def _chosen(source: Source, trained: Trained, count: int) -> NDArray[np.int64]:
-    """Which samples int8 is calibrated by."""
-    return np.random.default_rng(trained.config.seed).permutation(len(source))[:count]
-
-
-def calibration_images(trained: Trained, count: int, batch: int | None = None) -> list[Tensor]:
-    """Training images, chosen at random by the run's seed, without augmentation: (N, 3, H, W) batches on the device.
-
-    Args:
-        trained: whose data is loaded.
-        count: how many, or all there are.
-        batch: how many each batch has to have; None is any number.
-    """
+def _calibration_images(trained: Trained, options: ExportOptions) -> list[Tensor]:
+    """Training images, chosen at random by the run's seed, without augmentation: (N, 3, H, W) batches on the device."""
     with closing(trained.loader("train")) as loader:
-        chosen = _chosen(loader.plan.source, trained, count)
-        step = batch or loader.global_batch
-        if batch:
-            chosen = np.resize(chosen, -(-len(chosen) // batch) * batch)  # the first once more
+        chosen = np.random.default_rng(trained.config.seed).permutation(len(loader.plan.source))[: options.calibrate]
+        step = options.fixed or loader.global_batch
+        if options.fixed:
+            chosen = np.resize(chosen, -(-len(chosen) // step) * step)  # the first once more
         parts = [chosen[start : start + step].tolist() for start in range(0, len(chosen), step)]
         return [loader.samples(part).images for part in parts]
-
-
-def _save(form: Format, program: Any, path: Path, text: str) -> None:
-    with one_line_errors(f"{path.name} can't be written"):
-        form.save(program, path, text)
-
-
-def _open(form: Format, path: Path, trained: Trained, batch: int | None) -> nn.Module:
-    with one_line_errors("the exported file can't be opened"):
-        model = form.open(path, trained.device, trained.network).eval()
-    return FixedBatch(model, batch) if batch else model
-
-
-def _outputs(model: nn.Module, images: Tensor) -> Tensor:
-    with torch.inference_mode():
-        outputs: Tensor = model(images)
-        return outputs
 
 
 @contextmanager
@@ -259,24 +234,18 @@ def _move(sources: Sequence[Path], targets: Sequence[Path], folder: Path) -> Non
 # Metadata of an exported file: all that another program needs to use it, and EffLoop to score it.
 
 
-def describe(
-    trained: Trained, *, to: str, batch: int | None = None, int8: Mapping[str, Any] | None = None, half: bool = False
-) -> dict[str, Any]:
-    """The metadata of a file, but for its scores.
-
-    Args:
-        trained: the model.
-        to: the format.
-        batch: how many images the file takes at once; None is any number.
-        int8: how it was calibrated; None is not at all.
-        half: whether weights are in float16.
-    """
-    shape = [batch or "batch", trained.config.data.channels, *trained.config.size]
+def describe(trained: Trained, options: ExportOptions) -> dict[str, Any]:
+    """The metadata of a file, but for its scores."""
+    shape = [options.fixed or "batch", trained.config.data.channels, *trained.config.size]
+    int8 = None
+    if options.int8:
+        images = min(options.calibrate, len(trained.source("train")))
+        int8 = {"images": images, "weights_bits": 8 if has_vnni() else 7}
     return {
         "version": VERSION,
-        "format": to,
+        "format": options.to,
         "int8": int8,
-        "half": half,
+        "half": options.half,
         "preprocessing": preprocessing(trained.config),
         "input": {"name": INPUT, "shape": shape, "dtype": "float32"},
         "output": {
@@ -327,44 +296,33 @@ def _to_size(config: Config) -> list[dict[str, Any]]:
     resize = {"step": "resize", **size, "filter": "bilinear", "antialias": antialias, "dtype": "uint8"}
     if config.augment.eval is Evaluation.squash:
         return [resize]
-    if config.augment.eval is Evaluation.letterbox:
-        return [resize | _FIT, {"step": "pad", **size, **_BARS}]
-    return [_crop(config.size, config.augment.eval_ratio), resize]
-
-
-_FIT = {
-    "height": "max(1, round(scale * image_height)), a half to the even number",
-    "width": "max(1, round(scale * image_width)), a half to the even number",
-    "scale": "min(height / image_height, width / image_width)",
-}
-"""Of a letterboxed image; height and width are those of the step `pad`."""
-
-_BARS = {"value": PADDING, "top": "(height - resized_height) // 2", "left": "(width - resized_width) // 2"}
-
-
-def _crop(size: ImageSize, share: float) -> dict[str, Any]:
-    """The step `crop`, for images of a size."""
-    crop = {"step": "crop", "shape": "square, centred", "share": share}
-    if size.height == size.width:
-        return crop | {
-            "side": "max(1, round(share * min(height, width))), a half to the even number",
+    even = "a half to the even number"
+    if config.augment.eval is Evaluation.letterbox:  # height and width are those of the step `pad`
+        fit = {
+            "height": f"max(1, round(scale * image_height)), {even}",
+            "width": f"max(1, round(scale * image_width)), {even}",
+            "scale": "min(height / image_height, width / image_width)",
+        }
+        bars = {"value": PADDING, "top": "(height - resized_height) // 2", "left": "(width - resized_width) // 2"}
+        return [resize | fit, {"step": "pad", **size, **bars}]
+    crop = {"step": "crop", "shape": "square, centred", "share": config.augment.eval_ratio}
+    if config.size.height == config.size.width:
+        crop |= {
+            "side": f"max(1, round(share * min(height, width))), {even}",
             "top": "(height - side) // 2",
             "left": "(width - side) // 2",
         }
-    rows, columns = (side // math.gcd(*size) for side in size)
-    return crop | {
+        return [crop, resize]
+    rows, columns = (side // math.gcd(*config.size) for side in config.size)
+    crop |= {
         "shape": f"{rows} x {columns}, centred",
         "unit": f"share * min(height / {rows}, width / {columns})",
-        "rows": f"max(1, round({rows} * unit)), a half to the even number",
-        "columns": f"max(1, round({columns} * unit)), a half to the even number",
+        "rows": f"max(1, round({rows} * unit)), {even}",
+        "columns": f"max(1, round({columns} * unit)), {even}",
         "top": "(height - rows) // 2",
         "left": "(width - columns) // 2",
     }
-
-
-def with_scores(metadata: Mapping[str, Any], parity: Parity) -> dict[str, Any]:
-    """The metadata with what was measured on the validation split."""
-    return {**metadata, "measured": {"split": metadata["config"]["data"]["val_split"], **asdict(parity)}}
+    return [crop, resize]
 
 
 def run_folder(checkpoint: Path) -> Path:
@@ -424,12 +382,17 @@ def simplify(model: nn.Module, example: Tensor, *, dynamic: bool) -> Simplified:
         example: (N, 3, H, W) images of the shape to export for.
         dynamic: whether the graph has to take any number of images.
     """
+    merged, saved = model, 0
     with torch.no_grad():
         expected = model(example)
-        merged = reparameterize(model)
-        if not _close(merged(example), expected):
-            return Simplified(model, note="re-parameterising changes its outputs, and was left out")
-        saved = _parameters(model) - _parameters(merged)
+        if importlib.util.find_spec("timm") is not None:
+            from timm.utils.model import reparameterize_model
+
+            # Parallel branches of RepVGG, MobileOne, FastViT and others become one convolution, in a copy.
+            merged = reparameterize_model(model)
+            if not _close(merged(example), expected):
+                return Simplified(model, note="re-parameterising changes its outputs, and was left out")
+            saved = sum(each.numel() for each in model.parameters()) - sum(p.numel() for p in merged.parameters())
         try:
             graph = trace(merged, example, dynamic=dynamic).module(check_guards=False)
             assert isinstance(graph, fx.GraphModule)
@@ -440,16 +403,6 @@ def simplify(model: nn.Module, example: Tensor, *, dynamic: bool) -> Simplified:
     if not same:
         return Simplified(merged, saved, note="fusing BatchNorm changes its outputs, and was left out")
     return Simplified(graph if count else merged, saved, count)
-
-
-def reparameterize(model: nn.Module) -> nn.Module:
-    """A copy in which the parallel branches of RepVGG, MobileOne, FastViT and others of timm are one convolution."""
-    if importlib.util.find_spec("timm") is None:
-        return model
-    from timm.utils.model import reparameterize_model
-
-    merged: nn.Module = reparameterize_model(model)
-    return merged
 
 
 def fold_batch_norm(graph: fx.GraphModule) -> int:
@@ -463,51 +416,34 @@ def fold_batch_norm(graph: fx.GraphModule) -> int:
         How many.
     """
     count = 0
-    for node in list(graph.graph.nodes):
-        if node.target is not _ATEN.batch_norm.default or node.args[5]:  # [5]: in training
+    for norm in list(graph.graph.nodes):
+        if norm.target is not _ATEN.batch_norm.default or norm.args[5]:  # [5]: in training
             continue
-        layer = node.args[0]
-        if layer.target in _FUSE and len(layer.users) == 1 and _fold(graph, layer, node, f"fused_{count}"):
-            count += 1
+        layer = norm.args[0]
+        if layer.target not in _FUSE or len(layer.users) > 1:
+            continue
+        weight, bias, *_ = [*layer.args[1:3], None]
+        scale, shift, mean, variance = norm.args[1:5]
+        nodes = (weight, bias, mean, variance, scale, shift)
+        if any(each is not None and getattr(each, "op", "") != "get_attr" for each in nodes) or len(weight.users) > 1:
+            continue  # a weight that is computed, or used twice
+        tensors = [None if each is None else operator.attrgetter(each.target)(graph) for each in nodes]
+        fused = _FUSE[layer.target](*tensors[:4], norm.args[7], *tensors[4:])
+        with graph.graph.inserting_before(layer):
+            made = []
+            for part, value in zip(("weight", "bias"), fused, strict=True):
+                name = f"fused_{count}_{part}"
+                graph.register_parameter(name, nn.Parameter(value.detach().clone(), requires_grad=False))
+                made.append(graph.graph.get_attr(name))
+        layer.args = (layer.args[0], *made, *layer.args[3:])
+        norm.replace_all_uses_with(layer)
+        graph.graph.erase_node(norm)
+        count += 1
     graph.graph.eliminate_dead_code()
     graph.delete_all_unused_submodules()
     graph.recompile()
     return count
 
 
-def _fold(graph: fx.GraphModule, layer: fx.Node, norm: fx.Node, name: str) -> bool:
-    """Fold one; False if a weight of theirs is computed, or used twice."""
-    weight, bias, *_ = [*layer.args[1:3], None]
-    scale, shift, mean, variance = norm.args[1:5]
-    stored = [each for each in (weight, bias, scale, shift, mean, variance) if each is not None]
-    if any(not isinstance(each, fx.Node) or each.op != "get_attr" for each in stored):
-        return False
-    if not isinstance(weight, fx.Node) or len(weight.users) > 1:
-        return False
-    tensors = [None if each is None else _tensor(graph, each) for each in (weight, bias, mean, variance, scale, shift)]
-    fused = _FUSE[layer.target](*tensors[:4], norm.args[7], *tensors[4:])
-    with graph.graph.inserting_before(layer):
-        made = []
-        for part, value in zip(("weight", "bias"), fused, strict=True):
-            graph.register_parameter(f"{name}_{part}", nn.Parameter(value.detach().clone(), requires_grad=False))
-            made.append(graph.graph.get_attr(f"{name}_{part}"))
-    layer.args = (layer.args[0], *made, *layer.args[3:])
-    norm.replace_all_uses_with(layer)
-    graph.graph.erase_node(norm)
-    return True
-
-
-def _tensor(graph: fx.GraphModule, node: Any) -> Tensor:
-    found: Any = graph
-    for name in node.target.split("."):
-        found = getattr(found, name)
-    assert isinstance(found, Tensor)
-    return found
-
-
 def _close(outputs: Tensor, expected: Tensor) -> bool:
     return bool((outputs - expected).abs().max() <= _CLOSE * expected.abs().max())
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(each.numel() for each in model.parameters())

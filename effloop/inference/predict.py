@@ -36,13 +36,15 @@ from effloop.train.evaluation import View, check_views, outputs_of_views
 
 @dataclass(frozen=True)
 class TolerantPlan(Plan):
-    """A plan for threads that notes samples which can't be read or decoded; their images are black.
+    """A plan for threads that notes samples which can't be read or decoded, with black images, and images' sizes.
 
     Attributes:
         problems: {sample: what is wrong with it}, filled while batches are loaded.
+        sizes: {sample: of the image as decoded}; whoever needs them takes them out.
     """
 
     problems: dict[int, str] = field(default_factory=dict)
+    sizes: dict[int, ImageSize] = field(default_factory=dict)
 
     def read(self, ids: NDArray[np.int64]) -> Read:
         samples = ids.tolist()
@@ -55,12 +57,13 @@ class TolerantPlan(Plan):
                 info = self.decoder.read_info(data)
             except DataError as error:
                 self.problems[sample] = str(error)
-                data = self._black
+                data = pnm_header(*self.augment.size, 3) + bytes(3 * self.augment.size.pixels)
                 info = self.decoder.read_info(data)
             except Exception as error:
                 self._reraise(sample, error)
             encoded.append(data)
             infos.append(info)
+        self.sizes.update(zip(samples, (ImageSize(*size) for size in sizes_of(infos).tolist()), strict=True))
         return EncodedImages.of(encoded), infos
 
     def decode(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int = 0) -> None:
@@ -70,12 +73,6 @@ class TolerantPlan(Plan):
             except DataError as error:
                 self.problems[int(prepared.ids[number])] = str(error.__cause__)
                 self.leave_out(images, at + number, at + number + 1)
-
-    @property
-    def _black(self) -> bytes:
-        """A black image, as raw pixels."""
-        size = self.augment.size
-        return pnm_header(*size, 3) + bytes(3 * size.pixels)
 
 
 class Predictions:
@@ -97,13 +94,13 @@ class Predictions:
         check_views(views, trained.task, trained.config.task.name)
         config = showing_all(trained.config) if trained.task.spatial else trained.config
         self.trained, self.views = trained, views
-        self.loader = loader_of(config, source, SizedPlan if trained.task.spatial else TolerantPlan)
+        self.loader = loader_of(config, source, TolerantPlan)
         assert isinstance(self.loader.plan, TolerantPlan)
-        self.problems = self.loader.plan.problems
+        self._plan, self.problems = self.loader.plan, self.loader.plan.problems
         self._how = config.augment.eval if isinstance(config.augment, RecipeConfig) else Evaluation.crop
 
     def __len__(self) -> int:
-        return len(self.loader.plan.source)
+        return len(self._plan.source)
 
     def columns(self, top: int = 1, *, every: bool = False) -> Iterator[tuple[NDArray[np.int64], Columns]]:
         """The ids of a batch's samples, and the columns that the task makes of their outputs; see `Task.predictions`.
@@ -111,49 +108,39 @@ class Predictions:
         Samples with a problem have empty texts and NaN.
         """
         task, names = self.trained.task, self.trained.target_names
-        for ids, outputs in self.outputs():
+        for ids, outputs, _ in self._outputs():
             found = task.predictions(outputs, names, top, every=every)
             bad = [row for row, sample in enumerate(ids.tolist()) if sample in self.problems]
             yield ids, {name: _without(values, bad) for name, values in found.items()}
 
-    @torch.inference_mode()
-    def outputs(self) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-        """Ids and (n, K) outputs without the padding, one batch late: reading them waits for the device."""
-        before: list[tuple[NDArray[np.int64], Tensor]] = []
-        with closing(self.loader):
-            for batch in self.loader.epoch(0):
-                found = outputs_of_views(self._forward, batch.images, self.views)
-                outputs = self.trained.task.ensemble(found) if self.views else found[0]
-                filled = min(len(batch), len(self) - int(batch.ids[0]))
-                yield from before
-                before = [(batch.ids[:filled].numpy(), outputs[:filled])]
-            yield from before
-
     def masks(self) -> Iterator[tuple[NDArray[np.int64], list[Mask | None]]]:
         """The ids of some samples, in order, and their masks; None for an image that can't be used."""
-        for ids, outputs in self.outputs():
-            yield ids, [self._mask(*each) for each in zip(ids.tolist(), outputs, strict=True)]
+        for ids, outputs, sizes in self._outputs():
+            masks: list[Mask | None] = []
+            for sample, output, size in zip(ids.tolist(), outputs, sizes, strict=True):
+                frame = Frame.of(self._how, size, ImageSize(*output.shape[1:]))
+                masks.append(None if sample in self.problems else mask_of(output, frame, size).cpu().numpy())
+            yield ids, masks
 
-    def _mask(self, sample: int, outputs: Tensor) -> Mask | None:
-        plan = self.loader.plan
-        assert isinstance(plan, SizedPlan)
-        image = plan.sizes.pop(sample)
-        if sample in self.problems:
-            return None
-        frame = Frame.of(self._how, image, ImageSize(*outputs.shape[1:]))
-        mask: Mask = mask_of(outputs, frame, image).cpu().numpy()
-        return mask
+    @torch.inference_mode()
+    def _outputs(self) -> Iterator[tuple[NDArray[np.int64], Tensor, list[ImageSize]]]:
+        """Ids, (n, K) outputs without the padding, and the images' sizes, one batch late: reading outputs waits for
+        the device.
+        """
+        before: list[tuple[NDArray[np.int64], Tensor, list[ImageSize]]] = []
+        with closing(self.loader):
+            for batch in self.loader.epoch(0):
+                found = outputs_of_views(self.trained.forward, batch.images, self.views)
+                outputs = self.trained.task.ensemble(found) if self.views else found[0]
+                ids = batch.ids[: min(len(batch), len(self) - int(batch.ids[0]))].numpy()
+                yield from before
+                before = [(ids, outputs[: len(ids)], [self._plan.sizes.pop(sample) for sample in ids.tolist()])]
+            yield from before
 
     def image(self, sample: int) -> NDArray[np.uint8]:
         """(height, width, 3) uint8 RGB, the image of a mask."""
-        plan = self.loader.plan
-        pixels = plan.decoder.decode(plan.source.read(sample))
+        pixels = self._plan.decoder.decode(self._plan.source.read(sample))
         return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
-
-    def _forward(self, images: Tensor) -> Tensor:
-        with self.trained.precision.autocast():
-            outputs: Tensor = self.trained.model(images)
-        return outputs
 
 
 def _without(values: NDArray[np.float32] | list[str], rows: list[int]) -> NDArray[np.float32] | list[str]:
@@ -252,22 +239,6 @@ def _rows(part: Tensor, start: int, stop: int, height: int) -> Tensor:
     return part[:, above].lerp(part[:, below], (places - above).float()[None, :, None])
 
 
-@dataclass(frozen=True)
-class SizedPlan(TolerantPlan):
-    """A tolerant plan that notes the images' sizes.
-
-    Attributes:
-        sizes: {sample: of the image as decoded}; whoever needs them takes them out.
-    """
-
-    sizes: dict[int, ImageSize] = field(default_factory=dict)
-
-    def read(self, ids: NDArray[np.int64]) -> Read:
-        found = super().read(ids)
-        self.sizes.update(zip(ids.tolist(), (ImageSize(*size) for size in sizes_of(found[1]).tolist()), strict=True))
-        return found
-
-
 def shares(masks: Sequence[Mask | None], num_classes: int) -> NDArray[np.float32]:
     """(N, num_classes) float32, each class's share of each image's pixels; NaN where there is no mask."""
     found = np.full((len(masks), num_classes), np.nan, np.float32)
@@ -319,10 +290,7 @@ class Predictor(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, C, H, W) float32, normalised as by `preprocess` -> (N, K) outputs, in the run's precision."""
-        dtype = self._trained.precision.dtype
-        with torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
-            outputs: Tensor = self.model(images)
-        return outputs
+        return self._trained.forward(images)
 
     def preprocess(self, images: Iterable[ImageLike] | ImageLike) -> Tensor:
         """Images of any size -> (N, C, H, W) float32 on the model's device, by the run's decoder, crop and resize.
@@ -331,9 +299,10 @@ class Predictor(nn.Module):
             DataError: an image can't be read or decoded; the message names it.
             ConfigError: there are none, or one is nothing of `ImageLike`.
         """
-        return torch.cat([batch.clone() for batch in self._batches(images)])
+        source, config = self._given(images)
+        with closing(loader_of(config, source)) as loader:
+            return torch.cat([batch.images.clone() for batch in loader.epoch(0)])[: len(source)]
 
-    @torch.inference_mode()
     def predict(
         self, images: Iterable[ImageLike] | ImageLike, top: int = 1, *, every: bool = False
     ) -> list[dict[str, Any]]:
@@ -347,40 +316,24 @@ class Predictor(nn.Module):
         Returns:
             A dict for each image: `class`, `score`, then `class_2`, `score_2` and so on; of other tasks their own keys.
             Of segmentation `mask`, (height, width) uint8 classes at the image's own size, and `share_NAME`, each
-            class's share of it.
+            class's share of it; images are whole, see `showing_all`.
 
         Raises:
             DataError, ConfigError: as `preprocess` does.
         """
-        task = self._trained.task
-        if task.spatial:
-            return self._masks(images)
-        found: list[dict[str, Any]] = []
-        for batch in self._batches(images):
-            columns = task.predictions(self(batch), self._trained.target_names, top, every=every)
-            found += rows_of(columns, task.digits)
-        return found
-
-    def _masks(self, images: Iterable[ImageLike] | ImageLike) -> list[dict[str, Any]]:
-        """`predict` where each pixel has a class; images are whole, see `showing_all`."""
         source, config = self._given(images)
         found = Predictions(replace(self._trained, config=config), source)
         rows: list[dict[str, Any]] = []
-        for _, masks in found.masks():
-            columns = rows_of(share_columns(masks, self._trained.target_names))
-            rows += [{"mask": mask, **row} for mask, row in zip(masks, columns, strict=True)]
-        for sample, problem in found.problems.items():
+        if self._trained.task.spatial:
+            for _, masks in found.masks():
+                columns = rows_of(share_columns(masks, self._trained.target_names))
+                rows += [{"mask": mask, **row} for mask, row in zip(masks, columns, strict=True)]
+        else:
+            for _, table in found.columns(top, every=every):
+                rows += rows_of(table, self._trained.task.digits)
+        for sample, problem in sorted(found.problems.items()):
             raise DataError(f"{source.name(sample)} {problem}")
         return rows
-
-    def _batches(self, images: Iterable[ImageLike] | ImageLike) -> Iterator[Tensor]:
-        """(n, 3, H, W) float32 on the device, batch by batch, loaded ahead by threads."""
-        source, config = self._given(images)
-        with closing(loader_of(config, source)) as loader:
-            left = len(source)
-            for batch in loader.epoch(0):
-                yield batch.images[:left]
-                left -= len(batch)
 
     def _given(self, images: Iterable[ImageLike] | ImageLike) -> tuple[Images, Config]:
         """The images as a source, and the config to load them by."""
@@ -400,7 +353,7 @@ class Predictor(nn.Module):
 
 
 def _encoded(image: ImageLike, name: str, config: Config) -> Encoded:
-    """An encoded image, of a file or as raw pixels.
+    """An encoded image, of a file or as raw pixels; Pillow's image stays as it is.
 
     Raises:
         DataError: the file can't be read, or Pillow's image can't be decoded.
@@ -413,28 +366,21 @@ def _encoded(image: ImageLike, name: str, config: Config) -> Encoded:
             raise DataError(f"{name} can't be read: {error.strerror}") from None
     if isinstance(image, bytes | bytearray | memoryview):
         return image
-    pixels = _pixels(image, name, config) if isinstance(image, Image.Image) else image
+    pixels: Any = image
+    if isinstance(image, Image.Image):
+        try:
+            turned = ImageOps.exif_transpose(image) if config.decode.exif else image.copy()
+            pixels = to_pixels(turned, config.data.channels, config.decode.window)
+        except MemoryError:
+            raise  # about the machine, not about the image
+        except Exception as error:  # a damaged file can make Pillow raise nearly anything
+            raise DataError(f"{name} can't be decoded: {' '.join(str(error).split())}") from error
     if isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] in (1, 3):
         return pnm_header(*pixels.shape) + pixels.tobytes()
     of = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(image).__name__
     raise ConfigError(
         f"images: {name} is {of}; give a path, encoded bytes, Pillow's image or (H, W, 3) or (H, W, 1) uint8"
     )
-
-
-def _pixels(image: Image.Image, name: str, config: Config) -> NDArray[np.uint8]:
-    """(H, W, C) uint8 of Pillow's image, which stays as it is.
-
-    Raises:
-        DataError: it can't be decoded.
-    """
-    try:
-        turned = ImageOps.exif_transpose(image) if config.decode.exif else image.copy()
-        return to_pixels(turned, config.data.channels, config.decode.window)
-    except MemoryError:
-        raise  # about the machine, not about the image
-    except Exception as error:  # a damaged file can make Pillow raise nearly anything
-        raise DataError(f"{name} can't be decoded: {' '.join(str(error).split())}") from error
 
 
 def load(run: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Predictor:

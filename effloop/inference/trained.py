@@ -1,4 +1,4 @@
-"""A trained model, and all it takes to use it as it was trained."""
+"""A trained model with its task, its data and its images' preparation, from a run or an exported file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from effloop.assemble.checks import check_same_model, check_same_tensors, check_
 from effloop.assemble.loader import build_loader
 from effloop.assemble.model import build_model, state_preserved
 from effloop.assemble.resolve import resolved
-from effloop.batch import ImageSize, Preview
+from effloop.batch import ImageSize
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.config.overrides import key_of
@@ -28,14 +28,13 @@ from effloop.data.source.auto import AutoConfig
 from effloop.data.source.base import WHOLE, NoSplitError
 from effloop.data.source.splits import has_splits, open_part, open_split, undivided
 from effloop.errors import CheckpointError, ConfigError, EffLoopError, warn
-from effloop.inference.formats import format_of, one_line_errors
-from effloop.inference.formats.base import read as read_metadata
+from effloop.inference.formats import Format, format_of, one_line_errors, read_metadata
 from effloop.precision import Precision, precisions
 from effloop.record import Metrics
 from effloop.runs.compare import inputs as differing_inputs
 from effloop.system.hardware import find_device, set_reproducible, set_threads
 from effloop.task import Task, tasks
-from effloop.train.evaluation import Collector, Scorer, View, check_views, compare, evaluate, evaluate_views
+from effloop.train.evaluation import Collector, Scorer, View, check_views, evaluate, evaluate_views
 
 
 def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:
@@ -47,49 +46,29 @@ def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) ->
         ConfigError: it is none, or an override is invalid.
     """
     alone = {**facts["config"], "parallel": {"name": "none"}, "compile": False, "resume": None}
-    keys = {key_of(override) for override in overrides}
     # A run of an earlier version may have set the removed `data.window`, which a trained model doesn't depend on.
-    alone["data"] = {key: value for key, value in alone["data"].items() if key != "window"}
+    data = alone["data"] = {key: value for key, value in alone["data"].items() if key != "window"}
     config = configs.from_dict(alone, overrides, f"the config in {path}")
+    keys = {key_of(override) for override in overrides}
     if not config.data.divides or "data.root" not in keys or keys & {"data.val", "data.folds", "data.fold"}:
         return config
-    trained_on = facts.get("data") or facts.get("provenance", {}).get("data") or {}
-    if same_path(config.data.root, alone["data"]["root"]) or _is_data_of(trained_on, config):
+    if _same_path(config.data.root, data["root"]):
         return config
-    data = {**alone["data"], **dict.fromkeys(("val", "folds", "fold", "group"))}
-    data["val_split"] = data["val_split"] or "val"
-    return configs.from_dict({**alone, "data": data}, overrides, f"the config in {path}")
+    trained_on = facts.get("data")
+    with suppress(EffLoopError):  # by its samples and bytes it may be the run's data, elsewhere now
+        found = undivided(config.data).fingerprint()
+        if trained_on and all(
+            found[k] == sum(trained_on[s][k] for s in ("train", "val")) for k in ("samples", "bytes")
+        ):
+            return config
+    whole = dict.fromkeys(("val", "folds", "fold", "group"))
+    alone["data"] = {**data, **whole, "val_split": data["val_split"] or "val"}
+    return configs.from_dict(alone, overrides, f"the config in {path}")
 
 
-def check_divided_alike(config: Config, facts: Mapping[str, Any], source: Source) -> None:
-    """Warn of a validation part that isn't the one that the run validated on.
-
-    Args:
-        config: of the run, changed by overrides.
-        facts: of the run, with the fingerprints in `data`.
-        source: the validation split, with the run's classes.
-    """
-    trained_on = (facts.get("data") or {}).get("val")
-    if not (config.data.divides and trained_on):
-        return
-    for line in differing_inputs({"val": trained_on}, {"val": source.fingerprint()}):
-        warn(f"{source.where} may have images that were trained on: the data is not divided as for the run ({line})")
-
-
-def same_path(one: str | None, other: str | None) -> bool:
-    """Whether two values of `data.root` are the same place."""
+def _same_path(one: str | None, other: str | None) -> bool:
     paths = [root and os.path.realpath(os.path.expanduser(root)) for root in (one, other)]
     return paths[0] == paths[1]
-
-
-def _is_data_of(trained_on: Mapping[str, Any], config: Config) -> bool:
-    """Whether the data, as far as its number of samples and bytes tell, is what a run was trained on, elsewhere now."""
-    with suppress(EffLoopError):
-        found = undivided(config.data).fingerprint()
-        return bool(trained_on) and all(
-            found[key] == sum(trained_on[split][key] for split in ("train", "val")) for key in ("samples", "bytes")
-        )
-    return False
 
 
 class FixedBatch(nn.Module):
@@ -122,7 +101,7 @@ class Trained:
     Attributes:
         path: the file that the model is from.
         config: of the run, changed by overrides, for a single process.
-        facts: contents of the file besides the weights: `config`, `classes`, `num_outputs`, `progress`, `data`.
+        facts: of the run: `config`, `classes`, `target_names`, `num_outputs`, `progress`, `data`.
         task: with the meters that suit the model, and what it was fitted to.
         model: in eval mode, with the task's output transform: (N, 3, H, W) float32, normalised, on `device` -> (N, K)
             outputs there.
@@ -140,7 +119,7 @@ class Trained:
 
     @classmethod
     def open(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True, command: str = "") -> Self:
-        """A run folder, a .ckpt file, or a file that was exported.
+        """A run folder, for its best checkpoint, a .ckpt file, or a file by `effloop export`, run by its own runtime.
 
         Args:
             path: one of them.
@@ -149,68 +128,42 @@ class Trained:
             command: that was typed, to be named with another checkpoint where this one is damaged.
 
         Raises:
-            CheckpointError, ConfigError, DataError: it can't be read, or doesn't fit the overrides.
+            CheckpointError, ConfigError, DataError: it can't be read, its runtime isn't installed, or it doesn't fit
+                the overrides.
         """
-        if format_of(path) is not None and not path.is_dir():
-            return cls.from_exported(path, overrides, whole_process=whole_process)
-        return cls.from_checkpoint(path, overrides, whole_process=whole_process, command=command)
-
-    @classmethod
-    def from_checkpoint(
-        cls, run: Path, overrides: Sequence[str] = (), *, whole_process: bool = True, command: str = ""
-    ) -> Self:
-        """The best checkpoint of a run folder, or a .ckpt file; see `open`."""
-        path = files.find(run, "best", command)
-        state = files.read(path, command)
-        config = config_of(state, overrides, path)
-        check_same_model(config, state)
+        kind = None if path.is_dir() else format_of(path)
+        path = files.find(path, "best", command) if kind is None else path
+        facts = files.read(path, command) if kind is None else _exported_facts(kind(), path)
+        config = config_of(facts, overrides, path)
+        if kind is None:
+            check_same_model(config, facts)
+        else:
+            _check_same_input(config, facts)
         task = tasks.build(config.task)
-        num_outputs = _num_outputs(state, config, task)
-        device, precision = _place(config, whole_process=whole_process)
-        model, task = _network(config, num_outputs, device), task.for_outputs(num_outputs)
-        with fitting("the run"):
-            check_same_tensors(model, state["model"])
-            model.load_state_dict(state["model"])
-            task.load_state_dict(state.get("task", {}))
-        facts = {key: state.get(key) for key in ("config", "classes", "target_names", "progress", "data")}
-        facts["num_outputs"] = num_outputs
-        return cls(path, config, facts, task.to(device), task.with_output_transform(model).eval(), precision, device)
-
-    @classmethod
-    def from_exported(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
-        """A file by `effloop export`, run by what runs its format.
-
-        Args:
-            path: its suffix names the format.
-            overrides: change the config in its metadata.
-            whole_process: as in `from_checkpoint`; the runtime has as many threads as torch.
-
-        Raises:
-            CheckpointError, ConfigError: it can't be read, its runtime isn't installed, or an override asks for
-                another model or size.
-        """
-        kind = format_of(path)
-        assert kind is not None
-        if not path.is_file():
-            raise CheckpointError(f"'{path}' is not there; name a run folder, a .ckpt file or an exported file")
-        with one_line_errors(f"{path} can't be read"):
-            text = kind().read_metadata(path)
-        found = read_metadata(text, path)
-        config = config_of(found, overrides, path)
-        _check_same_input(config, found)
-        count = int(found["num_outputs"])
-        task = tasks.build(config.task).for_outputs(count)
-        with fitting(str(path)):
-            task.load_state_dict(found.get("task_state", {}))
-        device, precision = _place(config, whole_process=whole_process)
-        with one_line_errors(f"{path} can't be opened"):
-            model = (
-                kind().open(path, device, lambda: task.with_output_transform(_network(config, count, device))).eval()
-            )
-        batch = found["input"]["shape"][0]
-        facts = {**found, "progress": {"epoch": found["provenance"]["epoch"] + 1}, "data": found["provenance"]["data"]}
-        model = FixedBatch(model, batch) if isinstance(batch, int) else model
-        return cls(path, config, facts, task.to(device), model, precision, device)
+        # A checkpoint may have neither a number nor classes: then the data tells.
+        count = facts.get("num_outputs") or len(facts["classes"]) or task.num_outputs(open_part(config.data, "val"))
+        if whole_process:
+            set_threads(config.threads)
+            set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
+        device = find_device(config.device)
+        precision = precisions.build(resolved(config).precision, device)
+        task = task.for_outputs(count)
+        with fitting("the run" if kind is None else str(path)):
+            task.load_state_dict(facts.get("task") or {})
+        task = task.to(device)
+        if kind is None:
+            model = _network(config, count, device)
+            with fitting("the run"):
+                check_same_tensors(model, facts["model"])
+                model.load_state_dict(facts["model"])
+            model = task.with_output_transform(model)
+        else:
+            with one_line_errors(f"{path} can't be opened"):
+                model = kind().open(path, device, lambda: task.with_output_transform(_network(config, count, device)))
+            batch = facts["input"]["shape"][0]
+            model = FixedBatch(model, batch) if isinstance(batch, int) else model
+        kept = {key: facts.get(key) for key in ("config", "classes", "target_names", "progress", "data")}
+        return cls(path, config, {**kept, "num_outputs": count}, task, model.eval(), precision, device)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -249,7 +202,7 @@ class Trained:
         self.task.num_outputs(loader.plan.source)  # refuses targets of another kind
         check_trained_on(self.facts, loader.plan.source)
         if split == "val":
-            check_divided_alike(self.config, self.facts, loader.plan.source)
+            self._check_divided_alike(loader.plan.source)
         return loader
 
     def source(self, split: str = "val", root: Path | None = None) -> Source:
@@ -266,7 +219,7 @@ class Trained:
         if root is None:
             if split == "val" and data.divides:
                 with suppress(EffLoopError):  # opening the split reports what is wrong
-                    check_divided_alike(self.config, self.facts, open_split(data, split, self.classes))
+                    self._check_divided_alike(open_split(data, split, self.classes))
             return self._or_whole(partial(open_part, data), split)
         data = AutoConfig("auto", str(root), data.train_split, data.val_split or "val", allow_missing_classes=True)
         try:
@@ -277,69 +230,70 @@ class Trained:
             raise
 
     def _or_whole(self, opening: Callable[[str], Opened], split: str) -> Opened:
-        """A split, or all of other data than the run's that has no splits.
-
-        Raises:
-            ConfigError, DataError: it isn't there.
-        """
+        """A split, or all of other data than the run's that has no splits."""
         try:
             return opening(split)
         except NoSplitError:
             roots = self.config.data.root, self.facts["config"]["data"]["root"]
-            if split == "val" and not same_path(*roots) and not has_splits(self.config.data):
+            if split == "val" and not _same_path(*roots) and not has_splits(self.config.data):
                 with suppress(NoSplitError):
                     found = opening(WHOLE)
                     warn(f"data.root: '{roots[0]}' has no splits, so all of it is used")
                     return found
             raise
 
-    def evaluate(self, loader: Loader, collector: Collector | None = None) -> dict[str, float]:
-        """The task's scores on all samples of a loader, which is closed.
+    def _check_divided_alike(self, source: Source) -> None:
+        """Warn of a validation part that isn't the one that the run validated on."""
+        trained_on = (self.facts.get("data") or {}).get("val")
+        if self.config.data.divides and trained_on:
+            for line in differing_inputs({"val": trained_on}, {"val": source.fingerprint()}):
+                warn(
+                    f"{source.where} may have images that were trained on: the data is not divided as for the run "
+                    f"({line})"
+                )
 
-        Args:
-            loader: from `loader`.
-            collector: gets all outputs and targets, too.
-        """
-        scorer = Scorer(self.task, Metrics(self.task.num_sums, self.device), collector=collector)
-        with closing(loader):
-            return evaluate(self.model, loader.epoch(0), scorer, self.precision)
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, C, H, W) float32, normalised, on the model's device -> (N, K) outputs, in the run's precision."""
+        dtype = self.precision.dtype
+        with torch.autocast(images.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+            outputs: Tensor = self.model(images)
+        return outputs
 
-    def evaluate_views(
-        self, loader: Loader, views: Collection[View], collector: Collector | None = None
+    def evaluate(
+        self, loader: Loader, views: Collection[View] = (), collector: Collector | None = None
     ) -> list[dict[str, float]]:
-        """Like `evaluate`: scores of each image as it is and, second, of it with its views together.
+        """The task's scores on all samples of a loader, which is closed: of each image as it is and, with views,
+        second, of it with its views together.
 
         Args:
             loader: from `loader`.
-            views: of each image, beside itself; without any there is no second.
-            collector: gets the outputs of all views together, and the targets, too.
+            views: of each image, beside itself.
+            collector: gets the outputs, of all views together, and the targets, too.
 
         Raises:
             ConfigError: the task can't make one output of several.
         """
         check_views(views, self.task, self.config.task.name)
-        if not views:
-            return [self.evaluate(loader, collector)]
         with closing(loader):
-            return evaluate_views(self.model, loader.epoch(0), self.task, self.precision, views, collector)
-
-    def compare(self, loader: Loader, samples: Sequence[int]) -> Preview:
-        """Samples of a loader, with their masks and those that the model predicts; see `train.evaluation.compare`."""
-        return compare(self.model, loader, self.precision, samples)
-
-
-def prepare_process(config: Config) -> None:
-    """Apply a config's settings of the whole process: threads, determinism."""
-    set_threads(config.threads)
-    set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
+            if views:
+                return evaluate_views(self.model, loader.epoch(0), self.task, self.precision, views, collector)
+            scorer = Scorer(self.task, Metrics(self.task.num_sums, self.device), collector=collector)
+            return [evaluate(self.model, loader.epoch(0), scorer, self.precision)]
 
 
-def _place(config: Config, *, whole_process: bool) -> tuple[torch.device, Precision]:
-    """Device and precision of a config."""
-    if whole_process:
-        prepare_process(config)
-    device = find_device(config.device)
-    return device, precisions.build(resolved(config).precision, device)
+def _exported_facts(form: Format, path: Path) -> dict[str, Any]:
+    """The metadata of an exported file, by the names that a checkpoint has.
+
+    Raises:
+        CheckpointError, ConfigError: it isn't there, can't be read, or its runtime isn't installed.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"'{path}' is not there; name a run folder, a .ckpt file or an exported file")
+    with one_line_errors(f"{path} can't be read"):
+        text = form.read_metadata(path)
+    found = read_metadata(text, path)
+    made = found["provenance"]
+    return {**found, "progress": {"epoch": made["epoch"] + 1}, "data": made["data"], "task": found.get("task_state")}
 
 
 def _network(config: Config, num_outputs: int, device: torch.device) -> nn.Module:
@@ -362,9 +316,3 @@ def _check_same_input(config: Config, found: Mapping[str, Any]) -> None:
         raise ConfigError(f"image_size: {config.size}, but the exported file takes {size}; export the run again")
     if configs.to_dict(config)["model"] != found["config"]["model"]:
         raise ConfigError("model: an exported file has the model that it was made of; leave out what sets another")
-
-
-def _num_outputs(state: Mapping[str, Any], config: Config, task: Task) -> int:
-    """Number of outputs of a checkpoint's model; from the data where the checkpoint has neither it nor classes."""
-    known = state.get("num_outputs") or len(state["classes"])
-    return known or task.num_outputs(open_part(config.data, "val"))

@@ -181,9 +181,9 @@ def inference(
     counts = sorted({1, found} if cores == "auto" else {*map(int, cores)})
     # In float32 on the CPU, whatever the overrides.
     own = [override for override in overrides if key_of(override) not in ("device", "precision", "amp")]
-    trained = Trained.from_checkpoint(Path(run), [*own, "device=cpu", "precision=fp32", "amp=null"])
+    trained = Trained.open(Path(run), [*own, "device=cpu", "precision=fp32", "amp=null"])
     meter = trained.task.meters[0]
-    score = trained.evaluate(trained.loader())[meter.name]
+    score = trained.evaluate(trained.loader())[0][meter.name]
     sides: dict[str, Side] = {}
     unavailable: dict[str, str] = {}
     with scratch_folder(work) as scratch, threads_restored(), Console(stderr=True).status("") as status:

@@ -171,7 +171,7 @@ class TestEval:
         rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
         labels, losses = ([row[column].strip() for row in rows] for column in (0, -1))
         assert labels == ["none", "flip: 2 views"]
-        trained = Trained.from_checkpoint(finished)
+        trained = Trained.open(finished)
         summary = json.loads((finished / "summary.json").read_text())
         assert losses[0] == f"{summary['best']['loss']:.4f}"
         found = list(trained.loader().epoch(0))

@@ -36,9 +36,9 @@ def test_files_say_what_the_table_says(run: Path, photos: Path, capsys: pytest.C
     out, folder = capsys.readouterr().out, run / "eval/val"
     assert {path.name for path in folder.iterdir()} == FILES
     told = json.loads((folder / "scores.json").read_text())
-    trained = Trained.from_checkpoint(run)
+    trained = Trained.open(run)
     assert (told["samples"], told["split"], told["names"]) == (13, "val", ["a", "b", "c"])
-    assert told["scores"] == pytest.approx(trained.evaluate(trained.loader()), rel=1e-6)
+    assert told["scores"] == pytest.approx(trained.evaluate(trained.loader())[0], rel=1e-6)
     assert f"{told['scores']['top1']:.2%}" in out
     assert f"calibration error {told['calibration_error']:.2%}" in out
 

@@ -14,8 +14,7 @@ import torch
 from runs import make_photos, train
 
 from effloop.cli.main import main
-from effloop.inference.formats import formats
-from effloop.inference.formats.program import Pt2
+from effloop.inference.formats import Onnx, Pt2, formats
 from effloop.inference.trained import Trained
 
 DOC = Path(__file__).parents[2] / "docs" / "export.md"
@@ -41,7 +40,7 @@ def metadata(path: Path) -> dict[str, Any]:
 
 def scores(run: Path, *overrides: str) -> dict[str, float]:
     trained = Trained.open(run, overrides)
-    return trained.evaluate(trained.loader())
+    return trained.evaluate(trained.loader())[0]
 
 
 @pytest.mark.parametrize(

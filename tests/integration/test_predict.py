@@ -69,8 +69,8 @@ def test_the_same_top1_as_eval_with_bad_files_among_them(
         assert float(row["score"]) == shares[2][0]
         assert sum(share for share, _ in shares) == pytest.approx(1, abs=1e-5)
     hits = sum(Path(row["path"]).parent.name == row["class"] for row in scored)
-    trained = Trained.from_checkpoint(finished)
-    assert trained.evaluate(trained.loader())["top1"] == hits / len(scored)
+    trained = Trained.open(finished)
+    assert trained.evaluate(trained.loader())[0]["top1"] == hits / len(scored)
 
 
 def test_datasets_have_their_targets(finished: Path, photos: Path, here: Path) -> None:
@@ -141,7 +141,7 @@ class TestLoad:
     def test_it_is_a_module_that_sees_what_eval_sees(self, finished: Path, photos: Path) -> None:
         """More images than a batch has, and their outputs to the bit."""
         model = effloop.load(finished, ["num_workers=2"])
-        trained = Trained.from_checkpoint(finished)
+        trained = Trained.open(finished)
         paths = [photos / "val" / trained.loader().plan.source.key(index) for index in range(13)]
         images = model.preprocess(paths)
         batches = [batch.images[batch.valid] for batch in trained.loader().epoch(0)]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from effloop import config as configs
 from effloop.errors import ConfigError
 from effloop.inference.export import ExportOptions, _in_place, fold_batch_norm, portable, simplify
-from effloop.inference.formats.openvino import OpenVino
-from effloop.inference.formats.program import trace
+from effloop.inference.formats import OpenVino
+from effloop.inference.program import trace
 
 
 @pytest.mark.parametrize("suffix", [".xml", ".bin"])

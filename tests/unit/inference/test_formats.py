@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from effloop.errors import EffLoopError
-from effloop.inference.formats import one_line_errors
-from effloop.inference.formats.openvino import OpenVino
+from effloop.inference.formats import OpenVino, one_line_errors
 
 
 @pytest.mark.parametrize(

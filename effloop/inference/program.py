@@ -1,11 +1,11 @@
-"""Models as graphs by torch.export, from which the other formats are made, and `to=pt2`, which is one."""
+"""Models as graphs by torch.export: traced, and read from a `.pt2` without running what that may hold."""
 
 from __future__ import annotations
 
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from effloop.errors import CheckpointError
-from effloop.inference.formats.base import KEY, Format, register_format
-
-_EXTRA = f"{KEY}.json"
 
 
 def trace(model: nn.Module, example: Tensor, *, dynamic: bool) -> ExportedProgram:
@@ -45,42 +42,14 @@ class Half(nn.Module):
         return outputs.float()
 
 
-@register_format("pt2")
-class Pt2(Format):
-    """torch.export: a graph of ATen operations. `half`: float16 throughout, which CPUs without it compute slowly."""
-
-    suffix = ".pt2"
-    runtime = "PyTorch"
-
-    def convert(self, model: nn.Module, example: Tensor) -> ExportedProgram:
-        program = trace(Half(model) if self.half else model, example, dynamic=self.dynamic)
-        for node in program.graph.nodes:
-            node.meta.pop("stack_trace", None)  # paths of this machine, and a third of a small file
-        return program
-
-    def save(self, program: Any, path: Path, metadata: str) -> None:
-        torch.export.save(program, path, extra_files={_EXTRA: metadata})
-
-    def read_metadata(self, path: Path) -> str | None:
-        return extra_file(path, _EXTRA) or None
-
-    def open(self, path: Path, device: torch.device, network: Callable[[], nn.Module]) -> nn.Module:
-        program = load(path)
-        if device.type != "cpu":
-            from torch.export.passes import move_to_device_pass
-
-            program = move_to_device_pass(program, device)
-        return _Contiguous(program.module())
-
-
-class _Contiguous(nn.Module):
+class Contiguous(nn.Module):
     """A graph, which was traced for images in rows and doesn't know other layouts."""
 
     def __init__(self, graph: nn.Module) -> None:
         super().__init__()
         self.graph = graph
 
-    def train(self, mode: bool = True) -> _Contiguous:
+    def train(self, mode: bool = True) -> Contiguous:
         return self  # the graph is that of eval mode, and raises
 
     def forward(self, images: Tensor) -> Tensor:

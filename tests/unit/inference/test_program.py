@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from effloop.errors import CheckpointError
-from effloop.inference.formats.program import Pt2
+from effloop.inference.formats import Pt2
 
 CPU = torch.device("cpu")
 Parts = dict[str, bytes]
