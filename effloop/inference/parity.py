@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,18 +16,10 @@ from effloop.record import Metrics
 from effloop.task import Meter, Task
 from effloop.train.evaluation import Scorer
 
-LEAST_AGREEMENT = 0.999
-"""Share of images that a file's predictions have to be the same for, unless it is int8."""
-
-FEW_AGREE = 0.95
-"""Share below which int8 is kept with a warning: its score can be as good by chance."""
-
-MOST_LOST = 0.01
-"""Loss of the task's first score that int8 may cause: a percentage point, 0.01 of R², or 1 % of a score in units."""
-
-
-_AT_ONCE = 1 << 22
-"""Outputs that are summed in float64 at a time: those of pixels are many."""
+_LEAST_AGREEMENT = 0.999  # share of images that a file's predictions have to be the same for, unless it is int8
+_FEW_AGREE = 0.95  # share below which int8 is kept with a warning: its score can be as good by chance
+_MOST_LOST = 0.01  # of the task's first score, by int8: a percentage point, 0.01 of R², or 1 % of a score in units
+_AT_ONCE = 1 << 22  # outputs that are summed in float64 at a time: those of pixels are many
 
 
 @dataclass(frozen=True)
@@ -64,21 +56,21 @@ class Parity:
         scores = f"{meter.name} {meter.text(before)} before, {meter.text(after)} after"
         if int8:
             lost = before - after if meter.higher_is_better else after - before
-            allowed = MOST_LOST if meter.percent or meter.of_one else MOST_LOST * abs(before)
+            allowed = _MOST_LOST if meter.percent or meter.of_one else _MOST_LOST * abs(before)
             if not lost <= allowed:  # NaN is refused, too
                 raise ParityError(
                     f"int8 costs more than {meter.text(allowed)} on {self.images:,} images: {scores}; "
                     "no file was written; try calibrate=1000, or leave int8 out"
                 )
-            if self.agreement < FEW_AGREE:
+            if self.agreement < _FEW_AGREE:
                 warn(
                     f"int8 predicts the same for {self.agreement:.2%} of {self.images:,} images only, though its score "
                     f"holds ({scores}); try calibrate=1000, or compare both on more images"
                 )
-        elif not self.agreement >= LEAST_AGREEMENT:
+        elif not self.agreement >= _LEAST_AGREEMENT:
             raise ParityError(
                 f"the exported model predicts the same for {self.agreement:.2%} of {self.images:,} images, "
-                f"{LEAST_AGREEMENT:.1%} are needed: outputs differ by up to {self.difference:.3g}, {scores}; "
+                f"{_LEAST_AGREEMENT:.1%} are needed: outputs differ by up to {self.difference:.3g}, {scores}; "
                 "no file was written; try another format, or without half"
             )
 
@@ -93,8 +85,12 @@ def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task
         task: whose predictions and scores are compared.
         images: how many, if there are more; None is all.
     """
-    batches = loader.epoch(0) if images is None else _spread(loader, images)
-    device = loader.transfer.device
+    device, size = loader.transfer.device, len(loader.plan.source)
+    batches: Iterable[Batch] = loader.epoch(0)
+    if images is not None:
+        ids = np.linspace(0, size - 1, min(images, size)).round().astype(np.int64).tolist()
+        parts = range(0, len(ids), loader.global_batch)
+        batches = (loader.samples(ids[start : start + loader.global_batch]) for start in parts)
     scorers = [Scorer(task, Metrics(task.num_sums, device)) for _ in range(2)]
     facts = torch.zeros(4, dtype=torch.float64, device=device)  # images that agree, numbers, their sum, their squares'
     difference, count = torch.zeros((), device=device), 0
@@ -122,11 +118,3 @@ def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task
     before, after = (scorer.scores() for scorer in scorers)
     spread = max(squares / numbers - (total / numbers) ** 2, 0.0) ** 0.5
     return Parity(count, float(difference), spread, agreeing / count, before, after)
-
-
-def _spread(loader: Loader, count: int) -> Iterator[Batch]:
-    """Batches of some of a split's samples, at even distances from the first to the last."""
-    size = len(loader.plan.source)
-    ids = np.linspace(0, size - 1, min(count, size)).round().astype(np.int64).tolist()
-    for start in range(0, len(ids), loader.global_batch):
-        yield loader.samples(ids[start : start + loader.global_batch])

@@ -7,8 +7,7 @@ import io
 import json
 import math
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -30,8 +29,8 @@ Columns = Mapping[str, NDArray[np.float32] | Sequence[str]]
 """{name: a number or a text for each row}; NaN is no number. The names and kinds are the same every time."""
 
 
-class Writer(ABC):
-    """Writes rows to a file, those of a batch at a time.
+class Writer:
+    """Writes rows to a file, those of a batch at a time: here a JSON object for each.
 
     Args:
         file: open for writing.
@@ -42,11 +41,12 @@ class Writer(ABC):
         self.file = file
         self.digits = digits
 
-    @abstractmethod
     def write(self, columns: Columns) -> None:
         """Append rows."""
+        for row in rows_of(columns, self.digits):
+            self.file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
-    def close(self) -> None:  # noqa: B027  most have written all by then
+    def close(self) -> None:
         """Write what is still to be written."""
 
 
@@ -65,12 +65,8 @@ class CSVWriter(Writer):
         if not self._has_header:
             self._rows.writerow(map(in_cell, columns))
             self._has_header = True
-        texts = {
-            name: [cell_of(name, value) for value in values]
-            for name, values in columns.items()
-            if not isinstance(values, np.ndarray)
-        }
-        self._rows.writerows(_rows({**columns, **texts}, self.digits))
+        for row in rows_of(columns, self.digits):
+            self._rows.writerow(cell_of(name, value) for name, value in row.items())
 
     def close(self) -> None:
         self._text.detach()  # else it would close the file
@@ -82,23 +78,13 @@ class TSVWriter(CSVWriter):
     separator = "\t"
 
 
-class JSONLinesWriter(Writer):
-    """A JSON object for each row."""
-
-    def write(self, columns: Columns) -> None:
-        for row in rows_of(columns, self.digits):
-            self.file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-
 class ParquetWriter(Writer):
     """Parquet, a row group for each batch of 65,536 rows; numbers are float32."""
-
-    _ROWS = 65_536
 
     def __init__(self, file: BinaryIO, digits: int | None = 6) -> None:
         super().__init__(file, digits)
         self._arrow = optional_package("pyarrow", "out=FILE.parquet", "effloop[parquet]")
-        optional_package("pyarrow.parquet", "out=FILE.parquet", "effloop[parquet]")
+        self._parquet = optional_package("pyarrow.parquet", "out=FILE.parquet", "effloop[parquet]")
         self._pending: list[Any] = []
         self._writer: Any = None
 
@@ -111,7 +97,7 @@ class ParquetWriter(Writer):
             for name, values in columns.items()
         }
         self._pending.append(pa.table(made))
-        if sum(map(len, self._pending)) >= self._ROWS:
+        if sum(map(len, self._pending)) >= 65_536:
             self._flush()
 
     def close(self) -> None:
@@ -123,18 +109,14 @@ class ParquetWriter(Writer):
     def _flush(self) -> None:
         table = self._arrow.concat_tables(self._pending)
         self._pending = []
-        self._writer = self._writer or self._arrow.parquet.ParquetWriter(self.file, table.schema)
+        self._writer = self._writer or self._parquet.ParquetWriter(self.file, table.schema)
         self._writer.write_table(table)
 
 
 def rows_of(columns: Columns, digits: int | None = 6) -> Iterator[dict[str, Any]]:
     """A dict for each row: numbers with as many digits as `Writer` has, None for NaN; texts."""
-    return (dict(zip(columns, row, strict=True)) for row in _rows(columns, digits))
-
-
-def _rows(columns: Columns, digits: int | None) -> Iterator[tuple[Any, ...]]:
-    """Row by row, as `rows_of` has them."""
-    return zip(*(_values(column, digits) for column in columns.values()), strict=True)
+    rows = zip(*(_values(column, digits) for column in columns.values()), strict=True)
+    return (dict(zip(columns, row, strict=True)) for row in rows)
 
 
 def _values(column: NDArray[np.float32] | Sequence[str], digits: int | None) -> Sequence[Any]:
@@ -148,7 +130,7 @@ def _values(column: NDArray[np.float32] | Sequence[str], digits: int | None) -> 
 WRITERS: dict[str, type[Writer]] = {
     ".csv": CSVWriter,
     ".tsv": TSVWriter,
-    ".jsonl": JSONLinesWriter,
+    ".jsonl": Writer,
     ".parquet": ParquetWriter,
 }
 """By the extension of the file."""
@@ -191,9 +173,6 @@ def _explained(out: Path) -> Iterator[None]:
         raise ConfigError(f"out: '{out}' can't be written: {error.strerror}; set out=FILE") from error
 
 
-_QUALITY = 90
-
-
 class MaskFiles:
     """A folder with a file for each image of a source: FOLDER/NAME, with the folders below the one that all are in.
 
@@ -211,13 +190,9 @@ class MaskFiles:
         self.key, self.folder = key, folder
         self.names = file_names([os.fsdecode(each) for each in source.raw_keys(np.arange(len(source))).items()], suffix)
         folders = cache(os.path.realpath)  # there are a few: that of each file takes 20 µs
-
-        def real(path: str) -> str:
-            return os.path.join(folders(os.path.dirname(path)), os.path.basename(path))
-
-        given = {real(os.fsdecode(each)) for each in source.file_paths()}
+        given = {_real(os.fsdecode(each), folders) for each in source.file_paths()}
         for path in (os.path.join(folder, name) for name in self.names):
-            if real(path) in given:
+            if _real(path, folders) in given:
                 raise ConfigError(
                     f"{key}: '{path}' would take the place of a file of the data; set {key} to another folder"
                 )
@@ -246,6 +221,10 @@ class MaskFiles:
         return ConfigError(f"{self.key}: '{path}' can't be written: {error.strerror}; set {self.key}=FOLDER")
 
 
+def _real(path: str, folders: Callable[[str], str]) -> str:
+    return os.path.join(folders(os.path.dirname(path)), os.path.basename(path))
+
+
 def file_names(keys: Sequence[str], suffix: str) -> list[str]:
     """Names of files by keys of samples, all different and below the folder that they are put into, whatever the keys.
 
@@ -269,5 +248,5 @@ def file_names(keys: Sequence[str], suffix: str) -> list[str]:
 def overlay_jpeg(image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> bytes:
     """(height, width, 3) uint8 RGB and the classes of its pixels -> both, blended, as a JPEG file."""
     file = io.BytesIO()
-    Image.fromarray(overlay(image, mask, borders=True)).save(file, "JPEG", quality=_QUALITY)
+    Image.fromarray(overlay(image, mask, borders=True)).save(file, "JPEG", quality=90)
     return file.getvalue()
