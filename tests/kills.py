@@ -54,9 +54,9 @@ def same(one: Path, other: Path) -> bool:
     return names[0] == names[1] and all(same(one / n, other / n) for n in names[0] if (one / n).is_file())
 
 
-def chunks(work: Path) -> int:
-    """How many chunks of re-encoded images there are."""
-    return len(list(work.glob("chunks/*/*/*.chunk")))
+def kept(work: Path) -> int:
+    """How many re-encoded images are in the journals."""
+    return sum(path.stat().st_size // 8 for path in work.glob("journal/*/*/ends"))
 
 
 def check(photos: Path, out: Path, to: str, wanted: Path, *, when: Callable[[Path], bool]) -> bool:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from effloop.convert.entropy import compared_line
 from effloop.convert.options import ConvertOptions
-from effloop.convert.records import Chunks, Inspector, SplitRecords, first_of_each_class
+from effloop.convert.records import Inspector, Journal, SplitRecords, first_of_each_class
 from effloop.convert.reencode import Recipe, Recode
 from effloop.convert.work import WorkFolder, is_disk_full, size, tree_size
 from effloop.data.decode import Decoder
@@ -36,7 +36,6 @@ READ_BY = {"zarr2": "zarr", "n5": "zarr"}
 """`convert to=NAME` -> `data=NAME`, where they differ."""
 _PIXEL_PACKAGES = ("torch", "pillow", "simplejpeg", "opencv-python", "opencv-python-headless")
 """Packages whose versions may change the bytes of a re-encoded image."""
-_SAMPLED = 64  # images that are re-encoded to estimate the size of all
 
 
 def convert(
@@ -168,7 +167,7 @@ class _Conversion:
         self._read_back(out, copied=recode is None)
         self.work.finish(out, num_bytes)
         for name in self.splits:
-            shutil.rmtree(self.work.chunks(out, name), ignore_errors=True)
+            shutil.rmtree(self.work.journal(out, name), ignore_errors=True)
         return num_bytes
 
     def _split(self, name: str, **options: Any) -> SplitRecords:
@@ -184,20 +183,19 @@ class _Conversion:
         }
         self._write(out, firsts, recode.recipe)
         self.work.discard()
-        chunks = {name: Chunks(source, self.work.chunks(out, name), recode) for name, source in self.splits.items()}
-        # As chunks, and in the output.
-        self._needed = 2 * int(sum(each.estimate(_SAMPLED, self.threads) for each in chunks.values()))
-        there = sum(tree_size(each.folder) for each in chunks.values())
+        journals = {name: Journal(source, self.work.journal(out, name), recode) for name, source in self.splits.items()}
+        # As the journal has them, and in the output.
+        self._needed = 2 * int(sum(each.estimate(self.threads) for each in journals.values()))
+        there = sum(tree_size(self.work.journal(out, name)) for name in journals)
         self.work.check_free(self._needed, f"{out} with its temporary files", there)
         started = time.monotonic()
-        for name, each in chunks.items():
-            self._recoded += each.write(self.threads, self.meter, name)
+        for name, journal in journals.items():
+            self._recoded += journal.write(self.threads, self.meter, name)
         self._recoding_s += time.monotonic() - started
+        common = {"copies": False, "max_side": recode.recipe.max_side}
         return {
-            name: self._split(
-                name, image=each.image, num_bytes=each.num_bytes, copies=False, max_side=recode.recipe.max_side
-            )
-            for name, each in chunks.items()
+            name: self._split(name, image=journal.image, num_bytes=int(journal.ends[-1]), **common)
+            for name, journal in journals.items()
         }
 
     def _write(self, out: Path | Url, records: Mapping[str, SplitRecords], recipe: Recipe | None) -> None:
@@ -253,7 +251,7 @@ class _Conversion:
             raise InterruptedRunError(f"interrupted; running the same command again {again}") from None
         except Exception as error:
             if not self.work.complete and is_disk_full(error, self.work.path):  # of a server's the error itself tells
-                wrote = tree_size(self.work.path / "chunks") + sum(each.bytes_taken for each in self._records.values())
+                wrote = tree_size(self.work.path / "journal") + sum(each.bytes_taken for each in self._records.values())
                 self.work.remove()
                 raise ConfigError(
                     f"out: the disk of {self.work.path.parent} is full after {size(wrote)}; {size(self._needed)} of "
@@ -267,8 +265,8 @@ class _Conversion:
     def _keep(self) -> bool:
         """Remove what the next run can't use; returns whether anything is left."""
         self.work.discard()
-        chunks = (self.work.path / "chunks").glob("*/*/*.chunk")
-        if any(map(self.work.is_finished, self.work.outs)) or any(chunks):
+        journals = (self.work.path / "journal").glob("*/*/ends")
+        if any(map(self.work.is_finished, self.work.outs)) or any(path.stat().st_size for path in journals):
             return True
         self.work.remove()
         return False

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,16 +17,15 @@ from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded, read_header
 from effloop.data.image.mask import check_size, decode_mask, encode_mask, mask_digest, resize_mask
 from effloop.data.source.base import Fingerprint, Kind, Source, target_bytes
-from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.writing import Record
 from effloop.data.source.view import View
 from effloop.errors import DataError, warn
 from effloop.system.progress import Meter, in_threads
 
-CHUNK = 256
-"""Images in a file of `Chunks`: the most that a thread loses by a kill."""
+KEPT_AT_ONCE = 256
+"""Images that a kill loses at most, besides those that threads are at."""
+_AHEAD = 256  # samples that the source is told of before they are read
 _LOOKED_AT = 1 << 20  # labels, among which the first sample of each class is looked for
-_RUN = 32  # samples that a thread takes at a time
 
 R = TypeVar("R")
 
@@ -46,16 +44,21 @@ def read(source: Source, sample: int) -> Encoded:
 
 
 def each_sample(
-    source: Source, look: Callable[[int], R], num_threads: int, advance: Callable[[int], None], start: int = 0
+    source: Source,
+    look: Callable[[int], R],
+    num_threads: int,
+    advance: Callable[[int], None],
+    start: int = 0,
+    run: int = 32,
 ) -> Iterator[R]:
-    """`look` at each sample, from one on, in order, by threads; `advance` is told how many are done."""
+    """`look` at each sample, from one on, in order; threads take `run` at a time, and `advance` gets their number."""
 
     def look_at(first: int) -> list[R]:
-        samples = range(first, min(first + _RUN, len(source)))
+        samples = range(first, min(first + run, len(source)))
         source.will_need(samples)
         return [look(sample) for sample in samples]
 
-    for found in in_threads(look_at, range(start, len(source), _RUN), num_threads):
+    for found in in_threads(look_at, range(start, len(source), run), num_threads):
         yield from found
         advance(len(found))
 
@@ -134,8 +137,8 @@ class SplitRecords:
     def _numbered(self) -> Iterator[tuple[int, int, Record]]:
         """(number, sample, its record without mask and index)."""
         assert self.ids is not None
-        for start in range(0, len(self), CHUNK):
-            ids = self.ids[start : start + CHUNK]
+        for start in range(0, len(self), _AHEAD):
+            ids = self.ids[start : start + _AHEAD]
             self.source.will_need(ids)
             rows = self.source.target_rows[slice(ids.start, ids.stop) if isinstance(ids, range) else ids]
             for place, (sample, target) in enumerate(zip(ids, rows, strict=True)):
@@ -177,8 +180,9 @@ def first_of_each_class(source: Source) -> list[int]:
     return sorted(np.unique(source.labels[:_LOOKED_AT], return_index=True)[1].tolist())
 
 
-class Chunks:
-    """Re-encoded images of a split, `CHUNK` of them in a file: a killed conversion continues from those that are there.
+class Journal:
+    """Re-encoded images of a split, one behind the other in a file, and in another one where each ends: a killed
+    conversion continues behind the last of them.
 
     Args:
         source: the split.
@@ -187,37 +191,49 @@ class Chunks:
     """
 
     def __init__(self, source: Source, folder: Path, recode: Callable[[Encoded], bytes]) -> None:
-        self.source, self.folder, self.recode = source, folder, recode
-        self._stopped = threading.Event()
-        self._open: tuple[int, Any] = (-1, None)
+        self.source, self.recode = source, recode
+        self._images, self._ends = folder / "images", folder / "ends"
+        folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, num_threads: int, meter: Meter, title: str) -> int:
-        """Write the files that are missing; returns how many images they have.
+        """Re-encode the images that are missing; returns how many these were.
 
         Raises:
             DataError: an image can't be read or re-encoded; the message names it.
-            OSError: a file can't be written.
+            OSError: the files can't be written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob(".*"):  # half a file of a run that was killed
-            leftover.unlink()
-        missing = [number for number in range(self._count) if not self._path(number).exists()]
-        todo = sum(len(self._ids(number)) for number in missing)
-        meter.begin(f"{title}: recoding", len(self.source), len(self.source) - todo)
+        with self._images.open("ab") as images, self._ends.open("ab") as ends:
+            done, size = self._state()
+            images.truncate(size)
+            ends.truncate(8 * done)
+            meter.begin(f"{title}: recoding", len(self.source), done)
+            pending: list[int] = []
 
-        def write(number: int) -> None:
-            ids = self._ids(number)
-            self.source.will_need(ids)
-            with ColumnWriter(self._path(number), {}) as writer, writer.blobs("data") as append:
-                for sample in ids:
-                    if self._stopped.is_set():
-                        raise InterruptedError  # another thread has failed
-                    append(self.recoded(sample))
-                    meter.advance(1)
+            def keep() -> None:
+                images.flush()
+                os.fsync(images.fileno())  # first: no end without its image
+                ends.write(np.array(pending, "<u8"))
+                ends.flush()
+                pending.clear()
 
-        for _ in in_threads(write, missing, num_threads, ahead=2, stopped=self._stopped):
-            pass
-        return todo
+            try:
+                for image in each_sample(self.source, self.recoded, num_threads, meter.advance, done, run=4):
+                    images.write(image)
+                    size += len(image)
+                    pending.append(size)
+                    if len(pending) == KEPT_AT_ONCE:
+                        keep()
+            finally:
+                keep()
+        self.ends = np.fromfile(self._ends, "<u8")
+        self._mapped = memoryview(np.memmap(self._images, np.uint8, "r"))
+        return len(self.source) - done
+
+    def _state(self) -> tuple[int, int]:
+        """How many images there are, and their bytes."""
+        ends = np.fromfile(self._ends, "<u8")
+        done = int(np.searchsorted(ends, self._images.stat().st_size, side="right"))
+        return done, int(ends[done - 1]) if done else 0
 
     def recoded(self, sample: int) -> bytes:
         """A sample's image, re-encoded now.
@@ -233,33 +249,13 @@ class Chunks:
 
     def image(self, sample: int) -> Encoded:
         """A sample's image as it was written."""
-        number, place = divmod(sample, CHUNK)
-        if self._open[0] != number:
-            self._open = number, ColumnFile(self._path(number)).blobs("data")
-        image: Encoded = self._open[1][place]
-        return image
+        return self._mapped[int(self.ends[sample - 1]) if sample else 0 : int(self.ends[sample])]
 
-    @property
-    def num_bytes(self) -> int:
-        """Of all images as they were written."""
-        return sum(len(ColumnFile(self._path(number)).blob("data")) for number in range(self._count))
-
-    def estimate(self, samples: int, num_threads: int) -> float:
-        """Bytes of all images when re-encoded, extrapolated from some."""
+    def estimate(self, num_threads: int) -> float:
+        """Bytes of all images when re-encoded, extrapolated from 64."""
         count = len(self.source)
-        ids = np.unique(np.linspace(0, count - 1, min(samples, count)).astype(np.int64)).tolist()
-        with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-convert") as pool:
-            return count * sum(pool.map(lambda sample: len(self.recoded(sample)), ids)) / len(ids)
-
-    @property
-    def _count(self) -> int:
-        return -(-len(self.source) // CHUNK)
-
-    def _ids(self, number: int) -> range:
-        return range(number * CHUNK, min((number + 1) * CHUNK, len(self.source)))
-
-    def _path(self, number: int) -> Path:
-        return self.folder / f"{number:06}.chunk"
+        ids = np.unique(np.linspace(0, count - 1, min(64, count)).astype(np.int64)).tolist()
+        return count * sum(map(len, in_threads(self.recoded, ids, num_threads))) / len(ids)
 
 
 @dataclass

@@ -58,7 +58,7 @@ class Recipe:
 
 
 class Recode:
-    """Encoded image in, encoded image out: a pure function, picklable and thread-safe.
+    """Encoded image in, encoded image out: a pure function, thread-safe.
 
     The image is decoded as in training, scaled down if it is too large, and written as a baseline JPEG
     with optimised Huffman tables, restart markers and the lengths between them (`jpeg.with_interval_lengths`), or raw.
@@ -92,9 +92,6 @@ class Recode:
                 "libjpeg-turbo-progs), or set quality=source"
             )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.recipe, self.decoder)
-
     def __call__(self, data: Encoded) -> bytes:
         """The image, re-encoded by the recipe.
 
@@ -106,7 +103,7 @@ class Recode:
             self.decoder.size(data)  # refuses what `decode.max_pixels` does: jpegtran holds all coefficients
             if header.format != "JPEG":
                 return bytes(data)
-            return with_orientation(_cuttable(self._lossless(data, header)), read_orientation(data, header))
+            return _finished(self._lossless(data, header), read_orientation(data, header))
         pixels = self._pixels(data, header)
         if self.recipe.payload == "raw":
             height, width, channels = pixels.shape
@@ -116,11 +113,11 @@ class Recode:
                 f"is too large for a JPEG: {pixels.shape[0]} x {pixels.shape[1]} (height x width); allowed are "
                 f"{_LONGEST_SIDE:,} pixels a side: set max_side or payload=raw"
             )
-        like_source = self.recipe.quality == "source"
-        jpeg = (
-            self._like_source(data, header, pixels) if like_source else self._encoded(pixels, int(self.recipe.quality))
-        )
-        return with_orientation(_cuttable(jpeg), 1 if self.decoder.exif else read_orientation(data, header))
+        if self.recipe.quality == "source":
+            jpeg = self._like_source(data, header, pixels)
+        else:
+            jpeg = self._encoded(pixels, int(self.recipe.quality))
+        return _finished(jpeg, 1 if self.decoder.exif else read_orientation(data, header))
 
     def _pixels(self, data: Encoded, header: Header) -> NDArray[np.uint8]:
         """(height, width, 3 or 1) uint8, RGB or grey, scaled."""
@@ -158,15 +155,11 @@ class Recode:
                 subsampling = JpegImagePlugin.get_sampling(original)
         except Exception:  # a file that libjpeg decodes may still be one that Pillow's parser doesn't like
             return self._encoded(pixels, WITHOUT_TABLES)
-        if subsampling < 0:
-            subsampling = 2
+        subsampling = 2 if subsampling < 0 else subsampling
         grey = pixels.shape[2] == 1
-        return _by_pillow(
-            pixels,
-            qtables=tables[:1] if grey else tables,
-            subsampling=subsampling,
-            restart_marker_blocks=self._interval(pixels.shape[1], 1 if grey or not subsampling else 2),
-        )
+        interval = self._interval(pixels.shape[1], 1 if grey or not subsampling else 2)
+        tables = tables[:1] if grey else tables
+        return _by_pillow(pixels, qtables=tables, subsampling=subsampling, restart_marker_blocks=interval)
 
     def _lossless(self, data: Encoded, header: Header) -> bytes:
         """The same coefficients, by jpegtran; progressive becomes baseline."""
@@ -188,7 +181,7 @@ class Recode:
         columns = -(-width // (8 * blocks))
         if self.recipe.restart == "auto":
             return auto_interval(columns, 8 * blocks)
-        return max(number for number in divisors(columns) if number <= int(self.recipe.restart))
+        return max(number for number in _divisors(columns) if number <= int(self.recipe.restart))
 
 
 def auto_interval(columns: int, mcu_width: int) -> int:
@@ -198,18 +191,17 @@ def auto_interval(columns: int, mcu_width: int) -> int:
     and saves a third of the decoding; for those of 8 pixels that would be 34 %.
     """
     shortest = SHORTEST_INTERVAL // mcu_width
-    found = next(number for number in divisors(columns) if number >= min(shortest, columns))
+    found = min(number for number in _divisors(columns) if number >= min(shortest, columns))
     return 1 if mcu_width > 8 and found > 4 * shortest else found
 
 
-def divisors(number: int) -> list[int]:
-    """From 1 to the number itself."""
+def _divisors(number: int) -> list[int]:
     return [part for part in range(1, number + 1) if number % part == 0]
 
 
-def _cuttable(jpeg: bytes) -> bytes:
-    """The same JPEG with the lengths of its restart intervals in it."""
-    return with_interval_lengths(jpeg, read_header(jpeg).sof_at)
+def _finished(jpeg: bytes, orientation: int) -> bytes:
+    """A JPEG with the lengths of its restart intervals, and an EXIF orientation, in it."""
+    return with_orientation(with_interval_lengths(jpeg, read_header(jpeg).sof_at), orientation)
 
 
 def is_grey(data: Encoded, header: Header) -> bool:

@@ -10,7 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ class WorkFolder:
         job.json         determines the bytes of the outputs; a folder of another job is emptied
         N/NAME           output N while it is written, and until it is published
         N.json           what was noted of output N when it was finished: there is no output without
-        chunks/N/SPLIT/  re-encoded images, see `records.Chunks`
+        journal/N/SPLIT/ re-encoded images, see `records.Journal`
 
     An output that is finished and not here has been published: all that a killed process knew follows from the files.
 
@@ -83,14 +83,15 @@ class WorkFolder:
         """
         self._job = json.dumps(job, indent=1, sort_keys=True)
         self._upload_job = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
-        for out, there in self._there.items():
-            if there.job not in (None, self._upload_job):
-                raise ConfigError(
-                    f"out: {out} has what another conversion has uploaded and not completed; remove it or set out=URL"
-                )
         shutil.rmtree(self._away, ignore_errors=True)  # left by a kill during `remove`
         with self._explained():
             self.check_absent()
+            for out, there in self._there.items():
+                if there.job not in (None, self._upload_job):
+                    raise ConfigError(
+                        f"out: {out} has what another conversion has uploaded and not completed; remove it or set "
+                        "out=URL"
+                    )
             if isinstance(self.outs[0], Url):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = self._lock()
@@ -109,24 +110,20 @@ class WorkFolder:
             raise self.unwritable(error) from None
 
     def _lock(self) -> int:
+        lock = self.path / "lock"
         while True:
             self.path.mkdir(exist_ok=True)
-            try:
-                fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            except FileNotFoundError:  # whoever held it has just removed the folder
-                continue
-            if not try_lock(fd):
-                os.close(fd)
-                raise ConfigError(
-                    f"out: another process is writing {self.outs[0]}, it holds {self.path}; wait for it or set "
-                    f"{self._other}"
-                )
-            try:
-                if os.path.samestat(os.stat(self.path / "lock"), os.fstat(fd)):
+            with suppress(FileNotFoundError):  # whoever held it has just removed the folder
+                fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+                held = try_lock(fd)
+                if held and lock.exists() and os.path.samestat(lock.stat(), os.fstat(fd)):
                     return fd
-            except FileNotFoundError:
-                pass
-            os.close(fd)
+                os.close(fd)
+                if not held:
+                    raise ConfigError(
+                        f"out: another process is writing {self.outs[0]}, it holds {self.path}; wait for it or set "
+                        f"{self._other}"
+                    )
             time.sleep(0.01)
 
     def _adopt(self) -> None:
@@ -215,9 +212,9 @@ class WorkFolder:
         os.rename(self.path, self._away)
         shutil.rmtree(self._away, ignore_errors=True)
 
-    def chunks(self, out: Path | Url, split: str) -> Path:
+    def journal(self, out: Path | Url, split: str) -> Path:
         """The folder of an output's re-encoded images."""
-        return self.path / "chunks" / str(self.outs.index(out)) / split
+        return self.path / "journal" / str(self.outs.index(out)) / split
 
     def written(self, out: Path | Url) -> Path:
         """An output while it is here."""
@@ -251,17 +248,11 @@ class WorkFolder:
         Raises:
             ConfigError: with both numbers.
         """
-        if needed - there > (free := free_bytes(self.path)):
+        if needed - there > (free := shutil.disk_usage(self.path).free):
             raise ConfigError(
                 f"out: {what} needs {size(needed - there)}, {self.path} has {size(free)} free; make room or set "
                 f"{self.room}"
             )
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that this user can still write there."""
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
 
 
 def is_disk_full(error: BaseException | None, folder: Path) -> bool:
@@ -273,7 +264,7 @@ def is_disk_full(error: BaseException | None, folder: Path) -> bool:
         if os.strerror(errno.ENOSPC) in str(link) or "MDB_MAP_FULL" in str(link):
             return True
         link = link.__cause__ or link.__context__
-    return isinstance(error, OSError | RuntimeError) and free_bytes(folder) < _FULL
+    return isinstance(error, OSError | RuntimeError) and shutil.disk_usage(folder).free < _FULL
 
 
 def tree_size(folder: Path) -> int:

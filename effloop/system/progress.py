@@ -102,13 +102,7 @@ class Meter:
         self.advance(pending)
 
 
-def in_threads(
-    call: Callable[[T], R],
-    items: Iterable[T],
-    num_threads: int,
-    ahead: int = 4,
-    stopped: threading.Event | None = None,
-) -> Iterator[R]:
+def in_threads(call: Callable[[T], R], items: Iterable[T], num_threads: int, ahead: int = 4) -> Iterator[R]:
     """`map` by threads; items are taken in the caller's thread.
 
     Args:
@@ -116,7 +110,6 @@ def in_threads(
         items: as many as there are.
         num_threads: 0 means one.
         ahead: calls per thread that run or wait at a time.
-        stopped: is set before running calls are waited for, at the end or when the iteration is given up.
     """
     pool = ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop")
     begun: deque[Future[R]] = deque()
@@ -128,8 +121,6 @@ def in_threads(
         while begun:
             yield begun.popleft().result()
     finally:
-        if stopped:
-            stopped.set()
         pool.shutdown(cancel_futures=True)
 
 

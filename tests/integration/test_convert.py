@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from images import encode, photo
-from kills import check, chunks, convert
+from kills import check, convert, kept
 from plans import Listed, open_source, read_bytes
 from runs import make_photos, start
 
@@ -170,7 +170,7 @@ class TestFailures:
         image.write_bytes(image.read_bytes()[:-30])
         said = failure(capsys, f"data.root={mixed}", "to=memmap", "out=set", "max_side=30")
         assert said.startswith(f"{image} is a truncated PNG: ")
-        assert not list(here.iterdir())  # no chunk was complete
+        assert not list(here.iterdir())  # it was looked at before the others were re-encoded
 
     @pytest.mark.parametrize("words", [[], ["quality=80"]])
     def test_bad_images_are_named_or_left_out(
@@ -279,7 +279,7 @@ class TestFailures:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Enough for several chunks."""
+    """Enough for a kill in the middle."""
     return make_photos(tmp_path_factory.mktemp("many"), train=1100, val=300)
 
 
@@ -296,13 +296,13 @@ from effloop.convert.reencode import Recode
 call = Recode.__call__
 
 def slow(recode, data):
-    if any(Path(".set.partial").rglob("*.chunk")):
+    if any(path.stat().st_size for path in Path(".set.partial").rglob("ends")):
         time.sleep(0.01)
     return call(recode, data)
 
 Recode.__call__ = slow
 """
-"""A plugin file: what comes after the first chunk takes many seconds."""
+"""A plugin file: what comes after the first images takes many seconds."""
 
 
 class TestGoingOn:
@@ -318,10 +318,11 @@ class TestGoingOn:
         finally:
             path.write_bytes(image)
         assert not (here / "set").exists()
-        kept = {path: path.stat().st_mtime_ns for path in here.glob(".set.partial/chunks/0/train/*")}
-        assert [path.name for path in sorted(kept)] == ["000000.chunk", "000001.chunk", "000002.chunk"]
+        assert kept(here / ".set.partial") == 900
+        with (here / ".set.partial/journal/0/train/images").open("r+b") as images:
+            images.truncate(images.seek(-1, os.SEEK_END))  # as a disk that lost power may leave it
         assert run(*words, "out=set") == 0
-        assert "; 632 images re-encoded, " in capsys.readouterr().out  # 1,400 less 3 x 256
+        assert "; 501 images re-encoded, " in capsys.readouterr().out  # 1,400 less 899
         assert (here / "set").read_bytes() == (here / "wanted").read_bytes()
         assert sorted(path.name for path in here.iterdir()) == ["set", "wanted"]
 
@@ -330,14 +331,14 @@ class TestGoingOn:
     ) -> None:
         words = ("split=train", "max_side=24", "num_workers=1", "to=memmap")
         assert run(f"data.root={many}", "split=train", "to=memmap", "out=two") == 0
-        # A late image can't be decoded: the chunks before it are kept.
+        # A late image can't be decoded: those before it are kept.
         path = many / "train" / open_source("folder", many).key(1050)
         image = path.read_bytes()
         path.write_bytes(damaged_within(image))
         assert run(f"data.root={many}", "split=train", "to=memmap", "out=one") == 0
         path.write_bytes(image)
         assert "is a damaged JPEG: " in failure(capsys, f"data.root={here}/one", *words, "out=set")
-        assert chunks(here / ".set.partial") == 4
+        assert kept(here / ".set.partial") == 1048
         os.replace(here / "two", here / "one")
         assert run(f"data.root={here}/one", *words, "out=set") == 0
         assert "; 1,100 images re-encoded, " in capsys.readouterr().out  # none of the other's
@@ -359,7 +360,7 @@ class TestGoingOn:
         (here / "slow.py").write_text(SLOW)
         words = (f"data.root={many}", "to=memmap", "out=set", "max_side=24")
         with start("convert", *words, "plugins=slow.py", cwd=here) as first:
-            while not chunks(here / ".set.partial"):
+            while not kept(here / ".set.partial"):
                 assert first.poll() is None
                 time.sleep(0.01)
             said = failure(capsys, *words)
@@ -369,16 +370,16 @@ class TestGoingOn:
             _, err = first.communicate()
         assert err == "effloop: interrupted; running the same command again continues from there\n"
         assert first.returncode == 130
-        assert chunks(here / ".set.partial")
+        assert kept(here / ".set.partial")
         assert not (here / ".set.partial" / "0").exists()
 
     @pytest.mark.slow
     def test_killed(self, many: Path, here: Path) -> None:
         convert(many, here / "wanted", "memmap", "max_side=24", "num_workers=2")
         moments = {
-            "first chunk": lambda work: chunks(work) >= 1,
-            "third chunk": lambda work: chunks(work) >= 3,
-            "writing": lambda work: chunks(work) >= 7 and (work / "0").exists(),
+            "first images": lambda work: kept(work) >= 256,
+            "more": lambda work: kept(work) >= 768,
+            "writing": lambda work: kept(work) >= 1400 and (work / "0").exists(),
             "publishing": lambda work: (work / "0.json").exists(),
         }
         killed = [
@@ -386,7 +387,7 @@ class TestGoingOn:
             for name, when in moments.items()
             if check(many, here / name.replace(" ", "-"), "memmap", here / "wanted", when=when)
         ]
-        assert killed[:2] == ["first chunk", "third chunk"]  # the others take milliseconds, and may be missed
+        assert killed[:2] == ["first images", "more"]  # the others take milliseconds, and may be missed
 
 
 class Filling(FolderSource):

@@ -11,9 +11,8 @@ from effloop.convert.verify import Problems, SplitReport, verify, verify_split
 from effloop.data.decode import Decoder, decoders
 from effloop.data.source import Source, sources
 from effloop.data.source.splits import check_same_classes
-from effloop.data.source.storage.columns import ColumnFile, Comparing, comparing
 from effloop.data.source.storage.writing import writers
-from effloop.errors import ConfigError, DataError
+from effloop.errors import DataError
 
 
 @pytest.fixture
@@ -35,23 +34,6 @@ def look(source: Source, decoder: Decoder, num_threads: int = 2) -> tuple[SplitR
     return report, problems.first
 
 
-def overwrite(path: Path, column: str, at: int, value: int) -> None:
-    """Change a byte of a column, `at` bytes behind its start."""
-    _, _, offset = ColumnFile(path).place(column)
-    with path.open("r+b") as file:
-        file.seek(offset + at)
-        file.write(bytes([value]))
-
-
-@pytest.mark.parametrize("num_threads", [0, 1, 4])
-def test_nothing_wrong(photos: Path, decoder: Decoder, num_threads: int) -> None:
-    source = open_source("folder", photos)
-    report, lines = look(source, decoder, num_threads)
-    assert lines == []
-    assert (report.bytes, report.decoded, report.empty) == (source.fingerprint()["bytes"], 40, [])
-    assert not source.has_checksums
-
-
 def test_every_sample_is_looked_at(copy: Path, decoder: Decoder) -> None:
     source = open_source("folder", copy)
     for index in range(40):
@@ -60,14 +42,6 @@ def test_every_sample_is_looked_at(copy: Path, decoder: Decoder) -> None:
     wanted = "is not an image that Pillow reads; starts with b'not an image'"
     assert lines == [f"{source.where}/{source.key(index)} {wanted}" for index in range(40)]  # in this order
     assert report.decoded == 0
-
-
-def test_truncated(copy: Path, decoder: Decoder) -> None:
-    bad = copy / "train/b/001.jpg"
-    bad.write_bytes(bad.read_bytes()[:-100])
-    report, lines = look(open_source("folder", copy), decoder)
-    assert lines == [f"{bad} is a truncated JPEG: ends after {bad.stat().st_size:,} bytes without its end marker"]
-    assert report.decoded == 39
 
 
 def test_changed_since_the_scan(copy: Path, decoder: Decoder) -> None:
@@ -79,45 +53,12 @@ def test_changed_since_the_scan(copy: Path, decoder: Decoder) -> None:
     assert report.decoded == 40
 
 
-def test_flipped_byte(photos: Path, tmp_path: Path, decoder: Decoder) -> None:
-    path = write_as("memmap", photos, tmp_path / "file")
-    overwrite(path, "train/payload", 9, 255)
-    source = open_source("memmap", path)
-    report, lines = look(source, decoder)
-    assert lines == [f"{path}:train/{source.key(0)} is damaged: its bytes don't match their checksum"]
-    assert source.has_checksums
-    assert report.decoded == 39
-
-
 def test_damage_that_no_checksum_shows(tmp_path: Path, decoder: Decoder) -> None:
     whole = encode(photo(), "JPEG")
     path = write_records("memmap", tmp_path / "file", ["a"], train=[(b"1", 0, whole), (b"2", 0, whole[:-70])])
     report, lines = look(open_source("memmap", path), decoder)
     assert lines == [f"{path}:train/2 is a truncated JPEG: ends after {len(whole) - 70:,} bytes without its end marker"]
     assert report.decoded == 1
-
-
-def test_label_out_of_range(photos: Path, tmp_path: Path, decoder: Decoder) -> None:
-    path = write_as("memmap", photos, tmp_path / "file")
-    overwrite(path, "train/label", 39, 3)
-    overwrite(path, "train/payload", 9, 255)
-    with comparing(Comparing.kept):
-        source = open_source("memmap", path)
-    report, lines = look(source, decoder)
-    assert lines == [
-        f"{path} is damaged: its column 'train/label' doesn't match the checksum that it was written with; "
-        "convert it again",
-        f"{path}:train/{source.key(0)} is damaged: its bytes don't match their checksum",
-        f"{path}:train/{source.key(39)} has the label 3; allowed are 0 to 2",
-    ]
-    assert report.decoded == 39  # its pixels are sound
-
-
-def test_class_without_samples(tmp_path: Path, decoder: Decoder) -> None:
-    whole = encode(photo(), "JPEG")
-    path = write_records("memmap", tmp_path / "file", ["a", "b", "c"], train=[(b"1", 1, whole)])
-    report, lines = look(open_source("memmap", path), decoder)
-    assert (report.empty, lines) == (["a", "c"], [])
 
 
 def test_other_classes(photos: Path, tmp_path: Path, decoder: Decoder) -> None:
@@ -134,31 +75,6 @@ def test_other_classes(photos: Path, tmp_path: Path, decoder: Decoder) -> None:
     reports = verify(splits, decoder, 1, problems)
     assert problems.first == [wanted]
     assert [report.problems for report in reports.values()] == [0, 0]
-
-
-def test_more_problems_than_a_screen_takes(tmp_path: Path) -> None:
-    with Problems(tmp_path / "all.txt") as problems:
-        for number in range(60):
-            problems.add(f"line {number}")
-    assert problems.count == 60
-    assert problems.first == [f"line {number}" for number in range(50)]
-    assert (tmp_path / "all.txt").read_text().splitlines() == [f"line {number}" for number in range(60)]
-
-
-def test_list_that_cannot_be_written(tmp_path: Path) -> None:
-    wanted = f"out: {tmp_path}/a/b can't be written: No such file or directory; set out=FILE"
-    with pytest.raises(ConfigError, match=line(wanted)):
-        Problems(tmp_path / "a" / "b")
-
-
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_list_overwrites_nothing(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_text("precious") if kind == "file" else path.mkdir()
-    wanted = f"out: {path} is there already, and nothing is overwritten; remove it or set out=FILE"
-    with pytest.raises(ConfigError, match=line(wanted)):
-        Problems(path)
-    assert path.is_dir() or path.read_text() == "precious"
 
 
 def test_no_list_of_what_was_not_looked_at(tmp_path: Path) -> None:

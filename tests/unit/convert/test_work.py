@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from plans import line
 
-from effloop.convert.work import WorkFolder, free_bytes, is_disk_full, size
+from effloop.convert.work import WorkFolder, is_disk_full, size
 from effloop.errors import ConfigError, DataError
 
 JOB = {"to": "memmap"}
@@ -115,7 +116,7 @@ class TestGoingOn:
 
     def test_another_job_starts_afresh(self, tmp_path: Path) -> None:
         with held([tmp_path / "x"]) as work:
-            work.chunks(tmp_path / "x", "train").mkdir(parents=True)
+            work.journal(tmp_path / "x", "train").mkdir(parents=True)
             (work.path / "kept").write_text("kept")
         with held([tmp_path / "x"], {"to": "lmdb"}) as work:
             assert sorted(path.name for path in work.path.iterdir()) == ["job.json", "lock"]
@@ -148,8 +149,8 @@ class TestGoingOn:
         out = tmp_path / "x"
         for steps in range(30):
             with suppress(Killed), held([out]) as work, killed_after(steps):
-                work.chunks(out, "train").mkdir(parents=True)
-                (work.chunks(out, "train") / "1.chunk").touch()
+                work.journal(out, "train").mkdir(parents=True)
+                (work.journal(out, "train") / "ends").touch()
                 work.writing(out).mkdir()
                 (work.written(out) / "file").write_text("whole")
                 work.finish(out, {"train": 5})
@@ -157,7 +158,7 @@ class TestGoingOn:
                 break
             try:
                 with held([out]) as again:
-                    assert again.chunks(out, "train").is_dir()
+                    assert again.journal(out, "train").is_dir()
                     if not again.is_finished(out):
                         again.writing(out).mkdir()
                         (again.written(out) / "file").write_text("whole")
@@ -202,7 +203,7 @@ class TestGoingOn:
             make(out, {"to": "lmdb"})
         assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
-    @pytest.mark.parametrize("name", ["job.json", "lock", "0", "0.json", "chunks"])
+    @pytest.mark.parametrize("name", ["job.json", "lock", "0", "0.json", "journal"])
     def test_an_output_may_be_called_like_what_is_in_the_folder(self, tmp_path: Path, name: str) -> None:
         out = tmp_path / name
         with held([out]) as work:
@@ -277,7 +278,7 @@ class TestSpace:
             with pytest.raises(ConfigError, match=r"^out: X needs [\d.,]+ TB, .* has [\d.,]+ .B free; make room"):
                 work.check_free(10**16, "X")
             work.check_free(1000, "X")
-            work.check_free(free_bytes(tmp_path) + 10**9, "X", there=2 * 10**9)
+            work.check_free(shutil.disk_usage(tmp_path).free + 10**9, "X", there=2 * 10**9)
 
     @pytest.mark.parametrize(
         "error",
