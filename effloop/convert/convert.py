@@ -178,7 +178,7 @@ class _Conversion:
         """Re-encode all images, or those that an earlier run of this job has not."""
         # Fails early where a package is missing or the file system doesn't suit the format.
         firsts = {
-            name: self._split(name, ids=first_of_each_class(source), indexes=False)
+            name: self._split(name, ids=first_of_each_class(source), copies=False, indexes=False)
             for name, source in self.splits.items()
         }
         self._write(out, firsts, recode.recipe)

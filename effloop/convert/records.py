@@ -78,7 +78,7 @@ class SplitRecords:
         title: of the progress.
         image: a sample -> its encoded image; None reads it, and compares it with its checksum.
         ids: the samples; None takes all.
-        num_bytes: of all images; -1 takes the source's.
+        num_bytes: of these images; -1 takes the source's sizes.
         copies: whether images are the source's, which then have the sizes that its index says.
         threads: how many encode masks and build indexes.
         indexes: whether JPEGs get entropy indexes.
@@ -104,8 +104,10 @@ class SplitRecords:
     size_of: Callable[[Encoded], tuple[int, int]] = _stored_size
 
     def __post_init__(self) -> None:
+        if self.num_bytes < 0:  # writers make room for them
+            whole = self.ids is None
+            self.num_bytes = self.source.fingerprint()["bytes"] if whole else sum(map(self.source.size, self.ids or ()))
         self.ids = range(len(self.source)) if self.ids is None else self.ids
-        self.num_bytes = self.source.fingerprint()["bytes"] if self.num_bytes < 0 else self.num_bytes
         self._begin()
 
     def _begin(self) -> None:
