@@ -161,7 +161,7 @@ class _Conversion:
         num_bytes = {name: records.num_bytes for name, records in self._records.items()}
         self._needed = sum(num_bytes.values())
         self.work.check_free(self._needed, str(out))
-        self._write(out, self._records, recode and recode.recipe)
+        self._write(out, self._records, recode.recipe if recode else None)
         self._compared += sum(records.compared for records in self._records.values())
         self._refused += sum(records.refused for records in self._records.values())
         self._read_back(out, copied=recode is None)

@@ -168,7 +168,8 @@ class SplitRecords:
             mask = decode_mask(self.source.read_mask(sample), self.source.mask_format)
             if mask_digest(mask) != record.target:
                 raise DataError("has a mask that was changed since it was looked at; convert again")
-            mask = resize_mask(mask, *shrunk(*mask.shape, self.max_side))
+            height, width = mask.shape
+            mask = resize_mask(mask, *shrunk(height, width, self.max_side))
             check_size(mask.shape, *self.size_of(record.data))
         except DataError as error:
             raise DataError(f"{self.source.where}/{self.source.key(sample)} {error}") from error
@@ -214,7 +215,7 @@ class Journal:
             def keep() -> None:
                 images.flush()
                 os.fsync(images.fileno())  # first: no end without its image
-                ends.write(np.array(pending, "<u8"))
+                ends.write(np.array(pending, "<u8").tobytes())
                 ends.flush()
                 pending.clear()
 
@@ -228,7 +229,7 @@ class Journal:
             finally:
                 keep()
         self.ends = np.fromfile(self._ends, "<u8")
-        self._mapped = memoryview(np.memmap(self._images, np.uint8, "r"))
+        self._mapped = np.memmap(self._images, np.uint8, "r").data
         return len(self.source) - done
 
     def _state(self) -> tuple[int, int]:

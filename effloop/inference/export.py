@@ -422,7 +422,7 @@ def fold_batch_norm(graph: fx.GraphModule) -> int:
         layer = norm.args[0]
         if layer.target not in _FUSE or len(layer.users) > 1:
             continue
-        weight, bias, *_ = [*layer.args[1:3], None]
+        weight, bias = layer.args[1], layer.args[2] if len(layer.args) > 2 else None
         scale, shift, mean, variance = norm.args[1:5]
         nodes = (weight, bias, mean, variance, scale, shift)
         if any(each is not None and getattr(each, "op", "") != "get_attr" for each in nodes) or len(weight.users) > 1:
