@@ -14,7 +14,7 @@ import torch
 from runs import make_photos, train
 
 from effloop.cli.main import main
-from effloop.inference.formats import Onnx, Pt2, formats
+from effloop.inference.formats import Pt2, formats
 from effloop.inference.trained import Trained
 
 DOC = Path(__file__).parents[2] / "docs" / "export.md"
