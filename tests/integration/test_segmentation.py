@@ -245,7 +245,7 @@ def test_tensorboard_has_targets_and_predictions(few: Path, seen: Path) -> None:
     assert sorted(read.Tags()["images"]) == ["predictions", "samples"]
     images = read.Images("predictions")
     assert [each.step for each in images] == [2, 4, 6]
-    trained = Trained.from_checkpoint(seen / "checkpoints/last.ckpt")
+    trained = Trained.open(seen / "checkpoints/last.ckpt")
     loader = trained.loader()
     preview = compare_some(loader, trained.precision, trained.model, 3)
     path = seen / "seen.png"
@@ -273,7 +273,7 @@ def test_eval_and_its_report(few: Path, seen: Path, capsys: pytest.CaptureFixtur
         table = [row[1:] for row in csv.reader(file)][1:]
     matrix = np.array(table, np.int64)
     truth = np.zeros(256, np.int64)
-    loader = Trained.from_checkpoint(seen).loader()
+    loader = Trained.open(seen).loader()
     for batch in loader.epoch(0):
         truth += np.bincount(batch.targets[batch.valid].numpy().ravel(), minlength=256)
     assert matrix.sum(axis=1).tolist() == truth[: len(NAMES)].tolist()
@@ -325,7 +325,7 @@ def test_predicted_masks_have_their_images_sizes(few: Path, seen: Path, here: Pa
 
 
 def test_an_image_of_the_model_s_size_has_the_model_s_mask(seen: Path, few: Path) -> None:
-    trained, model = Trained.from_checkpoint(seen), effloop.load(seen)
+    trained, model = Trained.open(seen), effloop.load(seen)
     image = np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
     [found] = model.predict([image])
     wanted = trained.model(model.preprocess([image])).argmax(dim=1)[0]
