@@ -1,8 +1,7 @@
 """Unpickles numbers, text, bytes, lists, tuples, dicts and numpy's arrays, and runs nothing else.
 
-`pickle.Unpickler` does it, restricted twice: a first pass over the operations (`pickletools.genops`) refuses those that
-make other objects or take more memory than the pickle has bytes; then `find_class` looks names up in a short table of
-functions of this file. numpy's own `__setstate__` isn't called: a crafted state of a dtype can crash it.
+The unpickler is the one in Python of Python's library, with fewer operations, and names from a short table below.
+numpy's own `__setstate__` isn't called: a crafted state of a dtype can crash it.
 """
 
 from __future__ import annotations
@@ -22,16 +21,13 @@ from effloop.errors import DataError, reason
 
 ALLOWED = "only numbers, text, bytes, lists, dicts and numpy's arrays are read"
 
-_PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"GET", "BINGET", "LONG_BINGET"}
-_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
-_CHANGES = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD"}  # the value below stays
-_MARK, _DEEPEST = -1, 100
-_OTHERS = """
+_DEEPEST = 100  # tuples in tuples: hashing them, as the key of a dict, would overflow the stack of C
+_ALLOWED = """
 PROTO FRAME STOP MARK POP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING
 BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8
-EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE EMPTY_DICT DICT SETITEM SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD
+EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM SETITEMS
+PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD
 """
-_OPERATIONS = frozenset(_OTHERS.split()).union(_PUTS, _GETS, _TUPLES)
 
 
 def unpickle(data: bytes) -> Any:
@@ -43,7 +39,6 @@ def unpickle(data: bytes) -> Any:
         DataError: damaged, cut, or holding anything else; the message doesn't say where the pickle is.
     """
     try:
-        _check_operations(data)
         return _Unpickler(data).load()
     except DataError:
         raise
@@ -51,61 +46,19 @@ def unpickle(data: bytes) -> Any:
         raise DataError(f"is a pickle that is damaged or cut: {printable(reason(error).encode())[:150]}") from None
 
 
-def _check_operations(data: bytes) -> None:
-    stack: list[int] = []  # how deep tuples are in tuples, of each value; 0 is no tuple
-    places, tuples = set[int](), set[int]()
-    for operation, value, _ in pickletools.genops(data):
-        name = operation.name
-        if name not in _OPERATIONS:
-            raise refused(str(value).replace(" ", ".") if name == "INST" else f"what {name} makes")
-        if isinstance(value, int) and value.bit_length() > 64:  # longer ones can't be shown in messages
-            raise refused("a number of more than 64 bits")
-        if name in _PUTS:
-            place = len(places) if value is None else int(value or 0)
-            if place > len(places) + 1:  # up to here pickle would allocate its memo
-                raise ValueError(f"{len(places)} values are kept, and the next as number {place}")
-            places.add(place)
-            tuples.update({place} if stack[-1] > 0 else ())
-        elif name in _GETS and value in tuples:  # tuples of twice the same, 60 deep, take forever as key of a dict
-            raise refused("a tuple twice")
-        _follow(stack, operation)
-
-
-def _follow(stack: list[int], operation: pickletools.OpcodeInfo) -> None:
-    """Do to the stack what an operation does."""
-    if operation.name == "MARK":
-        stack.append(_MARK)
-        return
-    before = operation.stack_before
-    at = len(stack) - len(before)
-    if pickletools.markobject in before:  # with any number of values behind it
-        at = len(stack) - 1
-        while stack[at] != _MARK:
-            at -= 1
-        at -= before.index(pickletools.markobject)
-    if at < 0:
-        raise ValueError("its stack is empty")
-    taken = stack[at:]
-    del stack[at:]
-    depth = taken[0] if operation.name in _CHANGES else 0
-    if operation.name in _TUPLES:
-        depth = 1 + max([0, *taken])
-        if depth > _DEEPEST:  # hashing them, as key of a dict, would overflow the stack of C
-            raise refused(f"more than {_DEEPEST} tuples in each other")
-    stack.extend([depth] * len(operation.stack_after))
-
-
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data), fix_imports=False, encoding="bytes")
+        self.dispatch = _OPERATIONS
         self._left = len(data)  # bytes that may still be made of text: else it is made again and again
+        self._depths = dict[int, int]()  # of tuples, by their id
 
     def find_class(self, module: str, name: str, /) -> Any:
         plain = module.replace("numpy._core.", "numpy.core.").replace("__builtin__", "builtins")
         found = _NAMES.get(f"{plain}.{name}")
         if found is None:
             raise refused(f"{module}.{name}")
-        return _Function(partial(self._counted, found) if found in (_encode, _bytes, _scalar) else found)
+        return partial(self._counted, found) if found in (_encode, _bytes, _scalar) else found
 
     def _counted(self, make: Callable[..., Any], *args: Any) -> Any:
         made = make(*args)
@@ -114,20 +67,57 @@ class _Unpickler(pickle.Unpickler):
             raise ValueError("it makes more bytes than it has")
         return made
 
+    def check_number(self) -> None:
+        if self.stack[-1].bit_length() > 64:  # longer ones can't be shown in messages
+            raise refused("a number of more than 64 bits")
 
-class _Function:
-    """What REDUCE may call. Not the function itself, whose defaults BUILD could set."""
+    def check_tuple(self) -> None:
+        made = self.stack[-1]
+        depth = 1 + max((self._depths[id(each)] for each in made if type(each) is tuple and each), default=0)
+        if depth > _DEEPEST:
+            raise refused(f"more than {_DEEPEST} tuples in each other")
+        self._depths[id(made)] = depth
 
-    __slots__ = ("_call",)
+    def check_kept(self) -> None:
+        if type(self.stack[-1]) is tuple and self.stack[-1]:  # tuples of twice the same, 60 deep, take forever to hash
+            raise refused("a tuple twice")
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
+    def build(self) -> None:
+        state = self.stack.pop()
+        if not isinstance(self.stack[-1], Array | _DType):
+            raise ValueError(f"it sets the state of a {type(self.stack[-1]).__name__}")
+        self.stack[-1].set_state(state)
 
-    def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
+    def make_bytearray(self) -> None:  # Python's own makes one of any size before it reads
+        self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
 
-    def __setstate__(self, _: Any) -> None:
-        raise ValueError("it sets the state of a function")
+
+class _Operations(dict[int, Callable[[Any], None]]):
+    """Code of an operation -> what does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        codes = {operation.name: ord(operation.code) for operation in pickletools.opcodes}
+        checks = {"INT": _Unpickler.check_number, "LONG": _Unpickler.check_number}
+        checks |= {"TUPLE": _Unpickler.check_tuple, "GET": _Unpickler.check_kept, "BINGET": _Unpickler.check_kept}
+        checks["LONG_BINGET"] = _Unpickler.check_kept
+        for name in _ALLOWED.split():
+            own = pickle._Unpickler.dispatch[codes[name]]  # type: ignore[attr-defined]
+            check = checks.get(name.rstrip("1234"))
+            self[codes[name]] = own if check is None else partial(_run, own, check)
+        self[codes["BUILD"]], self[codes["BYTEARRAY8"]] = _Unpickler.build, _Unpickler.make_bytearray
+
+    def __missing__(self, code: int) -> Any:
+        operation = pickletools.code2op.get(chr(code))
+        raise refused(f"what {operation.name if operation else code} makes")
+
+
+def _run(own: Callable[[Any], None], check: Callable[[Any], None], unpickler: _Unpickler) -> None:
+    own(unpickler)
+    check(unpickler)
+
+
+_OPERATIONS = _Operations()
 
 
 class Array:
@@ -138,7 +128,8 @@ class Array:
     def __init__(self, values: NDArray[Any] | None = None) -> None:
         self.values = np.empty(0) if values is None else values
 
-    def __setstate__(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
+        """What numpy's `__setstate__` does."""
         _, shape, dtype, fortran, data = state
         self.values = _values(data, dtype, shape, "F" if fortran else "C")
 
@@ -153,7 +144,7 @@ class _DType:
         if self.dtype.kind not in "biufSU" or not self.dtype.itemsize:
             raise refused(f"an array of {self.dtype}")
 
-    def __setstate__(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         order = state[1].decode() if isinstance(state[1], bytes) else str(state[1])
         self.dtype = self.dtype.newbyteorder(order)  # type: ignore[arg-type]
 
@@ -175,21 +166,17 @@ def _encode(text: Any, codec: Any = "latin1") -> bytes:
     return text.encode("latin-1")
 
 
-def _not_called(*_: Any) -> None:
-    raise ValueError("it calls numpy.ndarray, which only names a class")
-
-
 def _bytes(*args: Any) -> bytes:
     if args and not isinstance(args[0], str | bytes):
         raise ValueError("it makes bytes of no text")
     return b"" if not args else args[0] if isinstance(args[0], bytes) else _encode(*args)
 
 
-_NAMES: dict[str, Callable[..., Any]] = {
+_NAMES: dict[str, Any] = {
     "numpy.core.multiarray._reconstruct": lambda *_: Array(),
     "numpy.core.multiarray.scalar": _scalar,
     "numpy.core.numeric._frombuffer": lambda *args: Array(_values(*args)),
-    "numpy.ndarray": _not_called,
+    "numpy.ndarray": "only named, never called",
     "numpy.dtype": _DType,
     "_codecs.encode": _encode,
     "builtins.bytes": _bytes,

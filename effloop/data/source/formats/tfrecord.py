@@ -1,18 +1,17 @@
 """TFRecord files of `tf.train.Example`, without TensorFlow.
 
 A file is records end to end: u64 length, u32 checksum of these eight bytes, data, u32 checksum of the data;
-little-endian (tensorflow/core/lib/io/record_writer.h). A checksum is a masked CRC-32C. Data is an `Example`
-(example.py).
+little-endian (tensorflow/core/lib/io/record_writer.h). A checksum is a masked CRC-32C. Data is a `tf.train.Example`.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,60 +31,164 @@ from effloop.data.source.storage.targets import CLASSES, Targets, flags_of, row_
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
 from effloop.errors import DataError
 
-_64_BITS = (1 << 64) - 1
+_SCHEMA = """
+BytesList: bytes* value
+FloatList: float* value
+Int64List: int64* value
+Feature: BytesList bytes_list, FloatList float_list, Int64List int64_list
+Entry: bytes name, Feature feature
+Features: Entry* feature
+Example: Features features
+Packed: BytesList bytes_list, bytes float_list, bytes int64_list
+PackedEntry: bytes name, Packed feature
+PackedFeatures: PackedEntry* feature
+PackedExample: PackedFeatures features
+"""
+"""tensorflow/core/example/example.proto and feature.proto, whose map is coded as entries; `Packed` is for writing:
+protobuf leaves out an empty list that is packed, which TensorFlow and DALI want to be there.
+"""
 
-# The wire format of protobuf: the fields of a message, each a varint of its number and kind (its tag), then its value.
-#
-# Kind 2 is "length, then bytes", 0 a varint, 1 and 5 are 8 and 4 bytes.
-
-Message = bytes | mmap.mmap
-"""What holds a message."""
+_KINDS = {"bytes_list": "bytes", "float_list": "floats", "int64_list": "integers"}
+_LONGEST = (1 << 31) - 1  # bytes of a message
+_ROOM = 1 << 20  # for what isn't the image
+_HEAD_BYTES = 64  # of an image that are searched for
 
 
-class BrokenMessageError(DataError):
-    """What holds no message of protobuf's."""
+@cache
+def _messages() -> dict[str, Any]:
+    """The classes of the messages."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    def __init__(self) -> None:
-        super().__init__("holds a protobuf message that can't be parsed")
+    file = descriptor_pb2.FileDescriptorProto(name="effloop/example.proto", package="effloop", syntax="proto3")
+    scalars = {"bytes": 12, "float": 2, "int64": 3}
+    for name, _, fields in (line.partition(": ") for line in _SCHEMA.split("\n") if line):
+        message = file.message_type.add(name=name)
+        for number, field in enumerate(fields.split(", "), 1):
+            kind, _, label = field.partition(" ")
+            made = message.field.add(name=label, number=number, label=3 if kind.endswith("*") else 1, type=11)
+            kind = kind.rstrip("*")
+            if kind in scalars:
+                made.type = scalars[kind]
+            else:
+                made.type_name = f".effloop.{kind}"
+            if name == "Feature":
+                made.oneof_index = 0
+        if name == "Feature":
+            message.oneof_decl.add(name="kind")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    found = pool.FindFileByName(file.name).message_types_by_name
+    return {name: message_factory.GetMessageClass(each) for name, each in found.items()}
 
 
-def fields(data: Message, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Tag, first byte and end of every field of the message `data[at:end]`.
+class Example:
+    """The features of one record.
+
+    Args:
+        data: the record.
 
     Raises:
-        BrokenMessageError: it is none.
+        DataError: not such a message; callers put the record's name before the error's message.
     """
-    while at < end:
-        tag, at = varint(data, at, end) if data[at] > 127 else (data[at], at + 1)
-        kind = tag & 7
-        if kind == 2:
-            # Most have one byte: not calling varint for these makes a scan 1.2 times as fast.
-            size, at = (data[at], at + 1) if at < end and data[at] < 128 else varint(data, at, end)
-            stop = at + size
-        elif kind == 0:
-            _, stop = varint(data, at, end)
-        else:
-            stop = at + {1: 8, 5: 4}.get(kind, len(data))  # 3 and 4, groups, are in no message that is read
-        if stop > end or tag < 8:
-            raise BrokenMessageError
-        yield tag, at, stop
-        at = stop
+
+    def __init__(self, data: bytes) -> None:
+        from google.protobuf.message import DecodeError
+
+        try:
+            entries = _messages()["Example"].FromString(data).features.feature
+        except DecodeError:
+            raise DataError(
+                "holds no tf.train.Example: its protobuf can't be parsed; data=tfrecord reads these only"
+            ) from None
+        self._data = data
+        self._features = {entry.name: entry.feature for entry in entries}  # of two with the same name the last is valid
+
+    def values(self, name: str, wanted: str, option: str) -> Sequence[Any]:
+        """All values of feature `name`; empty if there is no such feature.
+
+        Args:
+            name: of the feature.
+            wanted: bytes_list, float_list or int64_list.
+            option: what to set to read another one.
+
+        Raises:
+            DataError: it is of another kind.
+        """
+        feature = self._features.get(name.encode(errors="surrogateescape"))
+        kind = wanted if feature is None else feature.WhichOneof("kind") or wanted
+        if kind != wanted:
+            raise DataError(
+                f"has {_KINDS[kind]} in '{name}', not {_KINDS[wanted]}; set {option}=NAME of another feature"
+            )
+        return () if feature is None else getattr(feature, wanted).value
+
+    def value(self, name: str, wanted: str, option: str) -> Any:
+        """The only value of feature `name`; raises as `values`, or if there is none or several."""
+        found = self.values(name, wanted, option)
+        if len(found) > 1:
+            raise DataError(f"has {len(found):,} values in '{name}', not one; set {option}=NAME of another feature")
+        if not found:
+            names = ", ".join(sorted(map(printable, self._features))[:12]) or "none"
+            raise DataError(f"has no feature '{name}', or an empty one; it has {names}: set {option}=NAME")
+        return found[0]
+
+    def text(self, name: str, option: str) -> bytes:
+        """The bytes of feature `name`; empty if there is no such feature."""
+        return self.value(name, "bytes_list", option) if self.values(name, "bytes_list", option) else b""
+
+    def span(self, name: str, option: str) -> tuple[int, int]:
+        """First byte and end, in the record, of the bytes of feature `name`; raises as `value`."""
+        value = self.value(name, "bytes_list", option)
+        at = self._data.find(value[:_HEAD_BYTES])
+        while self._data[at : at + len(value)] != value:
+            at = self._data.find(value[:_HEAD_BYTES], at + 1)
+        return at, at + len(value)
 
 
-def varint(data: Message, at: int, end: int) -> tuple[int, int]:
-    """The unsigned 64-bit integer at `at`, and where it ends.
+def encode_example(record: Record, classes: Sequence[str], targets: Targets = CLASSES) -> bytes:
+    """The Example of a record, which its image ends.
 
     Raises:
-        BrokenMessageError: it doesn't end.
+        DataError: larger than protobuf allows.
     """
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value & _64_BITS, at
-    raise BrokenMessageError
+    if len(record.data) > _LONGEST - _ROOM:
+        raise DataError(
+            f"{printable(record.key)} has {len(record.data):,} bytes; a tf.train.Example takes {_LONGEST:,} in all: "
+            "leave it out, or convert to another format"
+        )
+    messages = _messages()
+
+    def of_bytes(*values: bytes) -> dict[str, Any]:
+        return {"bytes_list": messages["BytesList"](value=values)}
+
+    features: dict[str, dict[str, Any]] = {}
+    if targets.kind is Kind.numbers:
+        numbers = messages["FloatList"](value=targets.values(record.target).tolist())
+        features["image/class/label"] = {"float_list": numbers.SerializeToString()}
+    elif targets.kind is not Kind.masks:
+        labels = np.flatnonzero(targets.values(record.target)).tolist() if targets else [record.label]
+        packed = messages["Int64List"](value=labels).SerializeToString()
+        features["image/class/label"] = {"int64_list": packed or b"\x0a\x00"}
+        # other labels than those of a class are refused by the index
+        names = (classes[label] if 0 <= label < len(classes) else "" for label in labels)
+        features["image/class/text"] = of_bytes(*(name.encode("utf-8", "backslashreplace") for name in names))
+    features["image/filename"] = of_bytes(record.key)
+    features["image/format"] = of_bytes(_format_of(record.data))
+    features["image/encoded"] = of_bytes(bytes(record.data))
+    entries = [
+        messages["PackedEntry"](name=name.encode(), feature=messages["Packed"](**feature))
+        for name, feature in features.items()
+    ]
+    made = messages["PackedExample"](features=messages["PackedFeatures"](feature=entries))
+    return bytes(made.SerializeToString())
+
+
+def _format_of(data: Encoded) -> bytes:
+    """JPEG, PNG and so on; empty if it isn't an image."""
+    try:
+        return read_header(data).format.encode()
+    except DataError:
+        return b""
 
 
 # What TensorFlow Datasets writes beside its TFRecord files: `features.json`, which describes their features, and
@@ -161,224 +264,11 @@ def _one(kinds: dict[str, Any], kind: str, usual: str, path: Path) -> str:
     return names[0]
 
 
-# A `tf.train.Example`: locates its features in a record, and encodes one.
-#
-# The protobuf message (tensorflow/core/example/example.proto and feature.proto); a field is a varint of its number and
-# kind (its tag; kind 2 is "length, then bytes"), then its value:
-#
-#     Example {Features = 1}                    Feature {one of BytesList = 1, FloatList = 2, Int64List = 3}
-#     Features {repeated entry = 1}             BytesList {repeated bytes = 1}
-#     entry {string name = 1; Feature = 2}      Int64List {repeated int64 = 1, packed or not}; FloatList too, of float
-
-Span = tuple[int, int]
-"""First byte and end of a field in a record."""
-
-_FIRST, _SECOND, _FIRST_VARINT = 1 << 3 | 2, 2 << 3 | 2, 1 << 3
-_BYTES, _FLOATS, _INTEGERS = 1 << 3 | 2, 2 << 3 | 2, 3 << 3 | 2
-_FLOAT_FIELDS = (_FIRST, 1 << 3 | 5)  # packed or not
-_KINDS = {_BYTES: "bytes", _FLOATS: "floats", _INTEGERS: "integers"}
-_LONGEST = (1 << 31) - 1  # of a message
-
-
-class Example:
-    """The features of one record.
-
-    Args:
-        data: the record.
-
-    Raises:
-        DataError: not such a message; callers put the record's name before the error's message.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._features: dict[bytes, Span] = {}
-        for tag, start, end in fields(data, 0, len(data)):
-            for entry, first, stop in fields(data, start, end) if tag == _FIRST else ():
-                if entry == _FIRST:
-                    parts = {part: (begin, close) for part, begin, close in fields(data, first, stop)}
-                    # Of two with the same name the last is valid, as always in protobuf.
-                    self._features[data[slice(*parts.get(_FIRST, (0, 0)))]] = parts.get(_SECOND, (0, 0))
-
-    def text(self, name: str, option: str) -> bytes:
-        """The bytes of feature `name`; empty if there is no such feature."""
-        span = self._value(name, _BYTES, option)
-        return self._data[slice(*span)] if span else b""
-
-    def span(self, name: str, option: str) -> Span:
-        """Where the bytes of feature `name` are in the record.
-
-        Raises:
-            DataError: no such feature, or not a single value of bytes; the message has the `option` to set.
-        """
-        return self._needed(name, _BYTES, option)
-
-    def integer(self, name: str, option: str) -> int:
-        """The integer of feature `name`.
-
-        Raises:
-            DataError: no such feature, or not a single integer; the message has the `option` to set.
-        """
-        value, _ = varint(self._data, *self._needed(name, _INTEGERS, option))
-        return value - (value >> 63 << 64)  # two's complement
-
-    def integers(self, name: str, option: str) -> list[int]:
-        """All integers of feature `name`; empty if there is no such feature.
-
-        Raises:
-            DataError: it isn't of integers; the message has the `option` to set.
-        """
-        found = list[int]()
-        for tag, start, end in self._values(name, _INTEGERS, option):
-            while tag in (_FIRST, _FIRST_VARINT) and start < end:
-                value, start = varint(self._data, start, end)
-                found.append(value - (value >> 63 << 64))
-        return found
-
-    def floats(self, name: str, option: str) -> list[float]:
-        """All numbers of feature `name`; empty if there is no such feature.
-
-        Raises:
-            DataError: it isn't of floats; the message has the `option` to set.
-        """
-        data = self._data
-        parts = [data[start:end] for tag, start, end in self._values(name, _FLOATS, option) if tag in _FLOAT_FIELDS]
-        whole = b"".join(parts)
-        if len(whole) % 4:
-            raise BrokenMessageError
-        return [number for (number,) in struct.iter_unpack("<f", whole)]
-
-    def _values(self, name: str, wanted: int, option: str) -> Iterator[tuple[int, int, int]]:
-        """The fields of the list that a feature is, which must be of this kind."""
-        data = self._data
-        feature = self._features.get(name.encode(errors="surrogateescape"), (0, 0))
-        lists = [(tag, start, end) for tag, start, end in fields(data, *feature) if tag in _KINDS]
-        for kind, start, end in lists[-1:]:  # "one of": the last is valid
-            if kind != wanted:
-                raise _other_kind(name, kind, wanted, option)
-            yield from fields(data, start, end)
-
-    def _value(self, name: str, wanted: int, option: str) -> Span | None:
-        """Where a feature's only value is; None if the feature is missing or empty."""
-        data, kind = self._data, wanted
-        span: Span | None = None
-        count = 0
-        for tag, start, end in fields(data, *self._features.get(name.encode(errors="surrogateescape"), (0, 0))):
-            if tag in _KINDS:
-                if tag != kind:
-                    kind, span, count = tag, None, 0  # "one of": the last is valid
-                for value, first, stop in fields(data, start, end):
-                    if value in (_FIRST, _FIRST_VARINT) and (first < stop or kind != _INTEGERS):
-                        span = span or (first, stop)
-                        count += _count_varints(data, first, stop) if kind == _INTEGERS else 1
-        if kind != wanted:
-            raise _other_kind(name, kind, wanted, option)
-        if count > 1:
-            raise DataError(f"has {count:,} values in '{name}', not one; set {option}=NAME of another feature")
-        return span
-
-    def _needed(self, name: str, kind: int, option: str) -> Span:
-        span = self._value(name, kind, option)
-        if span is None:
-            names = ", ".join(sorted(map(printable, self._features))[:12]) or "none"
-            raise DataError(f"has no feature '{name}', or an empty one; it has {names}: set {option}=NAME")
-        return span
-
-
-def _other_kind(name: str, kind: int, wanted: int, option: str) -> DataError:
-    return DataError(f"has {_KINDS[kind]} in '{name}', not {_KINDS[wanted]}; set {option}=NAME of another feature")
-
-
-def _count_varints(data: bytes, at: int, end: int) -> int:
-    """Number of packed integers in `data[at:end]`, at least one; vectorized, because a list may have millions."""
-    _, first_end = varint(data, at, end)
-    if first_end == end:
-        return 1
-    if data[end - 1] > 127:
-        raise BrokenMessageError
-    return int(np.count_nonzero(np.frombuffer(data, np.uint8, end - at, at) < 128))
-
-
-def example_before(record: Record, classes: Sequence[str], targets: Targets = CLASSES) -> bytes:
-    """The bytes of an Example of this record that precede its image, which comes last.
-
-    Raises:
-        DataError: larger than protobuf allows.
-    """
-    size = len(record.data)
-    features = _learned(record, classes, targets)
-    features += _small(b"image/filename", _BYTES, record.key)
-    features += _small(b"image/format", _BYTES, _format_of(record.data))
-    features += _before(b"image/encoded", _BYTES, size)
-    example = _length(_FIRST, len(features) + size) + features
-    if len(example) + size > _LONGEST:
-        raise DataError(
-            f"{printable(record.key)} has {size:,} bytes; a tf.train.Example takes {_LONGEST:,} in all: "
-            "leave it out, or convert to another format"
-        )
-    return example
-
-
-def _learned(record: Record, classes: Sequence[str], targets: Targets) -> bytes:
-    """`image/class/label` and `image/class/text`: the class, or all that a sample has; or its numbers; nothing where
-    there are masks.
-    """
-    if targets.kind is Kind.masks:
-        return b""
-    if targets.kind is Kind.numbers:
-        return _small(b"image/class/label", _FLOATS, record.target)
-    labels = np.flatnonzero(targets.values(record.target)).tolist() if targets else [record.label]
-    # other labels than those of a class are refused by the index
-    texts = [
-        classes[label].encode("utf-8", "backslashreplace") if 0 <= label < len(classes) else b"" for label in labels
-    ]
-    packed = b"".join(_as_varint(label & _64_BITS) for label in labels)
-    return _small(b"image/class/label", _INTEGERS, packed) + _small(b"image/class/text", _BYTES, *texts)
-
-
-def _small(name: bytes, kind: int, *values: bytes) -> bytes:
-    """A whole feature: values of bytes, or one of packed numbers."""
-    coded = b"".join(_length(_FIRST, len(value)) + value for value in values)
-    feature = _length(kind, len(coded)) + coded
-    entry = _length(_FIRST, len(name)) + name + _length(_SECOND, len(feature)) + feature
-    return _length(_FIRST, len(entry)) + entry
-
-
-def _before(name: bytes, kind: int, size: int) -> bytes:
-    """The bytes before a feature's only value of `size` bytes."""
-    value = _length(_FIRST, size)
-    values = _length(kind, len(value) + size) + value
-    feature = _length(_SECOND, len(values) + size) + values
-    entry = _length(_FIRST, len(name)) + name + feature
-    return _length(_FIRST, len(entry) + size) + entry
-
-
-def _length(tag: int, size: int) -> bytes:
-    return bytes([tag]) + _as_varint(size)
-
-
-def _as_varint(value: int) -> bytes:
-    coded = bytearray()
-    while value > 127:
-        coded.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*coded, value])
-
-
-def _format_of(data: Encoded) -> bytes:
-    """JPEG, PNG and so on; empty if it isn't an image."""
-    try:
-        return read_header(data).format.encode()
-    except DataError:
-        return b""
-
-
 _HEAD, _CHECK = struct.Struct("<QI"), struct.Struct("<I")
 _FIVE = "[0-9]" * 5
 _ENDINGS = ("*.tfrecord", "*.tfrecords", f"*-{_FIVE}-of-{_FIVE}")
 _ARRAY_RECORD = ".array_record"
 _COMPRESSED_ENDINGS = ("*.tfrecord.gz", "*.tfrecords.gz")
-_NO_EXAMPLE = "holds no tf.train.Example: its protobuf can't be parsed; data=tfrecord reads these only"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"\x78\xda": "zlib"}
 
 
@@ -441,8 +331,6 @@ class TFRecordSource(IndexedSource):
                 key = example.text(features.key, "data=tfrecord data.key")
                 start, end = example.span(features.image, "data=tfrecord data.image")
                 label, target = self._learned(example, features.label, targets)
-            except BrokenMessageError:
-                raise DataError(f"{file}: record {count} {_NO_EXAMPLE}") from None
             except DataError as error:
                 name = f" ({printable(key)})" if key else ""
                 raise DataError(f"{file}: record {count}{name} {error}") from None
@@ -455,10 +343,10 @@ class TFRecordSource(IndexedSource):
         """Label and target of a record, as of `Record`."""
         option = "data=tfrecord data.label"
         if targets.kind is Kind.flags:
-            return 0, flags_of(example.integers(feature, option), len(targets.names))
+            return 0, flags_of(example.values(feature, "int64_list", option), len(targets.names))
         if targets.kind is Kind.numbers:
-            return 0, row_of(example.floats(feature, option), targets)
-        label = example.integer(feature, option)
+            return 0, row_of([*example.values(feature, "float_list", option)], targets)
+        label = example.value(feature, "int64_list", option)
         if not 0 <= label < 1 << 32:
             raise DataError(f"has the label {label}; allowed are 0 to {(1 << 32) - 1}")
         return label, b""
@@ -489,17 +377,10 @@ def _write_shards(base: Path, dataset: Dataset, shard_bytes: int, index: IndexWr
     for first in records:
         with open(f"{base}-{count:05}", "wb") as file, open(f"{base}-{count:05}.idx", "w") as offsets:
             for record in chain([first], records):
-                start, before, data = (
-                    file.tell(),
-                    example_before(record, dataset.classes, dataset.targets),
-                    bytes(record.data),
-                )
-                place = start + _HEAD.size + len(before)
-                index.add_entry(Entry.of(record, count, place))
-                length = (len(before) + len(data)).to_bytes(8, "little")
-                file.write(length + _CHECK.pack(_masked(length)) + before)
-                file.write(data)
-                file.write(_CHECK.pack(_masked(before + data)))
+                start, example = file.tell(), encode_example(record, dataset.classes, dataset.targets)
+                index.add_entry(Entry.of(record, count, start + _HEAD.size + len(example) - len(record.data)))
+                length = len(example).to_bytes(8, "little")
+                file.write(length + _CHECK.pack(_masked(length)) + example + _CHECK.pack(_masked(example)))
                 offsets.write(f"{start} {file.tell() - start}\n")
                 if file.tell() >= shard_bytes:
                     break

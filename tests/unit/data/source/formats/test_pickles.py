@@ -231,8 +231,7 @@ def test_memory_follows_the_size() -> None:
     tracemalloc.start()
     for data in (deep, b"]q\x00h\x00a."):
         assert isinstance(unpickle(data), list)
-    with pytest.raises(DataError):
-        unpickle(b"Nr\xff\xff\xff\x7f.")
+    assert unpickle(b"Nr\xff\xff\xff\x7f.") is None
     assert tracemalloc.get_traced_memory()[1] < 300 * len(deep)
     tracemalloc.stop()
 
@@ -262,7 +261,7 @@ REPEATED = {
 
 @pytest.mark.parametrize("name", REPEATED)
 def test_neither_time_nor_memory_grows_faster_than_the_file(name: str) -> None:
-    with pytest.raises(DataError, match=r"in each other|a tuple twice|more bytes than it has"):
+    with pytest.raises(DataError, match=r"in each other|a tuple twice|more bytes than it has|the state of a tuple"):
         unpickle(REPEATED[name])
 
 

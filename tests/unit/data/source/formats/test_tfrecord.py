@@ -24,7 +24,7 @@ from tfrecord.reader import tfrecord_loader
 from tfrecord.tools.tfrecord2idx import create_index
 
 from effloop.data.source import Source, sources
-from effloop.data.source.formats.tfrecord import Example, TFRecordSource, example_before
+from effloop.data.source.formats.tfrecord import Example, TFRecordSource, encode_example
 from effloop.data.source.splits import find_split
 from effloop.data.source.storage.writing import Record
 from effloop.errors import DataError
@@ -383,9 +383,9 @@ def test_a_protobuf_as_another_writer_may_code_it() -> None:
     features = bytes([0x0A, len(entry)]) + entry + unknown
     second = example({"l": 6, "b": b"data"})
     data = unknown + bytes([0x0A, len(features)]) + features
-    assert Example(data).integer("l", "data.label") == 5
+    assert Example(data).value("l", "int64_list", "data.label") == 5
     read = Example(data + second)
-    assert read.integer("l", "data.label") == 6
+    assert read.value("l", "int64_list", "data.label") == 6
     assert (data + second)[slice(*read.span("b", "data.image"))] == b"data"
     theirs = example_pb2.Example.FromString(data + second).features.feature
     assert list(theirs["l"].int64_list.value) == [6]
@@ -395,7 +395,7 @@ def test_examples_are_what_protobuf_reads() -> None:
     rng = random.Random(5)
     for size in (0, 1, 100, 127, 128, 20_000, 1 << 21):
         record = Record(rng.randbytes(rng.randrange(300)), rng.randrange(301), rng.randbytes(size))
-        made = example_before(record, CLASSES) + bytes(record.data)
+        made = encode_example(record, CLASSES)
         theirs = example_pb2.Example.FromString(made).features.feature
         assert set(theirs) == set(DESCRIPTION)
         assert list(theirs["image/encoded"].bytes_list.value) == [record.data]
@@ -412,19 +412,19 @@ def test_an_image_too_large_for_a_protobuf() -> None:
         "another format"
     )
     with pytest.raises(DataError, match=line(wanted)):
-        example_before(record, ["a"])
+        encode_example(record, ["a"])
 
 
 def test_3000_flips_in_an_example() -> None:
     """What is no such message any more is refused; nothing else is raised, and no place is outside."""
     rng, refused = random.Random(3), 0
-    whole = example_before(Record(b"key", 1, b"data" * 8), ["a", "b"]) + b"data" * 8
+    whole = encode_example(Record(b"key", 1, b"data" * 8), ["a", "b"])
     for _ in range(3000):
         at = rng.randrange(len(whole))
         record = whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :]
         try:
             read = Example(record)
-            assert -(1 << 63) <= read.integer("image/class/label", "data.label") < 1 << 63
+            assert -(1 << 63) <= read.value("image/class/label", "int64_list", "data.label") < 1 << 63
             start, end = read.span("image/encoded", "data.image")
             assert 0 <= start <= end <= len(record)
         except DataError:
@@ -443,7 +443,7 @@ def test_a_long_packed_list_is_counted_and_not_kept() -> None:
     tracemalloc.start()
     wanted = "has 4,194,304 values in 'l', not one; set data.label=NAME of another feature"
     with pytest.raises(DataError, match=line(wanted)):
-        read.integer("l", "data.label")
+        read.value("l", "int64_list", "data.label")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3 * len(packed)  # two copies of the message's parts, and what compares them

@@ -11,7 +11,7 @@ import pytest
 from arrays import META, TRAIN, edit, verified, write
 from plans import Copied, line, open_source, read_bytes, write_as
 
-from effloop.data.source.formats.zarr import N5, Layout, _ChunkWriter
+from effloop.data.source.formats.zarr import N5, ChunkWriter, Layout
 from effloop.data.source.storage.writing import Dataset, writers
 from effloop.errors import ConfigError, DataError
 
@@ -200,4 +200,4 @@ def test_block_that_n5_does_not_allow(tmp_path: Path) -> None:
     folder = tmp_path / "key_end"
     wanted = f"{folder} would take 2,147,483,656 bytes in one block, n5 allows 2,147,483,647; choose another format"
     with pytest.raises(DataError, match=line(wanted)):
-        _ChunkWriter(N5, folder, layout).__enter__()
+        ChunkWriter(N5, folder, layout).__enter__()
