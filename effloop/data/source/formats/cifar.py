@@ -1,8 +1,7 @@
-"""CIFAR-10 and CIFAR-100 as their authors give them: pickles of arrays ("python version"), or binary files.
+"""CIFAR-10 and CIFAR-100 as their authors give them for Python: pickles of arrays.
 
-Both have 32x32 images, 3,072 bytes each: the planes of red, green and blue. A pickle is a dict of `data`, (N, 3072)
-uint8, and `labels`, or `fine_labels` and `coarse_labels`; nothing in it is run (`pickles`). A row of a binary
-file is the label, of CIFAR-100 the coarse and the fine label, and the image.
+An image is 32x32, 3,072 bytes: the planes of red, green and blue. A pickle is a dict of `data`, (N, 3072) uint8,
+and `labels`, or `fine_labels` and `coarse_labels`; nothing in it is run (`pickles`).
 """
 
 from __future__ import annotations
@@ -26,34 +25,35 @@ from effloop.errors import ConfigError, DataError
 _SIDE = 32
 _BYTES = 3 * _SIDE * _SIDE
 _COPIED = _BYTES + 16  # with the header of PNM
-_BATCHES = 5
 
 
 class _Layout(NamedTuple):
-    """Files of a version: of the splits, and of the names of the classes, (file, key in its dict), fine and coarse."""
+    """Files of the splits and of the classes' names, and the keys of labels and names in them, fine and coarse."""
 
     folder: str
     train: tuple[str, ...]
     test: str
-    names: tuple[tuple[str, str], ...]
+    meta: str
+    labels: tuple[str, ...]
+    names: tuple[str, ...]
 
 
 _LAYOUTS = (
     _Layout(
         "cifar-10-batches-py",
-        tuple(f"data_batch_{number + 1}" for number in range(_BATCHES)),
+        tuple(f"data_batch_{number}" for number in range(1, 6)),
         "test_batch",
-        (("batches.meta", "label_names"),),
-    ),
-    _Layout("cifar-100-python", ("train",), "test", (("meta", "fine_label_names"), ("meta", "coarse_label_names"))),
-    _Layout(
-        "cifar-10-batches-bin",
-        tuple(f"data_batch_{number + 1}.bin" for number in range(_BATCHES)),
-        "test_batch.bin",
-        (("batches.meta.txt", ""),),
+        "batches.meta",
+        ("labels",),
+        ("label_names",),
     ),
     _Layout(
-        "cifar-100-binary", ("train.bin",), "test.bin", (("fine_label_names.txt", ""), ("coarse_label_names.txt", ""))
+        "cifar-100-python",
+        ("train",),
+        "test",
+        "meta",
+        ("fine_labels", "coarse_labels"),
+        ("fine_label_names", "coarse_label_names"),
     ),
 )
 
@@ -71,7 +71,7 @@ class CifarConfig(PackedConfig):
 
 @sources.register("cifar", CifarConfig)
 class CifarSource(ImportedSource):
-    """CIFAR-10 and CIFAR-100, in the python or the binary version, or a folder that has one of them in its own."""
+    """CIFAR-10 and CIFAR-100, in the python version, or a folder that has one of them in its own."""
 
     config: CifarConfig
 
@@ -88,8 +88,8 @@ class CifarSource(ImportedSource):
             there = " and ".join(str(folder) for folder, _ in found)
             raise ConfigError(f"data.root: '{self.config.root}' has several datasets, {there}; set data.root to one")
         raise ConfigError(
-            f"data.root: '{self.config.root}' has none of {', '.join(each.folder for each in _LAYOUTS)}; set "
-            "data.root=FOLDER to the one that the archive was unpacked into"
+            f"data.root: '{self.config.root}' has none of {', '.join(each.folder for each in _LAYOUTS)} (the binary "
+            "version isn't read); set data.root=FOLDER to the one that the archive was unpacked into"
         )
 
     def originals(self) -> Sequence[Path]:
@@ -100,64 +100,48 @@ class CifarSource(ImportedSource):
         files = [folder / name for name in splits[self.split]]
         if missing := [file for file in files if not file.is_file()]:
             raise DataError(f"{missing[0]} is missing; unpack the archive again")
-        return [*files, *{folder / name: None for name, _ in layout.names if (folder / name).is_file()}]
+        meta = folder / layout.meta
+        return [*files, meta] if meta.is_file() else files
 
     def contents(self, files: Sequence[Path]) -> Contents:
         _, layout = self._place()
-        if self.config.coarse and len(layout.names) < 2:
+        if self.config.coarse and len(layout.labels) < 2:
             raise ConfigError("data.coarse: true is for CIFAR-100; leave it out")
-        names = {name for name, _ in layout.names}
-        read = _binary if layout.test.endswith(".bin") else _pickled
-        batches = [(file.name, read(file, self._key(layout), layout)) for file in files if file.name not in names]
-        count = sum(len(labels) for _, (labels, _) in batches)
-        last = max((max(labels, default=0) for _, (labels, _) in batches), default=0)
-        classes = self._classes(files, layout) or [str(label) for label in range(last + 1)]
-        return Contents(_records(batches), count, count * _COPIED, classes, about=RAW)
-
-    def _key(self, layout: _Layout) -> str:
-        if len(layout.names) < 2:
-            return "labels"
-        return "coarse_labels" if self.config.coarse else "fine_labels"
-
-    def _classes(self, files: Sequence[Path], layout: _Layout) -> list[str] | None:
-        """The names of the classes; None if their file isn't there."""
-        name, key = layout.names[-1 if self.config.coarse else 0]
-        file = next((file for file in files if file.name == name), None)
-        if file is None:
-            return None
-        if not key:
-            return [line.strip() for line in file.read_text("utf-8", "backslashreplace").splitlines() if line.strip()]
-        names = _dict(file).get(key)
-        if not isinstance(names, list) or not all(isinstance(name, str | bytes) for name in names):
-            raise DataError(f"{file} has no list '{key}' of texts; unpack the archive again")
-        return [name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name for name in names]
-
-
-_Batch = tuple[Sequence[int], NDArray[np.uint8]]
-"""Labels, and (N, 3072) pixels."""
+        chosen = -1 if self.config.coarse else 0
+        classes: list[str] | None = None
+        batches: list[tuple[str, Sequence[int], NDArray[np.uint8]]] = []
+        for file in files:
+            if file.name == layout.meta:
+                classes = _names(file, layout.names[chosen])
+            else:
+                batches.append((file.name, *_batch(file, layout.labels[chosen])))
+        count = sum(len(labels) for _, labels, _ in batches)
+        last = max(max(labels, default=0) for _, labels, _ in batches)
+        return Contents(_records(batches), count, count * _COPIED, classes or [*map(str, range(last + 1))], about=RAW)
 
 
 def _found(root: Path) -> list[tuple[Path, _Layout]]:
-    """The folders that have a version's files, which are `root` or in it; the first of two versions of one dataset."""
-    found: dict[int, tuple[Path, _Layout]] = {}
+    """The folders that have a dataset's files, which are `root` or in it."""
+    found: dict[str, tuple[Path, _Layout]] = {}
     for layout in _LAYOUTS:
         for folder in (root, root / layout.folder):
             names = [layout.train[0], layout.test]
-            if layout.names[0][0] == "meta":
+            if layout.meta == "meta":
                 names.append("meta")  # for the others `train` and `test` may be anything
             if all((folder / name).is_file() for name in names):
-                found.setdefault(len(layout.names), (folder, layout))
+                found.setdefault(layout.folder, (folder, layout))
     return [*found.values()]
 
 
-def _records(batches: Sequence[tuple[str, _Batch]]) -> Iterator[Record]:
-    for name, (labels, pixels) in batches:
+def _records(batches: Sequence[tuple[str, Sequence[int], NDArray[np.uint8]]]) -> Iterator[Record]:
+    for name, labels, pixels in batches:
         for number, (label, planes) in enumerate(zip(labels, pixels, strict=True)):
             image = raw_image(planes.reshape(3, _SIDE, _SIDE).transpose(1, 2, 0))
             yield Record(f"{name}/{number:05}".encode(), label, image)
 
 
-def _pickled(file: Path, key: str, layout: _Layout) -> _Batch:
+def _batch(file: Path, key: str) -> tuple[Sequence[int], NDArray[np.uint8]]:
+    """Labels, and (N, 3072) pixels."""
     found = _dict(file)
     pixels, labels = found.get("data"), found.get(key)
     values: NDArray[Any] = pixels.values if isinstance(pixels, Array) else np.empty(0)
@@ -170,15 +154,11 @@ def _pickled(file: Path, key: str, layout: _Layout) -> _Batch:
     return labels, values
 
 
-def _binary(file: Path, key: str, layout: _Layout) -> _Batch:
-    width = len(layout.names) + _BYTES
-    data = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.empty(0, np.uint8)
-    if len(data) % width:
-        raise DataError(
-            f"{file} has {len(data):,} bytes, no multiple of an image's {width:,}; unpack the archive again"
-        )
-    rows = data.reshape(-1, width)
-    return rows[:, 1 if key == "fine_labels" else 0].tolist(), rows[:, len(layout.names) :]
+def _names(file: Path, key: str) -> list[str]:
+    names = _dict(file).get(key)
+    if not isinstance(names, list) or not all(isinstance(name, str | bytes) for name in names):
+        raise DataError(f"{file} has no list '{key}' of texts; unpack the archive again")
+    return [name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name for name in names]
 
 
 def _dict(file: Path) -> dict[str, Any]:

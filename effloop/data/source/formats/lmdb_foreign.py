@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from effloop.data.image.header import read_header
 from effloop.data.source.base import printable
 from effloop.data.source.formats.lmdb_pages import Tree, Value
 from effloop.data.source.formats.pickles import Array, unpickle
-from effloop.data.source.storage.columns import BlobSpool, Spool
 from effloop.data.source.storage.imported import ORIGINAL, RAW, raw_image
 from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import Record
@@ -30,7 +30,6 @@ _NOT_SAMPLES = frozenset({b"length", b"num-samples", b"num_samples", b"classes"}
 """Keys of what describes an environment, as those between two underscores do."""
 
 _SIGNATURES = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"BM", b"GIF8")
-_LONGEST_NUMBER = 18  # digits
 
 
 class Foreign:
@@ -54,13 +53,16 @@ class Foreign:
 
     def __init__(self, tree: Tree, names: Sequence[str] | None, labels: Path | None) -> None:
         self._tree, self._names = tree, names
-        self._values = _Values(tree)
-        self.count, self.num_bytes = self._values.count, self._values.num_bytes
+        self.count = self.num_bytes = 0
+        self._lengths = set[int]()  # of keys that are numbers; 0 where one is none
+        for value in self._samples(None):
+            self.count, self.num_bytes = self.count + 1, self.num_bytes + value.size
+            self._lengths.add(len(value.key) if value.key.isdigit() else 0)
         if not self.count:
             raise DataError(
                 f"{tree.path} has no samples in its main database, which alone is read (no named one); write them there"
             )
-        first = next(iter(self._values))
+        first = next(self._in_order())
         self._alone = _is_image(self._data(first))
         self._raw = not self._alone and not isinstance(self._pair(first)[0], bytes)
         self.about = RAW if self._raw else ORIGINAL
@@ -74,6 +76,17 @@ class Foreign:
             places = {folder: place for place, folder in enumerate(folders)}
             self._label_of, self.classes = lambda key, _: places[_folder(key)], [*map(printable, folders)]
 
+    def _samples(self, length: int | None) -> Iterator[Value]:
+        """The values that are samples, with keys of this length, in LMDB's order."""
+        for value in self._tree:
+            is_other = (value.key[:2] == b"__" and value.key[-2:] == b"__") or value.key in _NOT_SAMPLES
+            if not is_other and length in (None, len(value.key)):
+                yield value
+
+    def _in_order(self) -> Iterator[Value]:
+        """All samples; numbers for keys in the order of the numbers: LMDB has `10` before `9`."""
+        return chain.from_iterable(map(self._samples, [None] if 0 in self._lengths else sorted(self._lengths)))
+
     def records(self, targets: Targets) -> Iterator[Record]:
         """All samples, those with numbers for keys in the order of the numbers.
 
@@ -82,7 +95,7 @@ class Foreign:
         """
         self._check_count()
         places = {name: place for place, name in enumerate(self._names or ())}
-        for value in self._values:
+        for value in self._in_order():
             image, label = self._pair(value)
             if isinstance(image, bytes) == self._raw:
                 raise self._wrong(value, "isn't stored as the first one is; write the environment again, all alike")
@@ -102,8 +115,7 @@ class Foreign:
         if self._alone:
             return data, None  # whether it is an image is checked as in all formats
         if data[:1] not in (b"\x80", b"(", b"]", b"}"):
-            what = "is no image and no pickle of (image, label); write it as one"
-            raise self._wrong(value, what)
+            raise self._wrong(value, "is no image and no pickle of (image, label); write it as one")
         try:
             return _pair_of(unpickle(data))
         except DataError as error:
@@ -114,7 +126,7 @@ class Foreign:
 
     def _folders(self) -> list[bytes]:
         """The folders in keys, in the order of their labels."""
-        found = {_folder(value.key) for value in self._values}
+        found = {_folder(value.key) for value in self._samples(None)}
         if b"" in found:
             raise DataError(
                 f"{self._tree.path} holds images without labels: set data=lmdb data.labels=FILE, with a row for each: "
@@ -143,31 +155,6 @@ class Foreign:
 
     def _wrong(self, value: Value, what: str) -> DataError:
         return DataError(f"{self._tree.path}: the value of '{printable(value.key[:200])}' {what}")
-
-
-class _Values:
-    """The values of an environment that are samples, in order, with keys and places in columns on disk."""
-
-    def __init__(self, tree: Tree) -> None:
-        keys, offsets, sizes, numbers = BlobSpool(), Spool("Q"), Spool("Q"), Spool("Q")
-        numbered = True
-        for value in tree:
-            if (value.key[:2] == b"__" and value.key[-2:] == b"__") or value.key in _NOT_SAMPLES:
-                continue
-            keys.append(value.key)
-            offsets.append(value.offset)
-            sizes.append(value.size)
-            numbered = numbered and value.key.isdigit() and len(value.key) <= _LONGEST_NUMBER
-            numbers.append(int(value.key) if numbered else 0)
-        self._keys, self._offsets, self._sizes = keys.blobs(), offsets.array(), sizes.array()
-        self.count, self.num_bytes = len(self._offsets), int(self._sizes.sum())
-        # `10` comes before `9` in LMDB's own order
-        self._order = np.argsort(numbers.array(), kind="stable") if numbered else np.arange(self.count)
-        self._spools = keys, offsets, sizes  # hold the columns' files
-
-    def __iter__(self) -> Iterator[Value]:
-        for place in map(int, self._order):
-            yield Value(bytes(self._keys[place]), int(self._offsets[place]), int(self._sizes[place]))
 
 
 class LabelFile:

@@ -16,7 +16,7 @@ from stores import CIFAR_NAMES, by_python_2, cifar_batch, make_splits, write_cif
 from effloop.data.image.header import pnm_pixels, read_header
 from effloop.data.source import Source
 from effloop.data.source.formats.cifar import CifarSource
-from effloop.errors import ConfigError, DataError
+from effloop.errors import ConfigError
 
 WRITE: dict[str, Callable[[dict[str, Any]], bytes]] = {
     "Python 2": by_python_2,
@@ -35,17 +35,6 @@ def cifar100(root: Path) -> Path:
     (folder / "meta").write_bytes(
         by_python_2({"fine_label_names": CIFAR_NAMES, "coarse_label_names": ["vehicle", "animal"]})
     )
-    return root
-
-
-def binary(root: Path) -> Path:
-    """The same images and labels as `cifar10`, in the binary version."""
-    root.mkdir(parents=True)
-    for name, seed, count in (*((f"data_batch_{n}.bin", n, 6) for n in range(1, 6)), ("test_batch.bin", 6, 5)):
-        found = cifar_batch(seed, count)
-        rows = np.concatenate([np.array(found["labels"], np.uint8)[:, None], found["data"]], axis=1)
-        (root / name).write_bytes(rows.tobytes())
-    (root / "batches.meta.txt").write_text("\n".join([*CIFAR_NAMES, "", ""]))
     return root
 
 
@@ -89,19 +78,6 @@ def test_cifar_100(tmp_path: Path) -> None:
     assert (coarse.classes, coarse.labels.tolist()) == (("vehicle", "animal"), [label // 2 for label in labels])
 
 
-def test_the_binary_version(tmp_path: Path) -> None:
-    first, second = open_source("cifar", write_cifar10(tmp_path / "a")), open_source("auto", binary(tmp_path / "b"))
-    assert (first.classes, first.labels.tolist()) == (second.classes, second.labels.tolist())
-    np.testing.assert_array_equal(images(first), images(second))
-
-
-def test_binary_of_another_length(tmp_path: Path) -> None:
-    root = binary(tmp_path / "set")
-    (root / "data_batch_2.bin").write_bytes(b"x" * 3074)
-    with pytest.raises(DataError, match="has 3,074 bytes, no multiple of an image's 3,073"):
-        open_source("cifar", root)
-
-
 def test_claims(photos: Path, tmp_path: Path) -> None:
     assert not CifarSource.claims(photos)
     for name in ("train", "test"):
@@ -112,9 +88,8 @@ def test_claims(photos: Path, tmp_path: Path) -> None:
 
 
 def test_several_datasets_in_a_folder(tmp_path: Path) -> None:
-    """As torchvision keeps them side by side; two versions of one are the same."""
+    """As torchvision keeps them side by side."""
     write_cifar10(tmp_path)
-    binary(tmp_path / "cifar-10-batches-bin")
     assert len(open_source("auto", tmp_path, "test")) == 5
     write_idx(tmp_path / "gzip", make_splits(train=4, test=4))
     with pytest.raises(
