@@ -425,7 +425,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Path], str]] = {
     "wide labels": (
         "hdf5",
         lambda at: wide(at / "a.h5"),
-        "{root}:y_train is uint8, (16, 1099511627776), 17,592 GB of labels, more than the 17 that are read",
+        "{root}:y_train is uint8, (16, 1099511627776), which takes 35,184.4 GB of memory, ",
     ),
     "values elsewhere": (
         "hdf5",

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -210,7 +211,6 @@ def named_after_splits(root: Path, files: Sequence[Path]) -> bool:
 
 # What arrays of labels mean: classes, several labels a sample, or numbers; and what the classes are called.
 
-_MOST_LABEL_BYTES = 1 << 34  # 2 * 10^9 integers; a header may claim any number of them
 _ROW_BYTES = 16  # of memory for what a label becomes
 _MOST_CLASSES = 1 << 20  # without names; see `indexed`
 _MOST_NAME_BYTES = 1 << 28  # of texts of a fixed length
@@ -227,11 +227,7 @@ def flat(labels: StoredArray) -> NDArray[Any]:
             f"{labels.name} is {labels.dtype.name}, {labels.shape}; labels are read of shape (N,) or (N, K): "
             "set data.label=NAME"
         )
-    if (size := math.prod(labels.shape) * labels.dtype.itemsize) > _MOST_LABEL_BYTES:
-        raise DataError(
-            f"{labels.name} is {labels.dtype.name}, {labels.shape}, {size / 1e9:,.0f} GB of labels, more than the "
-            f"{_MOST_LABEL_BYTES / 1e9:.0f} that are read: set data.label=NAME"
-        )
+    size = math.prod(labels.shape) * labels.dtype.itemsize  # a header may claim any
     needed, free = 2 * size + len(labels) * _ROW_BYTES, available_memory()
     if needed > free:
         raise DataError(
@@ -387,7 +383,7 @@ def contents_of(
     """
     image, label = names.pair(split)
     images, labels = open_array(image), open_array(label)
-    read = _reader(images)
+    encode, num_bytes, rows = _encoding(images)
     if len(images) != len(labels):
         raise DataError(
             f"{images.name} has {len(images):,} images, {labels.name} {len(labels):,} labels; correct either"
@@ -397,68 +393,43 @@ def contents_of(
     images.check_written()
     labels.check_written()
     form = infer_targets(of_all, config, labels.name, stored_names(names, open_array))
-    learned = form.take(own)
-    return Contents(
-        _records(read, learned, len(images)), len(images), read.num_bytes, form.classes, form.targets, read.about
-    )
+    classes, targets = form.take(own)
+
+    def records() -> Iterator[Record]:
+        for number, data in enumerate(map(encode, chain.from_iterable(images.blocks(rows)))):
+            target = b"" if targets is None else targets[number].tobytes()
+            yield Record(b"%08d" % number, int(classes[number]), data, target)
+
+    about = RAW if images.dtype == np.uint8 else images.about
+    return Contents(records(), len(images), num_bytes, form.classes, form.targets, about)
 
 
-def _records(read: _Reader, learned: tuple[NDArray[Any], NDArray[Any] | None], count: int) -> Iterator[Record]:
-    labels, targets = learned
-    number = 0
-    for data in read():
-        target = b"" if targets is None else targets[number].tobytes()
-        yield Record(b"%08d" % number, int(labels[number]), data, target)
-        number += 1
-    assert number == count
-
-
-class _Reader:
-    """Reads an array of images: `num_bytes` are those of all images, `about` is how they are encoded."""
-
-    def __init__(self, images: StoredArray, encode: Callable[[Any], bytes], num_bytes: int, rows: int) -> None:
-        self.images, self.encode, self.num_bytes, self.rows = images, encode, num_bytes, rows
-        self.about = RAW if images.dtype == np.uint8 else images.about
-
-    def __call__(self) -> Iterator[bytes]:
-        for block in self.images.blocks(self.rows):
-            yield from map(self.encode, block)
-
-
-def _reader(images: StoredArray) -> _Reader:
-    """How an array of images is read, by its dtype and shape.
+def _encoding(images: StoredArray) -> tuple[Callable[[Any], bytes], int, int]:
+    """What makes a sample's bytes of a row, the bytes of all, and how many rows to read at a time.
 
     Raises:
         DataError: they are no images; the message says what is read.
     """
-    shape, dtype = images.shape, images.dtype
+    shape, dtype, chunk = images.shape, images.dtype, images.chunk_rows
     if dtype.kind in "OSV" and len(shape) == 1 and dtype.names is None:
         size = dtype.itemsize if dtype.kind in "SV" else _ENCODED_BYTES
         total = len(images) * size if images.num_bytes is None else images.num_bytes
-        return _Reader(images, _encoded, total, _rows(images, _ENCODED_ROWS))
+        return _encoded, total, max(1, _ENCODED_ROWS // chunk) * chunk
     sizes = f"{images.name} is {dtype.name}, {shape}"
     if dtype != np.uint8:
         fix = "write them anew as uint8, e.g. (255 * images).round().astype('uint8') if they are from 0 to 1"
         raise DataError(f"{sizes}; images are read as uint8 from 0 to 255: {fix}")
-    if len(shape) == 4 and shape[3] not in (1, 3) and shape[1] in (1, 3):
-        first = True
-    elif len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3)):
-        first = False
-    else:
+    channels_first = len(shape) == 4 and shape[3] not in (1, 3) and shape[1] in (1, 3)
+    if not channels_first and len(shape) != 3 and not (len(shape) == 4 and shape[3] in (1, 3)):
         raise DataError(f"{sizes}; images are read of shape (N, H, W), (N, H, W, 3) or (N, 3, H, W): reshape them")
     if 0 in shape[1:]:
         raise DataError(f"{sizes}: its images have no pixels; leave it out")
     row = math.prod(shape[1:])
-    encode = _channels_first if first else raw_image
-    return _Reader(images, encode, len(images) * (row + 16), _rows(images, max(1, _BLOCK_BYTES // row)))
+    rows = max(1, _BLOCK_BYTES // row // chunk) * chunk
+    return _planes if channels_first else raw_image, len(images) * (row + 16), rows
 
 
-def _rows(images: StoredArray, wanted: int) -> int:
-    """Rows to read at a time: of whole chunks."""
-    return max(1, wanted // images.chunk_rows) * images.chunk_rows
-
-
-def _channels_first(image: NDArray[np.uint8]) -> bytes:
+def _planes(image: NDArray[np.uint8]) -> bytes:
     return raw_image(np.ascontiguousarray(np.moveaxis(image, 0, 2)))
 
 

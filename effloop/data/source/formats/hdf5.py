@@ -102,21 +102,6 @@ def _written(found: Any) -> tuple[int, int]:
     return int(found.id.get_storage_size() > 0), 1
 
 
-def _members(path: Path) -> list[str]:
-    """The paths of a file's datasets, in groups, too; links to other files aren't followed."""
-    h5py = optional_package("h5py", "data=hdf5", "effloop[hdf5]")
-    found: list[str] = []
-
-    def visit(name: str, node: Any) -> bool | None:
-        if isinstance(node, h5py.Dataset):
-            found.append(name)
-        return True if len(found) >= _MOST_NAMES else None
-
-    with reading(path, _FIX) as file:
-        file.visititems(visit)
-    return found
-
-
 MAGIC = b"\x89HDF\r\n\x1a\n"
 HEADER, CHECKSUM = "effloop", "effloop_crc32c"
 """Attributes of a split's group: the header as JSON, and its CRC-32C."""
@@ -142,12 +127,19 @@ class Hdf5Source(ArraysSource):
         where = f"{path}:{self.split}"
         if path.is_dir():
             return super().open_split()
+        arrays: dict[str, Array] | None = None
         with reading(path, "convert it again") as file:
-            group = _group(file, self.split, path)
-            if group is not None:
-                header = _header(group, where)
+            group = file.get(self.split)
+            if _is_split(group):
+                try:
+                    header = json.loads(group.attrs[HEADER])
+                except (ValueError, TypeError, RecursionError):
+                    raise DataError(f"{where} is damaged: its header is not JSON; convert it again") from None
+                header = check_header_crc32c(header, group.attrs.get(CHECKSUM), where)
                 arrays = {name: _array(group, name, path, where) for name in DTYPES if name in group}
-        if group is None:
+            elif there := [name for name in islice(file, _LISTED) if _is_split(file.get(name))]:
+                raise no_split(path, self.split, there)
+        if arrays is None:
             return super().open_split()
         return pack(header, where, MappedFiles([path]), arrays)
 
@@ -156,30 +148,21 @@ class Hdf5Source(ArraysSource):
         return begins_with(path, MAGIC)
 
     def arrays_of(self, path: Path) -> Mapping[str, Callable[[], StoredArray]]:
-        return {member: partial(_Dataset, path, member) for member in _members(path)}
+        h5py, found = optional_package("h5py", "data=hdf5", "effloop[hdf5]"), list[str]()
 
+        def visit(name: str, node: Any) -> bool | None:  # groups, too; links to other files aren't followed
+            if isinstance(node, h5py.Dataset):
+                found.append(name)
+            return True if len(found) >= _MOST_NAMES else None
 
-def _group(file: Any, split: str, path: Path) -> Any:
-    """The group of a split that EffLoop wrote; None if it wrote none of the file."""
-    if split in file and _is_split(group := file[split]):
-        return group
-    if there := [name for name in islice(file, _LISTED) if _is_split(file.get(name))]:
-        raise no_split(path, split, there)
-    return None
+        with reading(path, _FIX) as file:
+            file.visititems(visit)
+        return {member: partial(_Dataset, path, member) for member in found}
 
 
 def _is_split(found: Any) -> bool:
-    is_group = isinstance(found, Mapping)
-    return is_group and HEADER in found.attrs
-
-
-def _header(group: Any, where: str) -> dict[str, Any]:
-    text = group.attrs[HEADER]
-    try:
-        header = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        raise DataError(f"{where} is damaged: its header is not JSON; convert it again") from None
-    return check_header_crc32c(header, group.attrs.get(CHECKSUM), where)
+    """Whether EffLoop wrote a group."""
+    return isinstance(found, Mapping) and HEADER in found.attrs
 
 
 def _array(group: Any, name: str, path: Path, split: str) -> Array:

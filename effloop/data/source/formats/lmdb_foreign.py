@@ -181,35 +181,31 @@ class LabelFile:
             raise ConfigError(
                 f"data.labels: '{path}' is not there; set data.labels=FILE (a column, of other formats, is data.label)"
             )
-        found = self._rows(path, is_name)
+
+        def is_data(fields: Sequence[str]) -> bool:
+            return is_name(encoded(fields[0].strip())) or (len(fields) == 1 and len(fields[0].split()) == 2)
+
+        table = open_table(path, is_data)
+        lower = [name.lower() for name in table.columns]
+        name = next((lower.index(usual) for usual in IMAGE_PATH if usual in lower), 0)
+        label = next((lower.index(usual) for usual in LABEL if usual in lower and lower.index(usual) != name), None)
+        label = int(name == 0) if label is None else label
+        several = len(lower) > 1
+        found: dict[bytes, str] = {}
+        for number, row in table.rows([name, label] if several else [0]):
+            fields = [*row] if several else row[0].rsplit(None, 1)
+            if len(fields) != 2 or not fields[1].strip():
+                raise DataError(f"{table.at(number)}: no name and label; write both in each row")
+            text = fields[1].strip()
+            if found.setdefault(encoded(fields[0].strip()), text) != text:
+                raise DataError(f"{table.at(number)}: '{shown(fields[0])}' comes twice, with another label; remove one")
         texts = set(found.values())
         numbers = all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts)
         self.classes = None if numbers else [*(names or sorted(texts))]
         places = {text: int(text) if numbers else place for place, text in enumerate(self.classes or texts)}
         if missing := texts - places.keys():
             raise DataError(f"{path} has the class '{shown(min(missing))}', which data.classes doesn't name; add it")
-        self._labels = {name: places[text] for name, text in found.items()}
-
-    def _rows(self, path: Path, is_name: Callable[[bytes], bool]) -> dict[bytes, str]:
-        def is_data(fields: Sequence[str]) -> bool:
-            return is_name(encoded(fields[0].strip())) or (len(fields) == 1 and len(fields[0].split()) == 2)
-
-        table = open_table(path, lambda fields: is_data([*fields]))
-        lower = [name.lower() for name in table.columns]
-        name = next((lower.index(usual) for usual in IMAGE_PATH if usual in lower), 0)
-        label = next((lower.index(usual) for usual in LABEL if usual in lower and lower.index(usual) != name), None)
-        if label is None:
-            label = 1 if name == 0 else 0
-        several = len(table.columns) > 1
-        found: dict[bytes, str] = {}
-        for number, row in table.rows([name, label] if several else [0]):
-            fields = [*row] if several else row[0].rsplit(None, 1)
-            if len(fields) != 2 or not fields[1].strip():
-                raise DataError(f"{table.at(number)}: no name and label; write both in each row")
-            key, text = encoded(fields[0].strip()), fields[1].strip()
-            if found.setdefault(key, text) != text:
-                raise DataError(f"{table.at(number)}: '{shown(fields[0])}' comes twice, with another label; remove one")
-        return found
+        self._labels = {key: places[text] for key, text in found.items()}
 
     def __getitem__(self, key: bytes) -> int:
         """The label of a sample, by its key, or by its key without an extension.

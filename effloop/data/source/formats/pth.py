@@ -34,10 +34,6 @@ from effloop.data.source.storage.packed import Split, check_header, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
 from effloop.errors import ConfigError, DataError
 
-# Tensors of images and labels as other people save them by `torch.save`: (images, labels), or a dict with names.
-#
-# A file is loaded with `weights_only`, which runs nothing in it. What torch 1.6 and later wrote is mapped, not read.
-
 LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """How files of torch up to 1.5 begin: a pickle of a number."""
 
@@ -127,7 +123,15 @@ class PthSource(ArraysSource):
         content = load(path, "meta")
         if not isinstance(content, dict) or not {"header", "splits"} <= content.keys():
             return super().open_split()
-        headers, splits = _header(path, content)
+        splits = content["splits"]
+        if not isinstance(content["header"], str) or not isinstance(splits, dict):
+            raise _not_ours(path, "it has no header")
+        try:
+            headers = json.loads(content["header"])
+        except (ValueError, RecursionError):
+            headers = None
+        if not isinstance(headers, dict) or not all(isinstance(tensors, dict) for tensors in splits.values()):
+            raise DataError(f"{path} is damaged: its header doesn't describe its splits; convert it again")
         if self.split not in headers or self.split not in splits:
             raise no_split(path, self.split, [split for split in headers if split in splits])
         where = f"{path}:{self.split}"
@@ -208,20 +212,6 @@ def _records(path: Path) -> dict[int, int]:
     if order != sys.byteorder:
         raise DataError(f"{path} holds {order}-endian tensors, this machine is {sys.byteorder}; convert it again here")
     return records
-
-
-def _header(path: Path, content: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Headers and tensors by split; the tensors are on the device "meta"."""
-    header, splits = content["header"], content["splits"]
-    if not isinstance(header, str) or not isinstance(splits, dict):
-        raise _not_ours(path, "it has no header")
-    try:
-        headers = json.loads(header)
-    except (ValueError, RecursionError):
-        headers = None
-    if not isinstance(headers, dict) or not all(isinstance(tensors, dict) for tensors in splits.values()):
-        raise DataError(f"{path} is damaged: its header doesn't describe its splits; convert it again")
-    return headers, splits
 
 
 def _not_ours(path: Path, why: str) -> DataError:

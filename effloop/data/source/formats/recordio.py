@@ -9,6 +9,7 @@ the header), and the image (mxnet/recordio.py, IRHeader). Several labels are wha
 
 from __future__ import annotations
 
+import io
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
@@ -34,45 +35,10 @@ from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
 from effloop.errors import DataError
 
-# Text files that im2rec writes beside a .rec.
-# A line of the .idx is "number, tab, first byte"; one of the .lst "number, tab, labels, tab, path".
-
-
-def list_files(file: Path) -> tuple[Path, Path]:
-    """Paths of the .idx and the .lst of a .rec."""
-    return file.with_suffix(".idx"), file.with_suffix(".lst")
-
-
-class Offsets:
-    """Where records start according to the .idx of a file; nothing if there is no .idx.
-
-    Raises:
-        DataError: it can't be parsed.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._file, self._path, self._next = file, list_files(file)[0], 0
-        offsets = Spool("Q")
-        for line, fields in _lines(self._path, 2):
-            offsets.append(_parse_number(fields[1], self._path, line))
-        self._offsets = np.sort(offsets.array())
-
-    def check(self, start: int) -> None:
-        """Compare with the start of the next record.
-
-        Raises:
-            DataError: no record starts where the .idx says.
-        """
-        while self._next < len(self._offsets) and (offset := int(self._offsets[self._next])) <= start:
-            if offset < start:
-                raise DataError(
-                    f"{self._path}: no record of {self._file} starts at byte {offset:,}; write it again, or remove it"
-                )
-            self._next += 1
-
 
 class Keys:
-    """The names of a file's records from its .lst; without it, their numbers.
+    """The names of a file's records from the .lst that im2rec writes beside it ("number, tab, labels, tab, path");
+    without it, their numbers.
 
     Args:
         file: the .rec.
@@ -83,13 +49,20 @@ class Keys:
     """
 
     def __init__(self, file: Path, *, alone: bool) -> None:
-        self._file, self._path = file, list_files(file)[1]
-        self._listed = self._path.is_file()
+        self._file, self._path = file, file.with_suffix(".lst")
         self._prefix = b"" if alone else f"{file.stem}/".encode(errors="surrogateescape")
+        self._listed = self._path.is_file()
         numbers, names = Spool("Q"), BlobSpool()
-        for line, fields in _lines(self._path, 3):
-            numbers.append(_parse_number(fields[0], self._path, line))
-            names.append(fields[-1])
+        with self._path.open("rb") if self._listed else io.BytesIO() as lines:
+            for place, text in enumerate(lines, start=1):
+                fields = text.rstrip(b"\r\n").split(b"\t")
+                if len(fields) < 3:
+                    raise DataError(f"{self._path}: line {place} has {len(fields)} fields between tabs, not 3 or more")
+                if not fields[0].isdigit() or len(fields[0]) > 19:  # 19 digits are below 2^64
+                    found = printable(fields[0])
+                    raise DataError(f"{self._path}: line {place} has '{found}' where a number should be")
+                numbers.append(int(fields[0]))
+                names.append(fields[-1])
         self._order = np.argsort(numbers.array(), kind="stable")
         self._numbers, self._names = numbers.array()[self._order], names.blobs()
         duplicates = np.flatnonzero(self._numbers[1:] == self._numbers[:-1])
@@ -108,24 +81,6 @@ class Keys:
         return bytes(self._names[int(self._order[at])])
 
 
-def _lines(path: Path, fields: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Number and tab-separated fields of every line, at least so many; nothing if the file doesn't exist."""
-    if not path.is_file():
-        return
-    with open(path, "rb") as file:
-        for number, text in enumerate(file, start=1):
-            found = text.rstrip(b"\r\n").split(b"\t")
-            if len(found) < fields:
-                raise DataError(f"{path}: line {number} has {len(found)} fields between tabs, not {fields} or more")
-            yield number, found
-
-
-def _parse_number(text: bytes, path: Path, line: int) -> int:
-    if not text.isdigit() or len(text) > 19:  # 19 digits are below 2^64
-        raise DataError(f"{path}: line {line} has '{printable(text)}' where a number should be")
-    return int(text)
-
-
 _MAGIC = struct.pack("<I", 0xCED7230A)
 _FRAME, _HEADER, _LABEL = struct.Struct("<4sI"), struct.Struct("<IfQQ"), struct.Struct("<f")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
@@ -142,26 +97,24 @@ class RecordIOSource(IndexedSource):
         return [file] if file.is_file() else self.find(root, ["*.rec"])
 
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
-        return [other for file in files for other in list_files(file) if other.is_file()]
+        return [other for file in files if (other := file.with_suffix(".lst")).is_file()]
 
     def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
         return _FramedPayload(files, index)
 
     def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
         path = files[number]
-        offsets, keys = Offsets(path), Keys(path, alone=len(files) == 1)
+        keys = Keys(path, alone=len(files) == 1)
         for start, parts, record in _records(path):
             try:
                 identity, labels, payload = _unpack(record)
                 label, target = (0, row_of(labels, targets)) if targets else (_class(labels), b"")
             except DataError as error:
                 raise DataError(f"{path}: the record at byte {start:,} {error}") from None
-            offsets.check(start)
             # Frames start at multiples of 4: an odd offset marks a sample in several frames from offset - 1 on.
             offset = start + 1 if len(parts) > 1 else parts[0][0] + payload
             size, checksum = len(record) - payload, crc32c(record[payload:])
             yield Entry(keys[identity], label, number, offset, size, checksum, target)
-        offsets.check(1 << 64)
 
     @classmethod
     def claims(cls, root: Path) -> bool:
@@ -206,41 +159,28 @@ def write_recordio(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES)
     write_names(path, dataset)
     for split, records in dataset.splits.items():
         index, file = IndexWriter.of(dataset, path), path / f"{split}.rec"
-        idx, lst = list_files(file)
+        idx, lst = file.with_suffix(".idx"), file.with_suffix(".lst")
         with open(file, "wb") as rec, open(idx, "w") as starts, open(lst, "wb") as names:
             for number, record in enumerate(records):
-                start, data, labels = rec.tell(), bytes(record.data), _labels_of(record, dataset.targets)
+                if record.label > _LARGEST_LABEL:
+                    raise DataError(
+                        f"{printable(record.key)} has the label {record.label}; RecordIO stores labels as float32, "
+                        f"exact up to {_LARGEST_LABEL}: convert to another format"
+                    )
+                start, data, labels = rec.tell(), bytes(record.data), b""
+                if dataset.targets and dataset.targets.kind is not Kind.masks:  # these follow the header
+                    labels = dataset.targets.values(record.target).astype("<f4").tobytes()
+                # In the .lst; nine digits give a float32 back.
+                text = b"\t".join(b"%.9g" % label for (label,) in _LABEL.iter_unpack(labels)) or b"%f" % record.label
                 # The checksum is informational: tools that replace the image keep the header, so nothing relies on it.
-                header = _HEADER.pack(len(labels) // _LABEL.size, _label_of(record), number, crc32c(data)) + labels
+                header = _HEADER.pack(len(labels) // _LABEL.size, record.label, number, crc32c(data)) + labels
                 frames = _frames_of(header + data, record)
                 offset = start + 1 if len(frames) > 1 else start + _FRAME.size + len(header)
                 index.add_entry(Entry.of(record, 0, offset))
                 rec.writelines(frames)
                 starts.write(f"{number}\t{start}\n")
-                names.write(b"%d\t%s\t%s\n" % (number, _text(record, labels), _name(record.key, number)))
+                names.write(b"%d\t%s\t%s\n" % (number, text, _name(record.key, number)))
         write_index(path, split, dataset, [file], index)
-
-
-def _label_of(record: Record) -> int:
-    if record.label > _LARGEST_LABEL:
-        raise DataError(
-            f"{printable(record.key)} has the label {record.label}; RecordIO stores labels as float32, exact up to "
-            f"{_LARGEST_LABEL}: convert to another format"
-        )
-    return record.label
-
-
-def _labels_of(record: Record, targets: Targets) -> bytes:
-    """What follows the header: float32 labels, where targets are neither classes nor masks."""
-    if not targets or targets.kind is Kind.masks:
-        return b""
-    return targets.values(record.target).astype("<f4").tobytes()
-
-
-def _text(record: Record, labels: bytes) -> bytes:
-    """The labels in a line of the .lst; nine digits give a float32 back."""
-    several = b"\t".join(b"%.9g" % label for (label,) in _LABEL.iter_unpack(labels))
-    return several or b"%f" % record.label
 
 
 def _name(key: bytes, number: int) -> bytes:

@@ -6,13 +6,11 @@ import os
 import pickle
 import resource
 import struct
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lmdb
-import numpy as np
 import pytest
 from plans import line, open_source, read_bytes, write_records
 
@@ -128,81 +126,6 @@ def test_a_file_that_cant_be_written(tmp_path: Path) -> None:
     with multiprocessing.get_context("fork").Pool(1) as pool:
         error = pool.apply(write_limited, (tmp_path / "set",))
     assert error == f"[Errno 5] mdb_txn_commit: Input/output error: '{tmp_path}/set/train'"
-
-
-def flip_everywhere(root: Path, indexed: bool, folder: Path, report: Path) -> None:
-    """Flip one byte at 1,000 places, one after the other, and read everything; what comes of it is counted."""
-    random = np.random.default_rng(17)
-    counts = {"whole": 0, "refused": 0, "partly": 0, "altered": 0, "overlooked": 0}
-    with open(root / "train/data.mdb", "r+b") as file:
-        size = file.seek(0, 2)
-        # Evenly over the file, and as many among the meta pages and the tree's own bytes, which are few.
-        places = np.concatenate([random.integers(size, size=500), random.choice(tree_bytes(file.fileno()), 500)])
-        for turn, at in enumerate(places.tolist()):
-            whole = os.pread(file.fileno(), 1, at)
-            os.pwrite(file.fileno(), bytes([whole[0] ^ int(random.integers(1, 256))]), at)
-            counts[read_what_is_left(root, folder / str(turn), indexed)] += 1
-            os.pwrite(file.fileno(), whole, at)
-    report.write_text(json.dumps(counts))
-
-
-def tree_bytes(fd: int) -> list[int]:
-    """Both meta pages' fields, and of every branch and leaf page the header, the slots and the nodes."""
-    places = [*range(176), *range(4096, 4096 + 176)]
-    for page in range(2, os.fstat(fd).st_size // 4096):
-        start = page * 4096
-        kind, lower = struct.unpack("<10xHH", os.pread(fd, 14, start))
-        if kind in (1, 2):
-            slots = struct.unpack(f"<{(lower - 16) // 2}H", os.pread(fd, lower - 16, start + 16))
-            nodes = [range(slot, min(4096, slot + 40)) for slot in slots]
-            places += [start + at for part in (range(lower), *nodes) for at in part]
-    return places
-
-
-def read_what_is_left(root: Path, index_dir: Path, indexed: bool) -> str:
-    refused = 0
-    try:
-        source = open_source("lmdb", root, index_dir=str(index_dir))
-    except DataError:
-        return "refused"
-    if source.classes != tuple(CLASSES):
-        return "altered"
-    for index, wanted in enumerate(TRAIN):
-        try:
-            data = read_bytes(source, index)
-        except DataError:
-            refused += 1
-            continue
-        if (source.raw_key(index), int(source.labels[index]), data) != wanted:
-            return "altered"
-    if indexed:
-        try:
-            source.verify_index()
-        except DataError:
-            pass
-        else:
-            return "overlooked"
-    return "partly" if refused else "whole"
-
-
-@pytest.mark.parametrize("indexed", [True, False])
-def test_flipped_bytes(root: Path, tmp_path: Path, indexed: bool) -> None:
-    """In a process of its own, so that a crash is seen: exact bytes or a `DataError`, and nothing else."""
-    if not indexed:
-        (root / "train.index").unlink()
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # an index is synced to disk: 6 s of this test's 7
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        process = multiprocessing.get_context("fork").Process(
-            target=flip_everywhere, args=(root, indexed, Path(folder), tmp_path / "report")
-        )
-        process.start()
-        process.join(60)
-    assert process.exitcode == 0
-    counts = json.loads((tmp_path / "report").read_text())
-    assert (counts["altered"], counts["overlooked"]) == (0, 0)
-    assert counts["whole"] > 100  # flips of bytes that hold nothing, or that an index makes needless
-    assert counts["partly"] > 100
-    assert counts["refused"] == 0 if indexed else counts["refused"] > 100
 
 
 @pytest.mark.parametrize("size", [0, 100, 4096, 4096 * 7 + 5])

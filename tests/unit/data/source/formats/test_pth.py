@@ -15,7 +15,6 @@ import torch
 from arrays import Bomb, rezip, save, slices, write
 from plans import line, open_source, read_bytes, write_as, write_records
 
-from effloop.data.source.formats.pth import PthSource
 from effloop.data.source.storage.columns import Comparing, comparing
 from effloop.errors import ConfigError, DataError
 
@@ -23,13 +22,6 @@ from effloop.errors import ConfigError, DataError
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return write("pth", tmp_path / "set.pth")
-
-
-def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
-    """Load it, change the tensors of the split `train`, save it again."""
-    content = torch.load(path, weights_only=True)
-    how(content["splits"]["train"])
-    save(path, content)
 
 
 def test_plain_torch_reads_it(photos: Path, tmp_path: Path) -> None:
@@ -101,123 +93,95 @@ def test_nothing_is_run(path: Path, legacy: bool) -> None:
         open_source("pth", path)
 
 
-@pytest.mark.parametrize(
-    ("content", "has"),
-    [
-        (torch.nn.Linear(2, 3).state_dict(), "weight, bias"),
-        (torch.zeros(3), "none"),
-        ([1], "none"),
-        ({"header": "{}"}, "none"),
-    ],
-)
-def test_weights_of_a_model(path: Path, content: Any, has: str) -> None:
-    save(path, content)
-    wanted = f"{path} has no array that looks like images; it has {has}: set data.image=NAME"
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("pth", path)
+def changed(how: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """Loads it, changes the tensors of the split `train`, and saves it again, as anybody would."""
+
+    def change(path: Path) -> None:
+        content = torch.load(path, weights_only=True)
+        how(content["splits"]["train"])
+        save(path, content)
+
+    return change
 
 
-def test_header_of_another_program(path: Path) -> None:
-    save(path, {"header": {}, "splits": {}})
-    wanted = f"{path} is not a dataset written by EffLoop: it has no header; convert the images again"
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("pth", path)
-
-
-def test_torchscript(path: Path) -> None:
+def torchscript(path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that TorchScript is old
         torch.jit.script(torch.nn.Linear(2, 3)).save(path)
-    wanted = (
-        f"{path} is not a dataset written by EffLoop: it is compressed, and can't be mapped; convert the images again"
-    )
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("pth", path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_header_that_says_nothing(path: Path, text: str) -> None:
-    save(path, {**torch.load(path, weights_only=True), "header": text})
-    wanted = f"{path} is damaged: its header doesn't describe its splits; convert it again"
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("pth", path)
+def photo(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("photo.jpg", b"...")
 
 
-@pytest.mark.parametrize(
-    ("end", "found"),
-    [
-        (torch.zeros(3), "torch.float32 of shape (3,)"),
-        (torch.zeros(3, 1, dtype=torch.int64), "torch.int64 of shape (3, 1)"),
-        (torch.zeros(3, dtype=torch.uint8).to_sparse(), "torch.uint8 of shape (3,)"),
-        ([3, 3, 503], "no tensor"),
-    ],
-)
-def test_other_type(path: Path, end: Any, found: str) -> None:
-    change(path, lambda train: train.update(end=end))
-    wanted = f"{path}:train/end is {found}, not a vector of unsigned integers; convert it again"
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("pth", path)
+def header(text: str) -> Callable[[Path], object]:
+    return lambda path: save(path, {**torch.load(path, weights_only=True), "header": text})
 
 
-def test_labels_as_torch_has_them(path: Path) -> None:
-    change(path, lambda train: train.update(label=train["label"].long()))
-    wanted = f"{path}:train is damaged: its array 'label' is uint64, not uint8 or uint16 or uint32; convert it again"
-    with pytest.raises(DataError, match=line(wanted)):
+def end(found: Any) -> Callable[[Path], object]:
+    return changed(lambda train: train.update(end=found))
+
+
+NOT_OURS = "{path} is not a dataset written by EffLoop: "
+NO_IMAGES = "{path} has no array that looks like images; it has %s: set data.image=NAME"
+NO_VECTOR = "{path}:train/end is %s, not a vector of unsigned integers; convert it again"
+NOT_WHOLE = "{path}:train/%s is not the whole of a record of the archive; convert it again"
+DESCRIBES_NOTHING = "{path} is damaged: its header doesn't describe its splits; convert it again"
+COMPRESSED = f"{NOT_OURS}it is compressed, and can't be mapped; convert the images again"
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "weights": (lambda path: save(path, torch.nn.Linear(2, 3).state_dict()), NO_IMAGES % "weight, bias"),
+    "a tensor": (lambda path: save(path, torch.zeros(3)), NO_IMAGES % "none"),
+    "a list": (lambda path: save(path, [1]), NO_IMAGES % "none"),
+    "no splits": (lambda path: save(path, {"header": "{}"}), NO_IMAGES % "none"),
+    "no header": (
+        lambda path: save(path, {"header": {}, "splits": {}}),
+        f"{NOT_OURS}it has no header; convert the images again",
+    ),
+    "half a header": (header("{"), DESCRIBES_NOTHING),
+    "a list as header": (header("[]"), DESCRIBES_NOTHING),
+    "torchscript": (torchscript, COMPRESSED),
+    "compressed": (lambda path: rezip(path, zipfile.ZIP_DEFLATED), COMPRESSED),
+    "another zip": (
+        photo,
+        f"{NOT_OURS}it is a zip archive with 0 files named data.pkl; convert the images again",
+    ),
+    "floats": (end(torch.zeros(3)), NO_VECTOR % "torch.float32 of shape (3,)"),
+    "a matrix": (end(torch.zeros(3, 1, dtype=torch.int64)), NO_VECTOR % "torch.int64 of shape (3, 1)"),
+    "sparse": (end(torch.zeros(3, dtype=torch.uint8).to_sparse()), NO_VECTOR % "torch.uint8 of shape (3,)"),
+    "no tensor": (end([3, 3, 503]), NO_VECTOR % "no tensor"),
+    "labels as torch has them": (
+        changed(lambda train: train.update(label=train["label"].long())),
+        "{path}:train is damaged: its array 'label' is uint64, not uint8 or uint16 or uint32; convert it again",
+    ),
+    "a slice": (end(torch.arange(4)[1:]), NOT_WHOLE % "end"),
+    "every other": (end(torch.arange(6)[::2]), NOT_WHOLE % "end"),
+    "expanded": (end(torch.arange(1).expand(3)), NOT_WHOLE % "end"),
+    # torch.load computes offsets by how torch.save lays out an archive; another's are not believed.
+    "packed again": (rezip, NOT_WHOLE % "payload"),
+    "another byte order": (
+        lambda path: rezip(path, byteorder=b"big"),
+        "{path} holds big-endian tensors, this machine is little; convert it again here",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_can_not_be_mapped(what: str, path: Path) -> None:
+    how, message = BROKEN[what]
+    how(path)
+    with pytest.raises(DataError, match=line(message.format(path=path))):
         open_source("pth", path)
 
 
 def test_negative_end(path: Path) -> None:
-    change(path, lambda train: train.update(end=torch.tensor([-2, 3, 503])))
+    end(torch.tensor([-2, 3, 503]))(path)
     with comparing(Comparing.none):
         source = open_source("pth", path)
     with pytest.raises(
         DataError, match=line("is damaged: bytes 0 to 18,446,744,073,709,551,614 are not inside the 503 that are there")
     ):
         read_bytes(source, 0)
-
-
-@pytest.mark.parametrize("end", [torch.arange(4)[1:], torch.arange(6)[::2], torch.arange(1).expand(3)])
-def test_view_of_a_tensor(path: Path, end: torch.Tensor) -> None:
-    change(path, lambda train: train.update(end=end))
-    wanted = f"{path}:train/end is not the whole of a record of the archive; convert it again"
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("pth", path)
-
-
-def test_other_byte_order(path: Path) -> None:
-    rezip(path, byteorder=b"big")
-    wanted = f"{path} holds big-endian tensors, this machine is little; convert it again here"
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("pth", path)
-
-
-def test_compressed(path: Path) -> None:
-    rezip(path, zipfile.ZIP_DEFLATED)
-    wanted = (
-        f"{path} is not a dataset written by EffLoop: it is compressed, and can't be mapped; convert the images again"
-    )
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("pth", path)
-
-
-def test_packed_anew(path: Path) -> None:
-    """torch.load computes offsets by how torch.save lays out an archive; another's are not believed."""
-    rezip(path)
-    wanted = f"{path}:train/payload is not the whole of a record of the archive; convert it again"
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("pth", path)
-
-
-def test_zip_of_something_else(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("photo.jpg", b"...")
-    wanted = (
-        f"{path} is not a dataset written by EffLoop: it is a zip archive with 0 files named data.pkl; "
-        "convert the images again"
-    )
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("pth", path)
-    assert not PthSource.claims(path)
 
 
 def test_folder_instead_of_a_file(tmp_path: Path) -> None:
