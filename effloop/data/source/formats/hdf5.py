@@ -162,7 +162,8 @@ class Hdf5Source(ArraysSource):
 
 def _is_split(found: Any) -> bool:
     """Whether EffLoop wrote a group."""
-    return isinstance(found, Mapping) and HEADER in found.attrs
+    is_group = isinstance(found, Mapping)
+    return is_group and HEADER in found.attrs
 
 
 def _array(group: Any, name: str, path: Path, split: str) -> Array:

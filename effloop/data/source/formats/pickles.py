@@ -46,10 +46,13 @@ def unpickle(data: bytes) -> Any:
         raise DataError(f"is a pickle that is damaged or cut: {printable(reason(error).encode())[:150]}") from None
 
 
-class _Unpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]
+class _Unpickler(pickle._Unpickler):
+    stack: list[Any]
+    append: Callable[[Any], None]
+    read: Callable[[int], bytes]
+
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data), fix_imports=False, encoding="bytes")
-        self.dispatch = _OPERATIONS
         self._left = len(data)  # bytes that may still be made of text: else it is made again and again
         self._depths = dict[int, int]()  # of tuples, by their id
 
@@ -102,14 +105,14 @@ class _Operations(dict[int, Callable[[Any], None]]):
         checks |= {"TUPLE": _Unpickler.check_tuple, "GET": _Unpickler.check_kept, "BINGET": _Unpickler.check_kept}
         checks["LONG_BINGET"] = _Unpickler.check_kept
         for name in _ALLOWED.split():
-            own = pickle._Unpickler.dispatch[codes[name]]  # type: ignore[attr-defined]
+            own = pickle._Unpickler.dispatch[codes[name]]
             check = checks.get(name.rstrip("1234"))
             self[codes[name]] = own if check is None else partial(_run, own, check)
         self[codes["BUILD"]], self[codes["BYTEARRAY8"]] = _Unpickler.build, _Unpickler.make_bytearray
 
     def __missing__(self, code: int) -> Any:
-        operation = pickletools.code2op.get(chr(code))
-        raise refused(f"what {operation.name if operation else code} makes")
+        name = next((each.name for each in pickletools.opcodes if each.code == chr(code)), f"operation {code}")
+        raise refused(f"what {name} makes")
 
 
 def _run(own: Callable[[Any], None], check: Callable[[Any], None], unpickler: _Unpickler) -> None:
@@ -117,7 +120,7 @@ def _run(own: Callable[[Any], None], check: Callable[[Any], None], unpickler: _U
     check(unpickler)
 
 
-_OPERATIONS = _Operations()
+_Unpickler.dispatch = _Operations()
 
 
 class Array:
