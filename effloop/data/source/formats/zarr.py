@@ -250,7 +250,7 @@ class ZarrSource(ImportedSource):
                 files.append(_checked(dialect.chunk_path(folder / name, number, layout), dialect, layout, start))
                 if name == "payload":
                     extents.append(Extent(first + number, before, min(layout.chunk, layout.count - start)))
-        return pack(header, where, MappedFiles(files), arrays, extents)
+        return pack(header, where, MappedFiles(files), arrays, extents if "payload" in arrays else None)
 
     def originals(self) -> Sequence[Path]:
         return files_in(expand_root(self.config))
