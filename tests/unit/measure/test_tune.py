@@ -159,7 +159,6 @@ def test_batches_keep_the_images_of_an_update(photos: Path, here: Path, short: N
     ("words", "line"),
     [
         ("engine=inline", "engine: inline loads in the training thread, without workers; set engine=threads"),
-        ("probe=1", "probe: 1 loads the images once, so there is nothing to tune; set probe=0"),
         ("parallel=ddp", "parallel: tune measures one process, not ddp; set parallel=none"),
     ],
 )

@@ -101,14 +101,6 @@ def test_another_number_of_classes_leaves_the_head_alone(tmp_path: Path) -> None
     assert differing(model, before | {name: given[name] for name in given.keys() - HEAD}) == set()
 
 
-def test_a_head_that_is_a_convolution(tmp_path: Path) -> None:
-    path, given = tmp_path / "given.pt", zoo.squeezenet1_1(num_classes=5).state_dict()
-    torch.save(given, path)
-    assert "classifier.1.weight, classifier.1.bias not loaded" in load_weights(
-        zoo.squeezenet1_1(num_classes=3), str(path)
-    )
-
-
 def test_modules_that_read_their_part_by_themselves(tmp_path: Path) -> None:
     path, given = tmp_path / "given.pt", zoo.mnasnet0_5(num_classes=3)
     for module in (given, nn.DataParallel(given)):

@@ -25,12 +25,6 @@ def test_every_optimizer_descends(name: str) -> None:
     assert abs(float(weight.detach())) < 0.1
 
 
-def test_settings_reach_the_optimizer() -> None:
-    config = effloop.compose(["optim=adamw", "lr=0.01", "optim.betas=[0.8,0.9]", "optim.weight_decay=0.2"])
-    defaults = optimizers.build(config.optim, [nn.Parameter(torch.zeros(1))]).defaults
-    assert (defaults["lr"], defaults["betas"], defaults["weight_decay"]) == (0.01, (0.8, 0.9), 0.2)
-
-
 @pytest.mark.parametrize(
     ("override", "words"),
     [

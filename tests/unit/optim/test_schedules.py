@@ -35,10 +35,6 @@ def test_warmup_rises_evenly_to_the_height(name: str) -> None:
     assert found[20] == 1.0 == max(found)
 
 
-def test_without_warmup_the_first_is_the_highest() -> None:
-    assert rates("schedule=cosine", "schedule.warmup_ratio=0")[0] == 1.0
-
-
 @pytest.mark.parametrize("final", [0.0, 0.1])
 def test_cosine(final: float) -> None:
     found = rates("schedule=cosine", "schedule.warmup_ratio=0", f"schedule.final={final}")

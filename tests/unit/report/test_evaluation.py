@@ -43,7 +43,7 @@ def size(path: Path) -> tuple[int, int]:
         return image.size
 
 
-@pytest.mark.parametrize("count", [2, 100])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 100])
 def test_what_is_written_is_read_again(tmp_path: Path, count: int) -> None:
     names = [f"class {label}" for label in range(count)]
     found, folder = make_evaluation(names), tmp_path / "eval/val"
@@ -87,7 +87,7 @@ def test_a_cell_of_many_classes_can_be_seen(count: int) -> None:
     assert (cells > 0).sum() == len(cells) + 1
 
 
-@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_numbers(tmp_path: Path, count: int) -> None:
     """A plot of the first nine, its points with six digits."""
     targets = np.random.default_rng(0).normal(size=(50, count))

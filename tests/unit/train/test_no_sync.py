@@ -41,7 +41,7 @@ KNOBS = [
     ["accumulate=2", "max_grad_norm=0.1", "optim.ema=0.9"],
     ["precision=bf16", "max_grad_norm=0.1", "augment.mixup=0.4", "optim.fused=true", "channels_last=false"],
     ["optim=sgd", "schedule=step", "optim.decay_norm_and_bias=false", "model.freeze=[features.0]"],
-    ["task.label_smoothing=0", "task.class_weights=balanced", "model=small_resnet", "model.checkpointing=true"],
+    ["task.label_smoothing=0", "task.class_weights=balanced", "model.checkpointing=true"],
     ["task=multilabel", "task.pos_weight=balanced"],
     ["task=multilabel", "task.loss=asl", "augment.mixup=0.4", "augment.cutmix=1", "deterministic=true"],
     ["task=regression", "task.loss=huber", "precision=bf16"],
@@ -87,9 +87,8 @@ def train_watched(trainer: Trainer) -> list[int]:
 
 
 def build(photos: Path, *overrides: str) -> Trainer:
-    args = [each for each in TINY if not each.startswith("model.") or "model=small_resnet" not in overrides]
     quiet = [] if "record=none" in overrides else ["record.console=false", "record.tensorboard=false"]
-    config = composed(f"data.root={photos}", "checkpoint=none", *args, *quiet, *overrides)
+    config = composed(f"data.root={photos}", "checkpoint=none", *TINY, *quiet, *overrides)
     trainer = effloop.build_trainer(config)
     trainer.nan = NanPolicy()  # which looks at each update of a CPU; on a GPU two updates later
     return trainer
@@ -167,8 +166,7 @@ def test_what_a_read_is(photos: Path, here: Path) -> None:
 
 def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
     """The step's parts on a device that no config can name, with two epochs' worth of nothing to train on."""
-    small = [] if "model=small_resnet" in overrides else ["model.width=4"]
-    config = composed(*small, "image_size=16", "batch_size=8", *overrides)
+    config = composed("model.width=4", "image_size=16", "batch_size=8", *overrides)
     model = models.build(config.model, num_classes=3, image_size=16).to(device)
     freeze(model, config.model.freeze)
     if config.model.checkpointing:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
-from images import chunk, encode, photo, png
+from images import encode, photo, png
 
 from effloop.data.decode.pillow import PillowConfig, PillowDecoder
 from effloop.errors import DataError
@@ -51,9 +49,3 @@ def test_no_memory_is_not_the_images_fault(decoder: PillowDecoder, monkeypatch: 
     monkeypatch.setattr("PIL.PngImagePlugin.PngStream.chunk_IHDR", fail)
     with pytest.raises(MemoryError):
         decoder.decode(encode(PHOTO, "PNG"))
-
-
-def test_leaves_the_process_warnings_alone(decoder: PillowDecoder) -> None:
-    before = list(warnings.filters)
-    decoder.decode(png(4, 1, 8, 3, bytes(4), chunk(b"PLTE", bytes(6)) + chunk(b"tRNS", b"\7\7")))
-    assert warnings.filters == before

@@ -225,16 +225,6 @@ def test_interrupted_and_begun_anew(plan: Plan) -> None:
 ENDED = line("engine: its workers have ended, and this epoch with them; start the epoch again")
 
 
-def test_closed_in_the_middle(plan: Plan) -> None:
-    engine = make(plan)
-    batches = engine.stream(0)
-    next(batches)
-    engine.close()
-    engine.close()
-    with pytest.raises(WorkerError, match=ENDED):
-        next(batches)
-
-
 def test_a_fork_of_the_loops_process_has_workers_of_its_own(plan: Plan) -> None:
     with closing(make(plan)) as engine:
         batches = engine.stream(0)

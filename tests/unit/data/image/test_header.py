@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-from images import FORMATS, chunk, encode, exif, photo, png
+from images import FORMATS, chunk, encode, exif, photo
 from PIL import Image
 
 from effloop.data.image.header import (
@@ -65,12 +65,6 @@ def test_webp_whose_lengths_contradict_each_other_is_not_plain(lossless: bool) -
     assert read_header(data).plain
     data[16] ^= 0x40  # of the only chunk's length
     assert not read_header(data).plain
-
-
-def test_harmless_png_chunks_are_plain() -> None:
-    extra = chunk(b"gAMA", bytes(4)) + chunk(b"tEXt", b"key\0text") + chunk(b"pHYs", bytes(9))
-    assert read_header(png(7, 5, 8, 2, bytes(105), extra)).plain
-    assert not read_header(png(7, 5, 8, 2, bytes(105), chunk(b"gAMA", bytes(3)))).plain
 
 
 @pytest.mark.parametrize("marker", [*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), 0xCD, 0xCE, 0xCF])

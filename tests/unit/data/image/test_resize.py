@@ -177,10 +177,6 @@ def test_what_vectors_leave_to_others(name: str) -> None:
     assert out is None or not np.asarray(out).any()
 
 
-def test_same_size_is_a_copy() -> None:
-    np.testing.assert_array_equal(resized(photo(40, 30), 40, 30), photo(40, 30))
-
-
 @pytest.mark.parametrize("opencv", [True, False])
 def test_mirror(opencv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not opencv:
