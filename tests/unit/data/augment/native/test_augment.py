@@ -81,16 +81,11 @@ def test_crops_follow_the_law_of_random_resized_crop(size: tuple[int, int]) -> N
         np.testing.assert_allclose(*quantiles, atol=0.02 * np.ptp(wanted[name]), err_msg=name)
 
 
-@pytest.mark.parametrize("size", [(10, 1000), (1000, 10), (2, 51), (51, 2), (7, 100), (31, 30)])
+@pytest.mark.parametrize("size", [(10, 1000), (1000, 10), (51, 2), (31, 30)])
 @pytest.mark.parametrize("ratio", [[1.0, 1.0], [0.5, 0.5], [1.1, 1.7], [0.9, 1.1]])
 def test_the_fallback_is_torchvisions(size: tuple[int, int], ratio: list[float]) -> None:
     never = [50.0, 50.0]  # fifty times the image's area
     np.testing.assert_array_equal(boxes(size, 1, never, ratio), torchvision_boxes(size, 1, never, ratio))
-
-
-def test_the_fallback_has_a_pixel() -> None:
-    """Torchvision's has none here, and fails."""
-    assert boxes((1, 50), 1, [50.0, 50.0], [0.4, 0.4]).tolist() == [[0, 24, 1, 1]]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (400, 533), (3, 2000), (20_000, 30_000)])

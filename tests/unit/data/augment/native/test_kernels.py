@@ -129,14 +129,6 @@ def test_nothing_waits_for_the_device(name: str) -> None:
     assert kernels.on_rows(batch, rows, kernel, *(values[:2] for values in given)).shape == batch.shape
 
 
-def test_an_image_depends_on_its_own_parameter_alone() -> None:
-    pixels = images((31, 17))
-    for name, (_, values) in WANTED.items():
-        together = by_batch(name, pixels, values)
-        alone = [by_batch(name, pixels[row : row + 1], values[row : row + 1])[0] for row in range(len(pixels))]
-        np.testing.assert_array_equal(together, np.stack(alone), err_msg=name)
-
-
 @pytest.mark.parametrize("way", [kernels.on_rows, kernels._taken_out], ids=["one by one", "as on a GPU"])
 @pytest.mark.parametrize("chosen", [[1, 3, 4], [0, 1, 2, 3, 4]])
 def test_on_rows(way: Callable[..., Tensor], chosen: list[int]) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from typing import Any
 
@@ -11,6 +10,7 @@ import torchvision.transforms.v2 as T
 import torchvision.transforms.v2.functional as F
 from images import photo
 from laws import assert_same_law, drawn, keys
+from plans import pairwise
 from torch import Tensor
 
 from effloop.data.augment.native import crops, host
@@ -87,7 +87,7 @@ def test_those_that_are_drawn_are_torchvisions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(PARAMETERS)[1:])
-@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("p", [0.0, 0.3])
 def test_share_of_the_changed(name: str, p: float) -> None:
     operation = operations[name](**(PARAMETERS[name] | {"p": p}))
     share = drawn(operation).mean()
@@ -140,15 +140,6 @@ def test_jitter_follows_torchvisions_law() -> None:
     assert np.abs(table - np.eye(4, 7)).max() < 0.04
 
 
-def test_jitter_draws_no_more_than_is_given() -> None:
-    found = drawn(module.ColorJitter(brightness=0.2, contrast=0.2))
-    assert Counter(map(tuple, found.turns.tolist())).keys() == {(0, 1), (1, 0)}
-    assert abs((found.turns[:, 0] == 0).mean() - 0.5) < 0.02
-    operation, pixels = module.ColorJitter(brightness=0, contrast=[1, 1], hue=[0, 0]), images((9, 8))
-    for way in (by_one, by_batch):
-        np.testing.assert_array_equal(way(operation, pixels, drawn(operation, COUNT)), pixels)
-
-
 def test_jitter_with_a_probability() -> None:
     operation, pixels = module.ColorJitter(brightness=[0.1, 0.2], p=0.4), images((9, 8))
     assert abs((drawn(operation).turns[:, 0] == 0).mean() - 0.4) < 0.02
@@ -176,16 +167,6 @@ def test_a_row_depends_on_its_own_key_and_size(name: str) -> None:
     for place, row in enumerate(order.tolist()):
         alone = operation.draw(keys(50)[row : row + 1], sizes[row : row + 1])
         assert rows_of(together, row) == rows_of(alone, 0) == rows_of(shuffled, place)
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_global_generators_are_left_alone(name: str) -> None:
-    state, numpys = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    operation = pickle.loads(pickle.dumps(operations[name](**EACH[name])))
-    found, pixels = pickle.loads(pickle.dumps(drawn(operation, COUNT))), images((64, 48))
-    assert np.abs(by_one(operation, pixels, found).astype(int) - by_batch(operation, pixels, found)).max() <= 1
-    assert torch.equal(state, torch.random.get_rng_state())
-    np.testing.assert_array_equal(numpys, np.random.get_state()[1])  # noqa: NPY002
 
 
 @pytest.mark.parametrize(
@@ -221,9 +202,10 @@ def test_functions_of_one_image_are_those_that_batches_have() -> None:
     np.testing.assert_array_equal(image, F.adjust_contrast(tensor, float(np.float32(0.7))).permute(1, 2, 0))
 
 
-@pytest.mark.parametrize("size", [(64, 48), (37, 51), (13, 12)])
-@pytest.mark.parametrize("kernel", [1, 3, 9, 23, [5, 3]])
-@pytest.mark.parametrize("way", ["batch", "one", "one without OpenCV"])
+@pytest.mark.parametrize(
+    ("size", "kernel", "way"),
+    pairwise([(64, 48), (37, 51), (13, 12)], [1, 3, 9, 23, (5, 3)], ["batch", "one", "one without OpenCV"]),
+)
 def test_the_pixels_are_torchvisions(
     size: tuple[int, int], kernel: Any, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,9 +213,9 @@ def test_the_pixels_are_torchvisions(
         monkeypatch.setattr(module, "opencv", lambda: None)
     noise = np.random.default_rng(0).integers(0, 256, (4, *size, 3), np.uint8)
     pixels = np.concatenate([noise, np.stack([photo(*size, row) for row in range(4)])])
-    operation = GaussianBlur(kernel, [0.1, 3.0])
+    both = [*kernel] if isinstance(kernel, tuple) else [kernel, kernel]
+    operation = GaussianBlur(kernel if isinstance(kernel, int) else both, [0.1, 3.0])
     found, tensors = drawn(operation, len(pixels), size), torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
-    both = kernel if isinstance(kernel, list) else [kernel, kernel]
     sigmas = zip(tensors.contiguous(), found.sigma.tolist(), strict=True)
     wanted = torch.stack([F.gaussian_blur(image, both, [sigma, sigma]) for image, sigma in sigmas])
     if way == "batch":
@@ -319,8 +301,10 @@ def erased(operation: RandomErasing, found: ErasingDraws, pixels: np.ndarray) ->
     return one, batch.permute(0, 2, 3, 1).numpy()
 
 
-@pytest.mark.parametrize("size", [(64, 48), (37, 51)])
-@pytest.mark.parametrize(("value", "colour"), [(0, [0, 0, 0]), (99.0, [99, 99, 99]), ([1, 2, 3], [1, 2, 3])])
+@pytest.mark.parametrize(
+    ("size", "value", "colour"),
+    [((64, 48), 0, [0, 0, 0]), ((37, 51), 99.0, [99, 99, 99]), ((37, 51), [1, 2, 3], [1, 2, 3])],
+)
 def test_the_box_takes_the_value(size: tuple[int, int], value: Any, colour: list[int]) -> None:
     operation = RandomErasing(p=0.7, value=value)
     found, pixels = drawn(operation, 12, size), np.full((12, *size, 3), 200, np.uint8)

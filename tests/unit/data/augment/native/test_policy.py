@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from effloop.data.augment.native.policy import NAMES, PolicyDraws, RandAugment, TrivialAugmentWide
-from effloop.data.augment.operation import operations
 from effloop.data.random import sample_keys
 
 NEAREST, BILINEAR = v2.InterpolationMode.NEAREST, v2.InterpolationMode.BILINEAR
@@ -161,26 +159,9 @@ def test_the_second_operation_is_independent_of_the_first() -> None:
     assert abs((signs[:, 0] * signs[:, 1]).mean()) < 4 / len(signs) ** 0.5
 
 
-def test_rows_are_drawn_by_their_own_keys_and_sizes() -> None:
-    sizes = np.random.default_rng(0).integers(20, 400, (200, 2))
-    for policy in (RandAugment(), TrivialAugmentWide()):
-        whole = policy.draw(keys(200), sizes)
-        some = policy.draw(keys(200)[50:150], sizes[50:150])
-        for name in ("choice", "magnitude", "matrix", "level"):
-            assert np.array_equal(getattr(some, name), getattr(whole, name)[50:150]), name
-        assert not np.array_equal(policy.draw(keys(200, epoch=1), sizes).choice, whole.choice)
-
-
 def test_no_operations_and_no_images_are_allowed() -> None:
     images = pictures(3, 20, 20)
     nothing = RandAugment(num_ops=0)
     assert torch.equal(nothing.apply_batch(images.clone(), nothing.draw(keys(3), tiled((20, 20), 3))), images)
     policy = RandAugment()
     assert policy.apply_batch(images[:0].clone(), policy.draw(keys(0), tiled((20, 20), 0))).shape == (0, 3, 20, 20)
-
-
-def test_they_are_operations_and_can_be_sent_to_a_process() -> None:
-    assert operations["RandAugment"] is RandAugment
-    assert operations["TrivialAugmentWide"] is TrivialAugmentWide
-    policy = pickle.loads(pickle.dumps(RandAugment(3)))
-    assert policy.draw(keys(2), tiled((9, 9), 2)).choice.shape == (2, 3)
