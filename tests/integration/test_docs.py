@@ -71,8 +71,8 @@ REFUSED = {"amp=true precision=fp32", "lr=0.1 optim.lr=0.2", "deterministic=true
 """Overrides which the pages say contradict each other."""
 
 LONGEST = {
-    *("augmentation", "benchmarks", "commands", "data", "diagnose", "extending"),
-    *("multi-gpu", "recipes", "runs", "step", "sweeps", "tasks"),
+    *("augmentation", "benchmarks", "commands", "data", "diagnose", "export", "extending"),
+    *("multi-gpu", "recipes", "runs", "segmentation", "step", "sweeps", "tasks"),
 }
 """Pages whose commands take three seconds or more."""
 
