@@ -93,6 +93,7 @@ class _LazyNode(ConfigNode):
 
     def __init__(self, group: str, key: str, part: str) -> None:
         self.part = part
+        self._node: DictConfig | None = None
         super().__init__(f"{key}.yaml", None, group, None, None)  # type: ignore[arg-type]
 
     @property
