@@ -91,6 +91,8 @@ _stored: dict[tuple[str, str], type | str] = {}
 class _LazyNode(ConfigNode):
     """A config that is made of a part's dataclass when Hydra loads it: only then is the part's module imported."""
 
+    _node: DictConfig | None
+
     def __init__(self, group: str, key: str, part: str) -> None:
         self.part = part
         self._node: DictConfig | None = None
