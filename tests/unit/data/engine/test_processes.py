@@ -263,13 +263,25 @@ def test_what_was_asked_for_is_withdrawn_when_the_loop_leaves(plan: Plan, tmp_pa
         assert begun.stat().st_size <= before + 2  # one of each worker
 
 
+def test_closed_in_the_middle(plan: Plan) -> None:
+    engine = make(plan)
+    batches = engine.stream(0)
+    next(batches)
+    engine.close()
+    engine.close()
+    with pytest.raises(WorkerError, match=ENDED):
+        next(batches)
+
+
 def test_closed_by_another_thread_while_the_loop_waits(plan: Plan) -> None:
     slow = replace(plan, augment=Harmful(lambda: time.sleep(0.1)))
     with closing(make(slow, run_length=2)) as engine:
-        closer = threading.Timer(0.2, engine.close)
+        batches = engine.stream(0)
+        next(batches)  # the workers are there
+        closer = threading.Timer(0.1, engine.close)
         closer.start()
         with pytest.raises(WorkerError, match=ENDED):
-            list(engine.stream(0))
+            list(batches)
         closer.join()
         assert multiprocessing.active_children() == []
 
