@@ -59,6 +59,8 @@ _FROM_FILES = [
     (re.compile(r"hydra\.job\.name$"), _PLAIN),
 ]
 """Keys that a file may set, too, and the form of their text, None for any."""
+_LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
+"""Those whose keys a file may set; keys of others may name commands (`ray_aws`) or a store of pickles (`rq`)."""
 _RISKY = re.compile(r"hydra\.(mode$|launcher\.|sweeper\.storage$|job\.name$)")
 """Keys that begin a sweep, run commands or are unpickled: typed, unless they are harmless by `_FROM_FILES`."""
 _TYPED = re.compile(rf"{_RISKY.pattern}|hydra\.(searchpath|(run|sweep)\.\w+$)")
@@ -206,7 +208,10 @@ class _Check:
         self._may_differ = foreign or any(each.startswith("hydra") for each in self._typed)
         groups = [f"hydra/{name}" for name in ("launcher", "sweeper", "sweeper/sampler")]
         self._root = next(each.path for each in sources if each.provider == "main")
-        self._names = tuple(f"{each}={self._runtime.choices[each]}" for each in groups if each in self._runtime.choices)
+        chosen = {each: str(self._runtime.choices[each]) for each in groups if each in self._runtime.choices}
+        # A name with a slash or dots may be a path to anybody's file, which is no reference.
+        self._names = tuple(f"{each}={name}" for each, name in chosen.items() if re.fullmatch(r"\w+", name))
+        self._launcher = chosen.get("hydra/launcher")
 
     def __call__(self, key: str, node: Any) -> None:
         """Check a key and its value."""
@@ -221,6 +226,8 @@ class _Check:
     def _check_hydras(self, key: str, node: Any, own: Any) -> None:
         """Check a key of Hydra's own config, whose value is `own` in EffLoop's and Hydra's files."""
         value, form = _as_written(node), next((form for each, form in _FROM_FILES if each.match(key)), "")
+        if key.startswith("hydra.launcher.") and self._launcher not in _LAUNCHERS:
+            form = ""
         if value == own or (isinstance(own, dict) and isinstance(value, dict)):  # what is in it is checked by itself
             return
         if is_special(key):
