@@ -215,9 +215,10 @@ class Journal:
             def keep() -> None:
                 images.flush()
                 os.fsync(images.fileno())  # first: no end without its image
-                ends.write(np.array(pending, "<u8").tobytes())
+                rows = np.array(pending, "<u8").tobytes()
+                pending.clear()  # first: an interrupt here loses some images, and after it would write ends twice
+                ends.write(rows)
                 ends.flush()
-                pending.clear()
 
             try:
                 for image in each_sample(self.source, self.recoded, num_threads, meter.advance, done, run=4):
@@ -235,6 +236,8 @@ class Journal:
     def _state(self) -> tuple[int, int]:
         """How many images there are, and their bytes."""
         ends = np.fromfile(self._ends, "<u8")
+        if len(wrong := np.flatnonzero(np.diff(ends.astype("i8"), prepend=0) <= 0)):  # after a power failure, say
+            ends = ends[: wrong[0]]
         done = int(np.searchsorted(ends, self._images.stat().st_size, side="right"))
         return done, int(ends[done - 1]) if done else 0
 

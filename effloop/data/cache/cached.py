@@ -95,8 +95,13 @@ class Region:
         return None
 
     def _create(self, num_bytes: int, folder: Path) -> int:
-        fd, path = tempfile.mkstemp(prefix=f"{_PREFIX}{self.name}-", dir=folder)
-        os.unlink(path)
+        try:
+            fd, path = tempfile.mkstemp(prefix=f"{_PREFIX}{self.name}-", dir=folder)
+            os.unlink(path)
+        except OSError as error:
+            raise ConfigError(
+                f"data.cache: no file can be made in {folder}: {error.strerror}; set data.cache=none"
+            ) from None
         try:  # all at once: writing to a page without memory would kill the process
             os.posix_fallocate(fd, 0, self._start + num_bytes)
         except OSError as error:
@@ -207,7 +212,8 @@ os.register_at_fork(after_in_child=_renew_locks)  # while the child has a single
 @contextmanager
 def _holders(folder: Path) -> Iterator[list[str]]:
     """Who has a region open: a list of /proc/PID/fd/N, locked for the block and written after it."""
-    path = folder / f"effloop-caches-{os.getuid()}"
+    # Containers may share the folder, but have processes of their own.
+    path = folder / f"effloop-caches-{os.getuid()}-{os.stat('/proc/self/ns/pid').st_ino}"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         if os.fstat(fd).st_uid != os.getuid():
@@ -219,12 +225,17 @@ def _holders(folder: Path) -> Iterator[list[str]]:
         ) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        with open(fd, "r+", errors="replace", closefd=False) as file:
+        with open(fd, errors="replace", closefd=False) as file:
             links = [link for link in file.read().split() if _region_of(link)]
-            yield links
-            file.seek(0)
-            file.truncate()
-            file.write("\n".join(links))
+        yield links
+        text = "\n".join(links).encode()
+        try:
+            os.pwrite(fd, text, 0)
+            os.ftruncate(fd, len(text))
+        except OSError as error:
+            raise ConfigError(
+                f"data.cache: {path} can't be written: {error.strerror}; make room there or set data.cache=none"
+            ) from None
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)  # closing alone would keep it in a child that was forked meanwhile
         os.close(fd)
@@ -234,7 +245,7 @@ def _region_of(link: str) -> str:
     """The former name of the region that a /proc/PID/fd/N is; empty if it is none, any more."""
     try:
         name = Path(os.readlink(link)).name
-    except OSError:
+    except (OSError, ValueError):  # or it is no path
         return ""
     return name if name.startswith(_PREFIX) else ""
 

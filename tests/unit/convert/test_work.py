@@ -12,11 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from plans import line
+from tabled import Tabled
 
+from effloop.convert.records import Journal
 from effloop.convert.work import WorkFolder, is_disk_full, size
 from effloop.errors import ConfigError, DataError
+from effloop.system.progress import Meter
 
 JOB = {"to": "memmap"}
 
@@ -214,6 +218,25 @@ class TestGoingOn:
             assert work.noted(out) == {"train": 5}
             work.publish()
         assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("ends", "images"),
+    [
+        ([4, 8, 4, 8], 2),  # twice the same
+        ([4, 8, 0, 0], 2),  # zeros, after a power failure
+        ([4, 8, 12, 99], 3),  # images are missing
+        ([0, 4], 0),
+    ],
+)
+def test_the_journal_continues_behind_what_is_whole(ends: list[int], images: int, tmp_path: Path) -> None:
+    (tmp_path / "images").write_bytes(b"x" * 12)
+    (tmp_path / "ends").write_bytes(np.array(ends, "<u8").tobytes() + b"cut")
+    source = Tabled(["old!"] * 5, [0] * 5)
+    journal = Journal(source, tmp_path, lambda _: b"new!")
+    with Meter() as meter:
+        assert journal.write(1, meter, "train") == len(source) - images
+    assert [bytes(journal.image(sample)) for sample in range(5)] == [b"xxxx"] * images + [b"new!"] * (5 - images)
 
 
 class TestRefusals:

@@ -143,13 +143,18 @@ class _DType:
     __slots__ = ("dtype",)
 
     def __init__(self, name: Any, *_: Any) -> None:
-        self.dtype = np.dtype(name.decode() if isinstance(name, bytes) else str(name))
+        self.dtype = np.dtype(_text(name))
         if self.dtype.kind not in "biufSU" or not self.dtype.itemsize:
             raise refused(f"an array of {self.dtype}")
 
     def set_state(self, state: Any) -> None:
-        order = state[1].decode() if isinstance(state[1], bytes) else str(state[1])
-        self.dtype = self.dtype.newbyteorder(order)  # type: ignore[arg-type]
+        self.dtype = self.dtype.newbyteorder(_text(state[1]))  # type: ignore[arg-type]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str | bytes):  # a list of twice the same, 40 deep, takes forever to print
+        raise ValueError(f"it has a {type(value).__name__} where text should be")
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _values(data: Any, dtype: Any, shape: Any, order: Any = "C") -> NDArray[Any]:
@@ -164,7 +169,7 @@ def _scalar(dtype: Any, data: Any) -> Any:
 
 def _encode(text: Any, codec: Any = "latin1") -> bytes:
     """Bytes as protocols 0 to 2 hold them: text of latin-1."""
-    if codec not in ("latin1", "latin-1") or not isinstance(text, str):
+    if _text(codec) not in ("latin1", "latin-1") or not isinstance(text, str):
         raise ValueError(f"it encodes by {codec!r:.20}")
     return text.encode("latin-1")
 

@@ -139,9 +139,9 @@ class Example:
     def span(self, name: str, option: str) -> tuple[int, int]:
         """First byte and end, in the record, of the bytes of feature `name`; raises as `value`."""
         value = self.value(name, "bytes_list", option)
-        at = self._data.find(value[:_HEAD_BYTES])
-        while self._data[at : at + len(value)] != value:
-            at = self._data.find(value[:_HEAD_BYTES], at + 1)
+        at = self._data.find(value[:_HEAD_BYTES])  # faster than to search for all of it
+        if self._data[at : at + len(value)] != value:  # once: in zeros the head is everywhere
+            at = self._data.find(value, at + 1)
         return at, at + len(value)
 
 

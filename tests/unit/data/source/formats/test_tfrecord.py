@@ -386,6 +386,12 @@ def test_examples_are_what_protobuf_reads() -> None:
         assert list(theirs["image/class/label"].int64_list.value) == [record.label]
 
 
+def test_an_image_behind_a_feature_that_begins_alike() -> None:
+    data = bytes(1 << 20) + b"1"
+    made = encode_example(Record(bytes(1 << 20), 0, data), CLASSES)
+    assert Example(made).span("image/encoded", "") == (len(made) - len(data), len(made))
+
+
 def test_an_image_too_large_for_a_protobuf() -> None:
     image = mmap.mmap(-1, 1 << 31)  # hardly touched, so it takes no memory
     image.write(encode(photo(4, 4), "JPEG"))
