@@ -184,12 +184,15 @@ def application(overrides: Sequence[str]) -> Iterator[Hydra]:
     callers_hydra = current.hydra  # the caller may be a Hydra application itself
     version.setbase(VERSION_BASE)
     # Hydra takes the store as it is. It copies all of it first, in 20 of 166 ms, and again what it loads.
-    ConfigStore.__deepcopy__ = lambda store, _: store  # type: ignore[attr-defined]
+    outermost = not hasattr(ConfigStore, "__deepcopy__")  # a job of a sweep composes inside of the sweep's
+    if outermost:
+        ConfigStore.__deepcopy__ = lambda store, _: store  # type: ignore[attr-defined]
     try:
         current.hydra = Hydra("effloop", GuardedLoader(create_config_search_path(f"file://{config_root()}")))
         yield current.hydra
     finally:
-        del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
+        if outermost:
+            del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
         current.hydra = callers_hydra
 
 

@@ -13,11 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from hydra.core.config_store import ConfigStore
 from runs import call, train
 
 import effloop
 from effloop.cli.command import options_of, parse
 from effloop.cli.main import MODULES, command_named, main
+from effloop.config import compose
+from effloop.config.hydra_setup import application
 from effloop.inference.trained import Trained
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
@@ -214,6 +217,14 @@ def test_nothing_that_runs_what_it_reads() -> None:
         if forbidden.search(line)
     ]
     assert not found
+
+
+def test_compose_inside_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job in the sweep's process composes again where its task chooses the model."""
+    monkeypatch.chdir(tmp_path)
+    with application([]):
+        assert compose(["task=segmentation"]).model.name == "unet"
+    assert not hasattr(ConfigStore, "__deepcopy__")
 
 
 @pytest.mark.slow
