@@ -215,12 +215,16 @@ class _PageError(DataError):
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Redirects to http and https alone."""
+    """Redirects to http and https alone, with the header `Authorization` on the same host."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
         if (scheme := urlsplit(newurl).scheme) not in ("http", "https"):
             raise HTTPError(newurl, code, f"a redirect to {scheme}://", headers, fp)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        again = super().redirect_request(req, fp, code, msg, headers, newurl)
+        value = req.unredirected_hdrs.get("Authorization")
+        if again and value and urlsplit(newurl)[:2] == urlsplit(req.full_url)[:2]:
+            again.add_unredirected_header("Authorization", value)
+        return again
 
 
 def _no_answer(error: Exception) -> FetchError:

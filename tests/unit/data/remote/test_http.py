@@ -60,6 +60,7 @@ def _redirected(request):
         "/host.tar": f"http://localhost:{port}/x.tar",
         "/host/": f"http://localhost:{port}/x.tar",
         "/ftp/": "ftp://h/x",
+        "/moved/": "/x/",
     }
     place = places.get(request.path)
     answer(
@@ -78,6 +79,7 @@ def test_other_hosts_do_not_get_the_header(monkeypatch):
             ("host.tar", "401 Unauthorized; set EFFLOOP_HTTP_AUTHORIZATION"),
             ("host/", "401 Unauthorized; set EFFLOOP_HTTP_AUTHORIZATION"),
             ("ftp/", "a redirect to ftp://"),
+            ("moved/", "has no files"),  # of the page, which had the header
         ):
             with pytest.raises(DataError, match=failure):
                 HttpStore(Location.of(f"{url}/{path}")).manifest()
