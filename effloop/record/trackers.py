@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,8 +64,11 @@ class MlflowSink(CurvesSink):
         else:  # the name is given, because MLflow would draw one from Python's random state, which is the run's
             tags = {"effloop.run_dir": str(run_dir.absolute())}
             if (experiment := self._client.get_experiment_by_name(project)) is None:
-                with suppress(mlflow.MlflowException):  # another job of a sweep was faster
+                try:
                     self._client.create_experiment(project)
+                except mlflow.MlflowException:  # another job of a sweep was faster, or the name isn't allowed
+                    if self._client.get_experiment_by_name(project) is None:
+                        raise
                 experiment = self._client.get_experiment_by_name(project)
             run = self._client.create_run(experiment.experiment_id, tags=tags, run_name=_run_name(run_dir))
         self._run_id: str = run.info.run_id

@@ -26,9 +26,9 @@ from effloop.registry import plugin_words
 from effloop.report.files import print_tables, write_report
 from effloop.run.jobs import THREAD_VARIABLES, JobRunner, Stops
 from effloop.run.spec import AUTO
-from effloop.runs.folder import TIMESTAMP
+from effloop.runs.folder import LOCK, TIMESTAMP
 from effloop.runs.reader import SWEEP, RunRecord, read_jobs
-from effloop.system.files import describe_failure, locked, numbered, remove_if_empty, write_text
+from effloop.system.files import describe_failure, numbered, remove_if_empty, try_lock, write_text
 from effloop.system.untrusted import read_json
 from effloop.task import meters_of, objectives
 
@@ -78,7 +78,7 @@ def owned_folder(
     """
     folder = _folder(planned, config)
     place = os.path.relpath(folder)
-    with locked(folder) as ours:
+    with _locked(folder) as ours:
         earlier = _earlier(folder / SWEEP)
         if not ours:
             raise ConfigError(
@@ -99,6 +99,22 @@ def owned_folder(
         except OSError as error:
             raise ConfigError(f"run: {describe_failure(folder / SWEEP, error)}; make room there") from None
         yield folder
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Lock a sweep's folder for the block, on all machines; whether no other process has it.
+
+    It takes a file that can be written: on NFS a lock of a folder is of this machine alone.
+    """
+    try:
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"run: {describe_failure(folder / LOCK, error)}; set run=ANOTHER_NAME") from None
+    try:
+        yield try_lock(fd)
+    finally:
+        os.close(fd)
 
 
 def _earlier(path: Path) -> dict[str, Any]:
@@ -196,7 +212,7 @@ def _jobs_of(folder: Path, problem: EffLoopError | None) -> list[RunRecord]:
     """The jobs of a sweep; where there are none, its folder goes."""
     found = read_jobs(folder)
     if not found:
-        for name in (SWEEP, "multirun.yaml"):
+        for name in (SWEEP, LOCK, "multirun.yaml"):
             (folder / name).unlink(missing_ok=True)
         remove_if_empty(folder)
         raise problem or ConfigError("the sweep has no jobs; give a key several values")

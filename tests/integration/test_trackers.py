@@ -15,7 +15,7 @@ import yaml
 from runs import TINY, call, rows, train
 
 from effloop.cli.main import main
-from effloop.record.trackers import import_mlflow, import_wandb
+from effloop.record.trackers import MlflowSink, import_mlflow, import_wandb
 
 if not (importlib.util.find_spec("mlflow") and importlib.util.find_spec("wandb")):
     pytest.skip("needs effloop[mlflow] and effloop[wandb]", allow_module_level=True)
@@ -80,6 +80,11 @@ def test_mlflow_knows_how_a_run_ended(
     assert train(photos, "run=x", "record.mlflow=true") == (130 if error is KeyboardInterrupt else 70)
     assert the_run(store).info.status == status
     assert the_run(store).data.metrics["train/lr"] > 0
+
+
+def test_mlflow_says_why_there_is_no_experiment(here: Path, store: Any) -> None:
+    with pytest.raises(import_mlflow().MlflowException, match="Invalid experiment name"):
+        MlflowSink(here, "", {})
 
 
 def test_mlflow_whose_server_is_gone(

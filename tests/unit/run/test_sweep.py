@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from effloop.config import compose
 from effloop.errors import ConfigError
 from effloop.run.jobs import is_stopping
-from effloop.run.sweep import compose_shared
+from effloop.run.sweep import compose_shared, owned_folder
+from effloop.runs.folder import LOCK
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,19 @@ def test_keys_may_need_a_value_that_is_swept(words: str) -> None:
 def test_what_no_job_can_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="is not a key of the model chosen"):
         compose_shared(["-m"], OverridesParser.create().parse_overrides(["seed=1,2", "model.pretrained=true"]))
+
+
+def test_the_lock_is_of_a_file_that_is_open_for_writing(tmp_path: Path) -> None:
+    """Else it would be of one machine alone on NFS."""
+    with owned_folder(tmp_path / "x", ["seed=1,2"], {}, compose([]), 2) as folder:
+        with (folder / LOCK).open("a") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        again = compose(["sweep.resume=true"])
+        with (
+            pytest.raises(ConfigError, match=f"x is being worked on by process {os.getpid()} on "),
+            owned_folder(folder, [], {}, again, 2),
+        ):
+            pass
 
 
 # What a signal does to a sweep.
