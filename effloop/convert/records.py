@@ -25,7 +25,7 @@ from effloop.system.progress import Meter, in_threads
 KEPT_AT_ONCE = 256
 """Images that a kill loses at most, besides those that threads are at."""
 _AHEAD = 256  # samples that the source is told of before they are read
-_LOOKED_AT = 1 << 20  # labels, among which the first sample of each class is looked for
+_LABELS = 1 << 20  # that are sorted at a time
 
 R = TypeVar("R")
 
@@ -180,7 +180,13 @@ def first_of_each_class(source: Source) -> list[int]:
     """Samples to try a writer with before hours of work: the first one, or that of each class."""
     if source.kind is not Kind.classes:
         return [0]
-    return sorted(np.unique(source.labels[:_LOOKED_AT], return_index=True)[1].tolist())
+    first: dict[int, int] = {}
+    for start in range(0, len(source), _LABELS):
+        labels, places = np.unique(source.labels[start : start + _LABELS], return_index=True)
+        first = dict(zip(labels.tolist(), (start + places).tolist(), strict=True)) | first
+        if len(first) == len(source.classes):
+            break
+    return sorted(first.values())
 
 
 class Journal:

@@ -31,6 +31,7 @@ from effloop.data.source import Cache, Kind, Source
 from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import available_memory
+from effloop.system.processes import this_system
 
 _PREFIX = "effloop-cache-"
 _HEADER = struct.Struct("<QQ")  # bytes of the region, bytes of it that are taken
@@ -213,7 +214,7 @@ os.register_at_fork(after_in_child=_renew_locks)  # while the child has a single
 def _holders(folder: Path) -> Iterator[list[str]]:
     """Who has a region open: a list of /proc/PID/fd/N, locked for the block and written after it."""
     # Containers may share the folder, but have processes of their own.
-    path = folder / f"effloop-caches-{os.getuid()}-{os.stat('/proc/self/ns/pid').st_ino}"
+    path = folder / f"effloop-caches-{os.getuid()}-{this_system()[1][5:-1]}"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         if os.fstat(fd).st_uid != os.getuid():

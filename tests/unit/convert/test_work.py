@@ -17,6 +17,7 @@ import pytest
 from plans import line
 from tabled import Tabled
 
+from effloop.convert import records
 from effloop.convert.records import Journal
 from effloop.convert.work import WorkFolder, is_disk_full, size
 from effloop.errors import ConfigError, DataError
@@ -218,6 +219,12 @@ class TestGoingOn:
             assert work.noted(out) == {"train": 5}
             work.publish()
         assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_first_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_LABELS", 2)
+    labels = [1, 1, 1, 0, 0, 2, 1]
+    assert records.first_of_each_class(Tabled(["x"] * len(labels), labels)) == [0, 3, 5]
 
 
 @pytest.mark.parametrize(
