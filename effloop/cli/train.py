@@ -35,19 +35,22 @@ def train(options: TrainOptions, args: list[str]) -> int:
 
     Flags: -m KEY=A,B,C; --cfg job prints the config, --info defaults how it is composed.
     """
+    env = detect_launcher()
+    if is_sweep(args) and (
+        env is None or env.world_size == 1
+    ):  # whose jobs open data: this process keeps none open meanwhile
+        from effloop.run import sweep
+
+        sweep.sweep(*parse_flags(args), debug=options.debug)
+        return 0
 
     def spec(*, in_ranks: bool) -> RunSpec | None:
         flags, overrides = parse_flags(configs.for_ranks(args))
         if only_shows(flags):
             show(flags, overrides)
             return None
-        if in_ranks and is_sweep(flags):
-            raise ConfigError("-m: a sweep starts its ranks itself, a run at a time; leave torchrun or srun out")
         if is_sweep(flags):
-            from effloop.run import sweep
-
-            sweep.sweep(flags, overrides, debug=options.debug)
-            return None
+            raise ConfigError("-m: a sweep starts its ranks itself, a run at a time; leave torchrun or srun out")
         composed = compose_run(flags, overrides)
         folder = Path(os.path.abspath(composed.folder)) if in_ranks else composed.folder
         return planned(RunSpec(composed.config, composed.overrides, folder))

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from effloop.cli.main import main
 from effloop.config import compose
+from effloop.data.source.storage.kept import once
 from effloop.errors import ConfigError
 from effloop.run.jobs import is_stopping
 from effloop.run.sweep import compose_shared, owned_folder
@@ -47,6 +49,15 @@ def test_the_lock_is_of_a_file_that_is_open_for_writing(tmp_path: Path) -> None:
             owned_folder(folder, [], {}, again, 2),
         ):
             pass
+
+
+def test_data_is_not_kept_open_for_all_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+    monkeypatch.setattr(
+        "effloop.run.sweep.sweep", lambda *_, debug: found.extend([once("x", object), once("x", object)])
+    )
+    assert main(["-m", "seed=1,2"]) == 0
+    assert found[0] is not found[1]
 
 
 # What a signal does to a sweep.
