@@ -151,6 +151,7 @@ def augmented(augment: Augment, pixels: list[np.ndarray]) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.slow
 def test_recipes_do_with_grey_what_they_do_with_grey_in_three_channels(name: str, device: str) -> None:
     if name.startswith("albumentations") and device == "gpu":
         return  # it has no device part, and says so

@@ -51,6 +51,7 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("name", sorted({*FILES, *PARTS}))
+@pytest.mark.slow
 def test_composes_and_builds(name: str) -> None:
     group, _, choice = name.partition("/")
     words = [f"{group}={choice}", *NEEDS.get(name, [])]

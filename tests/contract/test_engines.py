@@ -105,6 +105,7 @@ def test_own_pixels_are_near_inlines(plan: Plan, name: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.nightly
 def test_workers_that_were_not_forked_fill_the_same(train_plan: Plan, method: str) -> None:
     methods = type(engines["processes"].config().start_method)
     with (

@@ -84,6 +84,7 @@ def test_is_narrowed_here(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if not name.endswith("gpu")])
+@pytest.mark.slow
 def test_trains_two_steps_and_is_evaluated(name: str, root: Path, weights: Path, here: Path) -> None:
     config = effloop.compose([*tiny(name, root, weights), "epochs=1"])
     trainer = effloop.build_trainer(config)

@@ -34,6 +34,7 @@ def written(form: Format, path: Path, example: int = 2) -> Path:
 
 @pytest.mark.parametrize("name", formats)
 class TestFormat:
+    @pytest.mark.slow
     def test_gives_what_the_model_gives(self, name: str, tmp_path: Path) -> None:
         """Batches of any size, in either memory layout; and keeps its metadata."""
         form = formats[name]()
@@ -48,6 +49,7 @@ class TestFormat:
                 torch.testing.assert_close(outputs, network()(images(count)), rtol=1e-4, atol=1e-5)
             assert model(images(3)).data_ptr() != outputs.data_ptr(), "a later call writes to the same memory"
 
+    @pytest.mark.slow
     def test_half(self, name: str, tmp_path: Path) -> None:
         """Outputs of float16's precision, but in float32; and nothing of this machine in the file."""
         form = formats[name](half=True)
@@ -72,6 +74,7 @@ def test_fixed_batch(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, kind in formats.items() if kind.int8])
+@pytest.mark.slow
 def test_int8(name: str, tmp_path: Path) -> None:
     """Outputs are near the model's, but not the same; the ranges are those of the calibration."""
     form = formats[name]()

@@ -137,6 +137,7 @@ def test_the_same_pixels_and_labels(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["set.npz", "mnist", "set.h5", "pairs", "folder2lmdb 4"])
+@pytest.mark.slow
 def test_is_trained_on_and_converted(name: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data, write = STORES[name]
     root = write(here / name, SPLITS)

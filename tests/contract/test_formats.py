@@ -217,6 +217,7 @@ def test_without_its_index_it_is_the_same(name: str, photos: Path, tmp_path: Pat
     ("name", "indexed"),
     [*((name, True) for name in sorted({*writers} - {"folder"})), ("lmdb", False), ("tfrecord", False)],
 )
+@pytest.mark.nightly
 def test_flipped_bytes(name: str, indexed: bool, tmp_path: Path) -> None:
     """It reads as before, or not at all; of files with an index beside them, `verify_index` finds every flip."""
     train = TRAIN

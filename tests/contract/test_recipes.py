@@ -101,6 +101,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("recipe", "way"), WAYS)
+@pytest.mark.slow
 def test_the_same_samples_by_every_engine(root: Path, recipe: str, way: tuple[str, int]) -> None:
     (engine, workers), device = way, DEVICES[recipe]
     with global_generators_untouched():

@@ -137,6 +137,7 @@ def test_pickle(source: Source) -> None:
         assert copy.key(index) == source.key(index)
 
 
+@pytest.mark.nightly
 def test_a_spawned_process_reads_the_same(source: Source, spawned: Pool) -> None:
     got = spawned.starmap(read_bytes, [(source, index) for index in some(source)])
     assert got == [read_bytes(source, index) for index in some(source)]

@@ -356,6 +356,7 @@ class TestGoingOn:
         copies = ConvertOptions("memmap", here / "set", split=("train",))
         assert _job(copies, {"train": source}, DECODER, "1")["packages"] == {}
 
+    @pytest.mark.slow
     def test_two_at_once_and_ctrl_c(self, many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (here / "slow.py").write_text(SLOW)
         words = (f"data.root={many}", "to=memmap", "out=set", "max_side=24")

@@ -123,6 +123,7 @@ def test_too_few_workers(tmp_path: Path) -> None:
         assert any(re.fullmatch(r"num_workers=\d+", override) for override in better)
 
 
+@pytest.mark.slow
 def test_a_line_that_reads_a_tensor(tmp_path: Path) -> None:
     root = make(tmp_path / "photos", 64, 16, 60)
     light = [word for word in LIGHT if word != "num_workers=2"]

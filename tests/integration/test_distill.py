@@ -52,6 +52,7 @@ def step_of(trainer: Trainer) -> tuple[Step, Batch]:
 
 
 @pytest.mark.parametrize("mixed", [(), ("augment.mixup=0.5",)])
+@pytest.mark.slow
 def test_gradients_are_those_of_the_formula(mixed: tuple[str, ...], photos: Path, teacher: Path, here: Path) -> None:
     words = ("distill.alpha=0.7", "distill.temperature=3", "task.label_smoothing=0.1", *mixed)
     step, batch = step_of(build(photos, f"distill.teacher={teacher}", *words))
@@ -97,6 +98,7 @@ def test_a_share_of_nothing_is_training_without_one(photos: Path, teacher: Path,
     assert all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
 
 
+@pytest.mark.nightly
 def test_resumed_to_the_bit(photos: Path, teacher: Path, here: Path) -> None:
     words = (f"distill.teacher={teacher}", "schedule=constant")
     assert train(photos, *words, "run=whole") == 0

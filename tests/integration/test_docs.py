@@ -71,6 +71,7 @@ REFUSED = {"amp=true precision=fp32", "lr=0.1 optim.lr=0.2", "deterministic=true
 """Overrides which the pages say contradict each other."""
 
 LONGEST = {
+    "README",
     *("augmentation", "benchmarks", "commands", "data", "diagnose", "export", "extending"),
     *("multi-gpu", "recipes", "runs", "segmentation", "step", "sweeps", "tasks"),
 }
@@ -324,6 +325,7 @@ NEEDS = {
 """Beginning of an override -> what has to be chosen for it."""
 
 
+@pytest.mark.slow
 def test_overrides_in_the_text_compose() -> None:
     """Every `KEY=VALUE` between backticks, placeholders in capitals aside; many at once, to save time."""
     bundles: list[dict[str, list[str]]] = []

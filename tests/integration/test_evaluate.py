@@ -69,6 +69,7 @@ def test_with_several_views_it_is_of_all_of_them(run: Path) -> None:
     assert told["scores"]["loss"] == pytest.approx(np.mean(losses))
 
 
+@pytest.mark.nightly
 def test_each_split_has_a_folder_and_a_file_has_its_own(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(run), "split=train"]) == 0
     assert main(["eval", str(run / "checkpoints/last.ckpt")]) == 0
@@ -82,6 +83,7 @@ def test_each_split_has_a_folder_and_a_file_has_its_own(run: Path, capsys: pytes
         assert picture.width == 8 * 158
 
 
+@pytest.mark.nightly
 def test_in_the_reports_page(run: Path) -> None:
     for split in ("val", "train"):
         assert main(["eval", str(run), f"split={split}"]) == 0

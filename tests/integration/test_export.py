@@ -47,6 +47,7 @@ def scores(run: Path, *overrides: str) -> dict[str, float]:
     ("to", "option"),
     [("state_dict", "half=true"), ("pt2", "batch=7"), ("onnx", "int8=true"), ("openvino", "batch=dynamic")],
 )
+@pytest.mark.slow
 def test_export_and_eval(to: str, option: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file's scores are the checkpoint's, by its metadata, by `eval`, and with other overrides."""
     path = tmp_path / f"model{formats[to].suffix}"
@@ -107,6 +108,7 @@ class Sabotaged(Pt2):
         super().save(program, path, metadata)
 
 
+@pytest.mark.nightly
 def test_other_outputs_are_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

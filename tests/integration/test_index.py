@@ -60,6 +60,7 @@ def test_a_cache_folder_that_cannot_be_written_is_named(photos: Path, capsys: py
     assert "set data.index_dir=PATH" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_runs_learn_the_same(photos: Path, here: Path) -> None:
     for number, value in enumerate(("none", "auto", "auto", "read")):
         assert train(photos, f"run={number}", f"data.index={value}", "batch_size=4", "epochs=1") == 0

@@ -12,6 +12,7 @@ from runs import TINY, once
 from effloop.cli.main import main
 
 
+@pytest.mark.slow
 def test_a_rate_is_suggested_and_nothing_is_left_behind(
     here: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

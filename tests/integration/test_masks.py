@@ -90,6 +90,7 @@ def test_bad_masks(
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.nightly
 def test_damaged_masks_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +127,7 @@ def test_damaged_masks_are_skipped(
     assert capsys.readouterr().out.count("has a mask with the value 7; allowed are 0 to 2, and 255") == 4
 
 
+@pytest.mark.slow
 def test_verify_and_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A mask of another size is one problem among others, and `skip_bad` leaves its sample out."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -62,6 +62,7 @@ def plain(found: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(found)))
 
 
+@pytest.mark.slow
 def test_skipped_batches_leave_no_trace(photos: Path, here: Path) -> None:
     where = positions(6, 40)
     overrides = [f"data.root={photos}", *once(*RUN, "epochs=4"), "optim.ema=0.9"]
@@ -120,6 +121,7 @@ def check_again(whole: dict[str, Any], again: dict[str, Any], where: list[int]) 
     assert again["weights"] == whole["weights"]
 
 
+@pytest.mark.nightly
 def test_what_is_done_again_is_listed_once(photos: Path, here: Path) -> None:
     words = [f"data.root={photos}", *once(*RUN, "epochs=1"), *AGAIN]
     whole, again = (

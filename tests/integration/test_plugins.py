@@ -127,6 +127,7 @@ def said(place: Path) -> dict[str, tuple[int, str, str]]:
     return dict(zip(COMMANDS, map(tuple, json.loads(out)), strict=True))
 
 
+@pytest.mark.slow
 def test_a_source_of_four_methods_can_be_converted(said: dict[str, tuple[int, str, str]]) -> None:
     code, _, err = said["converted"]
     assert (code, err) == (0, "")
@@ -281,6 +282,7 @@ class Toy(Parallel):
 '''
 
 
+@pytest.mark.nightly
 def test_a_strategy_may_replace_parameters(photos: Path, tmp_path: Path) -> None:
     """Optimizer, EMA, step and checkpoints hold what `wrap` returns: the run ends as without the strategy."""
     (tmp_path / "toy.py").write_text(SHARDING)

@@ -188,6 +188,7 @@ class TestLoad:
         assert str(error.value).startswith(line)
 
 
+@pytest.mark.nightly
 def test_the_same_top1_as_eval_with_several_views(
     finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def build(photos: Path, *overrides: str) -> Trainer:
     return effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, *silent, *overrides]))
 
 
+@pytest.mark.slow
 def test_the_run_is_the_whole_network_with_another_head(
     photos: Path, finished: Path, here: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +94,7 @@ def test_features_are_kept_for_the_same_data_network_and_images(photos: Path, he
     assert np.load(damaged).dtype == np.float32
 
 
+@pytest.mark.nightly
 def test_resumed_to_the_bit(photos: Path, finished: Path, here: Path, cache: Path) -> None:
     words = (f"model.weights={finished}", "probe=2", "schedule=constant", "optim.ema=0.9")
     assert train(photos, *words, "run=whole") == 0

@@ -31,6 +31,7 @@ def test_too_few_updates(photos: Path, here: Path, capsys: pytest.CaptureFixture
     assert not (here / "outputs").exists()
 
 
+@pytest.mark.nightly
 def test_of_a_run_that_continues(finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Updates that are done don't count; in its own folder a run is trained, and not only looked at."""
     words = ["epochs=4", "profile=cprofile", "profile.wait=4", "profile.steps=2"]

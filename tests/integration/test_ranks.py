@@ -95,6 +95,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("world_size", [3])
+@pytest.mark.slow
 def test_a_script_of_ones_own_sees_each_sample_once(
     world_size: int, by_two: tuple[Path, str, str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_loader_in_a_script_of_ones_own_has_its_ranks_part(photos: Path, tmp_p
     assert first[0] != first[1]
 
 
+@pytest.mark.nightly
 def test_a_trainer_in_a_script_of_ones_own_is_one_of_its_ranks(photos: Path, tmp_path: Path) -> None:
     overrides = [f"data.root={photos}", *(word for word in DDP if word != "parallel=ddp")]
     script = """
@@ -193,6 +195,7 @@ def slurm(rank: int, port: int) -> dict[str, str]:
     }
 
 
+@pytest.mark.nightly
 def test_slurm_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
     port, args = free_port(), ["effloop", f"data.root={photos}", *DDP]
     ended = [done(each) for each in [started(args, tmp_path, **slurm(rank, port)) for rank in (0, 1)]]
@@ -232,6 +235,7 @@ def test_a_killed_rank_takes_the_run_down_with_one_line(long: list[str], tmp_pat
     assert not list(tmp_path.glob("effloop-ranks-*"))
 
 
+@pytest.mark.nightly
 def test_a_killed_launcher_takes_its_ranks_along(
     long: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +260,7 @@ def test_ctrl_c(long: list[str], tmp_path: Path) -> None:
     assert all_gone(process.pid)
 
 
+@pytest.mark.slow
 def test_max_restarts_go_on_from_the_last_checkpoint(long: list[str], tmp_path: Path) -> None:
     process = started([*long, "epochs=8", "parallel.max_restarts=1"], tmp_path)
     wait_until(lambda: epochs_done(tmp_path, 2), process)

@@ -211,6 +211,7 @@ def test_a_picture_that_cannot_be_written_stops_nothing(here: Path, photos: Path
     assert [event.step for event in found.Scalars("train/lr")] == [2, 4, 5]  # the file is whole
 
 
+@pytest.mark.nightly
 def test_samples_change_no_number(here: Path, photos: Path) -> None:
     for run, samples in (("x", 0), ("y", 64)):
         assert train(photos, f"run={run}", f"record.samples={samples}", "augment.mixup=0.5") == 0
@@ -302,6 +303,7 @@ def warnings(err: str) -> list[str]:
     return [line.removeprefix("effloop: warning: record: ").removesuffix(end) for line in err.splitlines()]
 
 
+@pytest.mark.nightly
 def test_a_disk_that_fills_up(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Path("outputs/full")
     run.mkdir(parents=True)
@@ -383,6 +385,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error(
     assert "outputs/stuck/checkpoints/last.ckpt could not be written" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_has_all_its_loggers_again(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Path("outputs/again")
     (run / "perf.jsonl").mkdir(parents=True)

@@ -158,6 +158,7 @@ def test_what_has_come_is_there_before_the_rest(root, server):
     assert len(next(found.read(file, 0, file.size))) < 300_000
 
 
+@pytest.mark.slow
 def test_tables_and_their_images_behind_urls(server, photos, here, capsys):
     bucket = server.root / "b"
     shutil.copytree(photos, bucket / "images")
@@ -188,6 +189,7 @@ def test_baselines_read_photographs_behind_a_url(server, photos):
     assert len([*root.glob("*/*.jpg")]) == 40
 
 
+@pytest.mark.nightly
 def test_faults_of_other_keys_name_them(server, here, capsys):
     (server.root / "b").mkdir()
     (server.root / "b/t.csv").write_text("path,label\n0.jpg,a\n")
@@ -294,6 +296,7 @@ def until(server: Server, count: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.nightly
 def test_kills_lose_little_and_two_runs_share_what_is_fetched(server):
     files, kept, root = shards(server, count=2, size=3_000_000), server.root.parent / "kept", f"{server.url}/d/"
     server.pause_s = 0.02
@@ -318,6 +321,7 @@ def test_kills_lose_little_and_two_runs_share_what_is_fetched(server):
     assert len(server.fetched()) - 1 <= 6_000_000 // CHUNK + 2 - left // CHUNK + 16
 
 
+@pytest.mark.nightly
 def test_a_killed_downloader_is_started_again(server, capfd):
     files, kept, root = shards(server, count=2, size=3_000_000), server.root.parent / "kept", f"{server.url}/d/"
     server.pause_s = 0.2

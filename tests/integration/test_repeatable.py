@@ -39,6 +39,7 @@ def test_same_numbers_by_dali(photos: Path, here: Path, capfd: pytest.CaptureFix
     assert other[0]["loss"] == pytest.approx(wanted[0]["loss"], rel=0.02)
 
 
+@pytest.mark.nightly
 def test_dali_from_the_command_line(photos: Path, here: Path) -> None:
     pytest.importorskip("nvidia.dali")
     args = ["data=dali", f"data.root={photos}", *TINY, "num_workers=2", "run=x"]

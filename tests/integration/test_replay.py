@@ -101,6 +101,7 @@ def test_what_differs_is_named_before_the_start(run: Path, capsys: pytest.Captur
     assert "\nmetrics.jsonl: line 1 differs\n" in after
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_named_before_the_start(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = Path(shutil.copytree(photos, here / "data"))
     assert train(data, "run=x", "epochs=1") == 0
@@ -121,6 +122,7 @@ def test_a_changed_file_is_named_before_the_start(photos: Path, here: Path, caps
     assert changed.endswith(": train/a/0.jpg, train/a/1.jpg, train/a/2.jpg, train/a/3.jpg, train/a/4.jpg and 4 more")
 
 
+@pytest.mark.nightly
 def test_what_a_run_began_from(original: Path, photos: Path, here: Path) -> None:
     shutil.copytree(original, "earlier")
     assert train(photos, "run=x", "resume=earlier", "epochs=2") == 0

@@ -38,6 +38,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 class TestFiles:
+    @pytest.mark.slow
     def test_csv(self, sweep: Path, written: Path) -> None:
         rows = rows_of(written / "summary.csv")
         assert [row["run"] for row in rows] == ["0", "1", "2", "3", "4"]
@@ -78,6 +79,7 @@ class TestTable:
         monkeypatch.setattr("effloop.report.files.charts.save_png", lambda figure, path: path.touch())
 
     @pytest.mark.parametrize("columns", [80, 120])
+    @pytest.mark.slow
     def test_fits(
         self, sweep: Path, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -94,6 +96,7 @@ class TestTable:
         assert lines[-1] == "report: elsewhere/report.html   beside it: plot.png, summary.csv"
         assert "…" not in "".join(lines)
 
+    @pytest.mark.slow
     def test_means_over_seeds(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         folder = make_sweep(tmp_path / "x", {"lr": [0.01, 0.03], "seed": [1, 2, 3]})
         assert main(["report", str(folder)]) == 0
@@ -104,6 +107,7 @@ class TestTable:
         assert "<h2>Over seeds" in text
         assert "65.49% ± 19.90%" in text
 
+    @pytest.mark.nightly
     def test_means_over_folds(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         swept = {"lr": [0.01, 0.03], "data.fold": [0, 1, 2]}
         folder = make_sweep(tmp_path / "x", swept, "data.folds=3", "data.val_split=null")
@@ -128,6 +132,7 @@ class TestTable:
         assert f"{fmean(values):.2%} ± {stdev(values):.2%}" in text
         assert '<span class="soft">best over folds</span>' in text
 
+    @pytest.mark.nightly
     def test_no_best_of_different_data(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         made = [make_run(tmp_path / name, height=0.5 + index / 10) for index, name in enumerate("ab")]
         split = {"samples": 1, "sha256": "cd" * 32}

@@ -72,6 +72,7 @@ def head(browser: Any, name: str) -> Any:
     return browser.find_element(By.XPATH, f"//thead//th[button[text()='{name}']]")
 
 
+@pytest.mark.slow
 def test_loads_without_an_error_or_a_request(opened: Any) -> None:
     assert opened.get_log("browser") == []
     assert opened.title == HOSTILE
@@ -99,6 +100,7 @@ def test_policy_forbids_the_network_and_other_scripts(opened: Any) -> None:
     assert opened.title == HOSTILE
 
 
+@pytest.mark.nightly
 def test_sorts_numbers_both_ways_and_what_is_unknown_last(opened: Any) -> None:
     assert column(opened, "lr") == ["0.003", "0.01", "0.5", "20.0", "0.1", "-"]  # the best first
     head(opened, "lr").click()
@@ -118,6 +120,7 @@ def test_sorts_numbers_both_ways_and_what_is_unknown_last(opened: Any) -> None:
     assert states == ["done", "done", "done", "failed", "killed", "running"]
 
 
+@pytest.mark.nightly
 def test_shows_a_curve_for_each_run_that_has_one(opened: Any) -> None:
     titles = [each.get_dom_attribute("aria-label") for each in opened.find_elements(By.CSS_SELECTOR, ".charts svg")]
     assert titles == [f"{name} over epochs" for name in ("train/loss", "val/loss", "val/top1", "images/s")]

@@ -88,6 +88,7 @@ def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
     assert len(set(steps)) == len(steps)
 
 
+@pytest.mark.nightly
 def test_rates_of_layers(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run with a rate for each layer is resumed to the bit; what has other groups isn't."""
     words = ("epochs=3", "optim=adamw", "optim.layer_decay=0.5", "optim.head_lr=0.01", "lr=0.002")

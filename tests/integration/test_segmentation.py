@@ -52,6 +52,7 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "run"
 
 
+@pytest.mark.nightly
 def test_keys_of_the_task_that_follows(root: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of the default task's names, too, and of the model; what the task hasn't is the default task's."""
 
@@ -111,6 +112,7 @@ def test_resumed_to_the_bit(root: Path, run: Path, tmp_path: Path) -> None:
     assert all(torch.equal(ours["model"][name], tensor) for name, tensor in theirs["model"].items())
 
 
+@pytest.mark.nightly
 def test_auxiliary_heads_are_trained(root: Path, tmp_path: Path) -> None:
     """And left out of evaluation; nothing is unused, so that DDP need not search."""
     model = ("model=deeplabv3_mobilenet_v3_large", "optim.head_lr=0.01", "epochs=1", "image_size=33")
@@ -141,6 +143,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.nightly
 def test_any_ranks_have_the_same_scores(root: Path, run: Path, tmp_path: Path) -> None:
     """To the digit, as they are of whole numbers; the loss but for the last of 16 digits."""
     checkpoint = str(run / "checkpoints" / "best.ckpt")
@@ -168,6 +171,7 @@ def test_batches_of_one_image(root: Path, here: Path, capsys: pytest.CaptureFixt
     assert main(["train", *words(root, "batch_size=1", "epochs=1")]) == 0
 
 
+@pytest.mark.nightly
 def test_backbone_weights_of_a_file(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of torchvision's model of images, whose own head is left out; the backbone is trained on from there."""
     given = torchvision.models.mobilenet_v3_large(weights=None).state_dict()
@@ -363,6 +367,7 @@ def test_files_of_the_dataset_are_kept(
 
 
 @pytest.mark.parametrize("to", ["onnx", "state_dict"])
+@pytest.mark.nightly
 def test_exported_files(seen: Path, few: Path, here: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The same outputs, (N, K, H, W), and the same masks by `predict`; one of them in windows."""
     pytest.importorskip({"onnx": "onnxruntime", "state_dict": "safetensors"}[to])

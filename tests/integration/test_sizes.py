@@ -52,6 +52,7 @@ def test_engines_agree_to_the_bit(
 
 
 @pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.nightly
 def test_dali_is_near(photos: Path, channels: int) -> None:
     pytest.importorskip("nvidia.dali")
     words = [WIDE, f"data.channels={channels}", "data.mean=null", "data.std=null", "augment.eval=squash"]
@@ -81,6 +82,7 @@ def test_a_run_its_file_and_its_picture(photos: Path, here: Path, capsys: pytest
     assert "image_size: 40x24, but the exported file takes 24x40" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_grey_run_its_file_and_its_picture(photos: Path, here: Path) -> None:
     words = ["data.channels=1", "run=run", "epochs=1", "augment.mixup=0.2", "augment.cutmix=1", "augment=native_colour"]
     assert train(photos, *words) == 0

@@ -102,6 +102,7 @@ def uneven(photos: Path, here: Path) -> Path:
     return root
 
 
+@pytest.mark.nightly
 def test_balance_resumes_and_needs_no_state(uneven: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["data.balance=1", "epochs=2", "out=.", "schedule=constant"]
     assert train(uneven, *words, "run=whole") == 0

@@ -56,6 +56,7 @@ def test_the_average_is_evaluated_and_saved(photos: Path, here: Path) -> None:
     assert trainer.evaluate(trainer.val.epoch(0)) != averaged
 
 
+@pytest.mark.nightly
 def test_an_average_of_format_2_goes_on_to_the_bit(photos: Path, here: Path) -> None:
     assert train(photos, "optim.ema=0.9", "run=whole", "epochs=2", "schedule=constant") == 0
     assert train(photos, "optim.ema=0.9", "run=first", "epochs=1", "schedule=constant") == 0

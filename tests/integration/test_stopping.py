@@ -24,6 +24,7 @@ def train(photos: Path, *words: str) -> int:
     return of_runs.train(photos, "record.tensorboard=true", *words)
 
 
+@pytest.mark.nightly
 def test_out_of_patience(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is better by 100 %: the first epoch's score is the best, and it is kept; `resume` knows."""
     stops = ["epochs=9", "stop.patience=2", "stop.min_delta=1.0"]
@@ -52,6 +53,7 @@ def test_stopped_by_hand_and_resumed_it_ends_as_if_it_never_was(here: Path, phot
     assert {row["epoch"] for row in rows(here / "outputs/b")} == {0, 1, 2}
 
 
+@pytest.mark.nightly
 def test_out_of_time(here: Path, photos: Path) -> None:
     """The first epoch is longer than the budget; it is evaluated, though `eval_every` would wait."""
     assert train(photos, "run=c", "epochs=9", "stop.minutes=1e-9", "eval_every=5") == 0
@@ -123,6 +125,7 @@ def test_the_best_is_one_that_was_evaluated(seldom: Path) -> None:
     assert files.read(seldom / "checkpoints/best.ckpt")["progress"]["epoch"] == summary["best"]["epoch"] + 1
 
 
+@pytest.mark.nightly
 def test_stopped_and_resumed_between_evaluations(here: Path, photos: Path, seldom: Path, finished: Path) -> None:
     """Also what the report says of a run that has no score yet."""
     with stopping_at(1):

@@ -251,6 +251,7 @@ def test_jobs_have_the_threads_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> 
     assert replace(runner, host="a login node").environment()["MKL_NUM_THREADS"] == "1"
 
 
+@pytest.mark.nightly
 def test_search(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A failing trial ends nothing, and more of the objective is better without a word about it."""
     pytest.importorskip("optuna")

@@ -53,6 +53,7 @@ def test_a_run_is_that_of_the_folder(photos: Path, here: Path, tmp_path: Path) -
         (lambda name, index: index / 8, "regression", "1 number (numbers in 'label')"),
     ],
 )
+@pytest.mark.slow
 def test_the_task_follows(column: Any, task: str, said: str, photos: Path, here: Path, tmp_path: Path) -> None:
     root = table(photos, tmp_path / "t.csv", label=column)
     assert train(root, "run=run", "epochs=1") == 0
@@ -83,6 +84,7 @@ def test_a_chosen_task_says_what_targets_are(photos: Path, tmp_path: Path) -> No
     assert composed(photos) == ("classification", None)
 
 
+@pytest.mark.nightly
 def test_a_key_of_the_task_that_follows(
     photos: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_eval_has_the_runs_scores(runs: dict[str, Path], task: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.nightly
 def test_resumed_to_the_bit(
     runs: dict[str, Path], table: Path, task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +113,7 @@ EXPORTS = [
 
 
 @pytest.mark.parametrize(("task", "to", "option"), EXPORTS)
+@pytest.mark.nightly
 def test_exported(runs: dict[str, Path], task: str, to: str, option: str, tmp_path: Path) -> None:
     """In the targets' units, with what it was tuned to; weights have the model's own names."""
     path = tmp_path / f"model{formats[to].suffix}"
@@ -133,6 +135,7 @@ def test_exported(runs: dict[str, Path], task: str, to: str, option: str, tmp_pa
 
 
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.slow
 def test_predicted(
     runs: dict[str, Path], table: Path, task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +164,7 @@ def test_views(runs: dict[str, Path], task: str) -> None:
     assert main(["eval", str(runs[task]), "tta=flip"]) == 0
 
 
+@pytest.mark.nightly
 def test_mixing(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Flags and numbers by their shares; no part of an image has a part of its numbers."""
     for task, keys in (("multilabel", ["mixup", "cutmix"]), ("regression", ["mixup"])):

@@ -54,6 +54,7 @@ def check_against(client: Any, found: Any, run: Path) -> None:
     assert "perf/images_per_s" in found.data.metrics
 
 
+@pytest.mark.nightly
 def test_mlflow(here: Path, photos: Path, finished: Path, store: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert train(photos, "run=x", "record.mlflow=true", "record.project=pets", "epochs=1") == 0
     first = the_run(store, "pets")
@@ -132,6 +133,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("offline")
+@pytest.mark.slow
 def test_wandb(here: Path, photos: Path, finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert train(photos, "run=x", "record.wandb=true", "record.project=pets", "epochs=3") == 0
     assert capfd.readouterr().err == ""
@@ -163,6 +165,7 @@ def test_wandb(here: Path, photos: Path, finished: Path, capfd: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("offline")
+@pytest.mark.nightly
 def test_wandb_goes_on_under_its_id(here: Path, photos: Path) -> None:
     assert train(photos, "run=x", "record.wandb=true", "epochs=1") == 0
     ids = (here / "outputs/x/loggers.json").read_text()

@@ -42,6 +42,7 @@ def failure(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize(("to", "words"), [("tar", ["shard_mb=1"]), ("memmap", ["max_side=20,24"])])
+@pytest.mark.slow
 def test_what_is_uploaded_is_what_is_written_here(to, words, server, photos, here, capsys):
     assert run("convert", f"data.root={photos}", f"to={to}", "out=set", *words) == 0
     capsys.readouterr()
@@ -60,6 +61,7 @@ def test_what_is_uploaded_is_what_is_written_here(to, words, server, photos, her
     assert rows(here / "outputs/remote") == rows(here / "outputs/local")
 
 
+@pytest.mark.nightly
 def test_from_a_bucket_to_a_bucket(server, photos, here, capsys):
     (server.root / "b/one.part").write_text("precious")
     assert run("convert", f"data.root={photos}", "to=parquet", "out=s3://b/one") == 0
@@ -107,6 +109,7 @@ def test_urls_that_nothing_is_written_to(out, wanted, photos, here, capsys):
     assert wanted in failure(capsys, f"data.root={photos}", "to=tar", f"out={out}")
 
 
+@pytest.mark.nightly
 def test_a_killed_conversion_goes_on_with_the_upload(server, photos, here, capsys):
     words = (f"data.root={photos}", "to=folder", "out=s3://b/set")
     server.pause_s = 0.2
@@ -158,6 +161,7 @@ def test_ctrl_c_while_it_uploads(server, photos, here):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_uploader_is_started_again(server, photos, here):
     server.pause_s = 0.1
     with start("convert", f"data.root={photos}", "to=folder", "out=s3://b/set", cwd=here) as process:

@@ -44,6 +44,7 @@ def fetch(root: str, kept: Path) -> None:
     local_root(root, kept)
 
 
+@pytest.mark.nightly
 def test_faults_that_pass_are_survived(server, tmp_path):
     files = made(tmp_path / "set")
     server.faults = [
@@ -63,6 +64,7 @@ def test_faults_that_pass_are_survived(server, tmp_path):
 
 
 @pytest.mark.parametrize(("status", "wanted"), [(403, "403 Forbidden"), (400, "400 Bad Request")])
+@pytest.mark.nightly
 def test_faults_that_stay_are_one_line_and_leave_nothing_to_read(status, wanted, server, tmp_path):
     files = made(tmp_path / "set")
     server.faults = [Fault(status, times=99, of="s-3.tar", method="PUT")]

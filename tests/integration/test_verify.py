@@ -153,6 +153,7 @@ def test_everything_is_listed(copy: Path, here: Path, capsys: pytest.CaptureFixt
         assert words in line
 
 
+@pytest.mark.nightly
 def test_classes_that_one_split_lacks(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(copy / "val/b")
     (copy / "val/d").mkdir()

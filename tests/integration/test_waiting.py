@@ -75,6 +75,7 @@ def one_line(process: subprocess.Popen[str], code: int, *words: str) -> None:
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["fifo", "device"])
 @pytest.mark.parametrize("check", [0, 2000])
+@pytest.mark.slow
 def test_what_is_no_file_is_refused(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], check: int
 ) -> None:

@@ -22,6 +22,7 @@ from effloop.inference.formats import OpenVino, one_line_errors
         (lambda path: path.with_suffix(".bin").write_bytes(b"short"), "Incorrect weights in bin file"),
     ],
 )
+@pytest.mark.nightly
 def test_damaged(
     damage: Callable[[Path], object], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def calculated(formula: str, names: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("size", ["24", "[24,40]", "[30,20]"])
 @pytest.mark.parametrize("evaluation", ["crop", "letterbox", "squash"])
 @pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.slow
 def test_another_program_can_follow_them(tmp_path: Path, size: str, evaluation: str, channels: int) -> None:
     ratio = ["augment.eval_ratio=0.8"] if evaluation == "crop" else []
     config = composed(f"image_size={size}", f"augment.eval={evaluation}", *ratio, f"data.channels={channels}")

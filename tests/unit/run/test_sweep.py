@@ -77,6 +77,7 @@ with stops.caught():
 """
 
 
+@pytest.mark.nightly
 def test_a_sweep_that_waits_for_slurm_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WAITS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:

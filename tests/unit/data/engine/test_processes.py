@@ -368,6 +368,7 @@ class TestProcessesOfTheirOwn:
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
 
+    @pytest.mark.slow
     def test_killed_in_the_middle(self, start: Any) -> None:
         process, workers = start("for epoch in range(10**9): list(engine.stream(epoch))")
         assert len(workers) == 4

@@ -158,6 +158,7 @@ def parameters(matrices: NDArray[np.float64]) -> NDArray[np.float64]:
     ],
     ids=str,
 )
+@pytest.mark.nightly
 def test_an_affines_matrices_are_distributed_as_torchvisions(options: dict[str, Any]) -> None:
     count, (height, width) = 10_000, (60, 40)
     torch.manual_seed(0)

@@ -73,6 +73,7 @@ def features(boxes: np.ndarray, size: tuple[int, int]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("size", [(400, 533), (600, 150)])  # the second often needs many attempts
+@pytest.mark.nightly
 def test_crops_follow_the_law_of_random_resized_crop(size: tuple[int, int]) -> None:
     got = features(boxes(size, 10_000), size)
     wanted = features(torchvision_boxes(size, 10_000, SCALE, RATIO), size)

@@ -272,6 +272,7 @@ def torchvisions_erasing(size: tuple[int, int], **given: Any) -> np.ndarray:
         ((20, 400), {"scale": [0.7, 0.95], "ratio": [0.8, 1.2]}),  # never fits
     ],
 )
+@pytest.mark.nightly
 def test_boxes_follow_torchvisions_law(size: tuple[int, int], given: dict[str, Any]) -> None:
     found, wanted = drawn(RandomErasing(p=1, **given), size=size).boxes, torchvisions_erasing(size, **given)
     for column in range(4):

@@ -132,6 +132,7 @@ def recorded(policy: Any, size: tuple[int, int], count: int) -> list[tuple[str, 
     ],
     ids=["RandAugment", "RandAugment of 7 bins", "TrivialAugmentWide", "TrivialAugmentWide of 5 bins"],
 )
+@pytest.mark.nightly
 def test_operations_magnitudes_and_signs_are_distributed_as_torchvisions(ours: Any, theirs: Any) -> None:
     count, size = 10_000, (224, 160)
     noted = recorded(theirs, size, count)
