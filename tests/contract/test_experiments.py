@@ -95,7 +95,7 @@ def test_trains_two_steps_and_is_evaluated(name: str, root: Path, weights: Path,
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.endswith("gpu")])
 def test_ranks_train_a_step_at_each_size_and_evaluate(name: str, root: Path, weights: Path, here: Path) -> None:
     code, out, err = call(*tiny(name, root, weights), "epochs=2", cwd=here)

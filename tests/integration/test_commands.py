@@ -227,7 +227,7 @@ def test_compose_inside_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not hasattr(ConfigStore, "__deepcopy__")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compose_inside_of_a_hydra_application(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
         "import effloop, hydra\n"

@@ -108,7 +108,7 @@ def test_resumed_to_the_bit(photos: Path, teacher: Path, here: Path) -> None:
     assert all(torch.equal(value, rest["model"][name]) for name, value in whole["model"].items())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_do_what_one_process_does(photos: Path, teacher: Path, here: Path) -> None:
     words = [f"data.root={photos}", *TINY, f"distill.teacher={teacher}", "augment.mixup=0", "epochs=1"]
     ddp = ["parallel=ddp", "parallel.processes=2", "parallel.sync_batchnorm=true", "batch_size=4", "device=cpu"]

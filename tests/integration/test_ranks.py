@@ -49,7 +49,7 @@ def test_it_starts_its_ranks_and_leaves_one_run_folder(by_two: tuple[Path, str, 
     assert json.loads((folder / "outputs" / "run" / "summary.json").read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_is_replayed_by_as_many_to_the_bit(by_two: tuple[Path, str, str], tmp_path: Path) -> None:
     run = by_two[0] / "outputs" / "run"
     code, out, err = done(started([sys.executable, "-m", "effloop", "replay", str(run), "run=again"], tmp_path))
@@ -171,7 +171,7 @@ def test_torchrun_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp
     assert out.count("run: ") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torchrun_and_a_config_that_cant_be_taken(tmp_path: Path) -> None:
     args = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     args += ["-m", "effloop", "parallel=none"]

@@ -22,7 +22,7 @@ def test_same_numbers(way: str, finished: Path, photos: Path, here: Path) -> Non
     assert rows(here / "outputs/x") == rows(finished)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_same_numbers_by_dali(photos: Path, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Its pixels are its own: the same for any number of threads, wherever the images come from."""
     pytest.importorskip("nvidia.dali")

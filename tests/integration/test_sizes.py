@@ -38,7 +38,7 @@ COMBINED = pairwise(
 
 @pytest.mark.parametrize(
     ("split", "augment", "evaluation", "channels", "cache"),
-    [pytest.param(*each, marks=[pytest.mark.slow] * (number % 3 > 0)) for number, each in enumerate(COMBINED)],
+    [pytest.param(*each, marks=pytest.mark.nightly if number % 3 else ()) for number, each in enumerate(COMBINED)],
 )
 def test_engines_agree_to_the_bit(
     photos: Path, split: str, augment: str, evaluation: str, channels: int, cache: str

@@ -47,7 +47,7 @@ def wait_for(path: Path, holds: str = "") -> str:
 
 
 class TestJobs:
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_each_has_its_folder_wherever_that_is(
         self, tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -120,7 +120,7 @@ class TestJobs:
         assert [row["step"] for row in rows(found[1].path) if row["split"] == "val"] == [5]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_job_is_named_and_gone_on_with(here: Path, photos: Path) -> None:
     """Killed in the middle of the run; started again, only that one runs, from its checkpoint."""
     args = ["-m", f"data.root={photos}", *TINY, "record.tensorboard=false", "epochs=1,40,2", "run=x"]
@@ -196,7 +196,7 @@ def test_jobs_save_when_they_are_told_to_stop(words: Sequence[str], to: str, her
     assert (folder / "0/checkpoints/last.ckpt").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_none_goes_on_without_the_sweep(here: Path, photos: Path) -> None:
     """Joblib's processes would, when the sweep is killed."""
     pytest.importorskip("joblib")
@@ -220,7 +220,7 @@ def test_none_goes_on_without_the_sweep(here: Path, photos: Path) -> None:
     raise AssertionError(f"a job goes on: {states(here / 'outputs/multirun/x')}")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_in_another_folder(here: Path, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What a sweep, a job that goes on and a replay write."""
     out, words = tmp_path / "far away", ("epochs=1", "seed=1,2", "run=x")

@@ -154,7 +154,7 @@ def test_step(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [path.name for path in here.iterdir()] == ["result.json"]  # run folders were elsewhere, and are gone
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("what", ["step", "ablate"])
 def test_in_processes_of_their_own(what: str, photos: Path, here: Path) -> None:
     row = by_knob(bench(photos, f"what={what}", "knobs=reuse_memory", "repeats=1", "threads=1"))["reuse_memory"]
@@ -163,7 +163,7 @@ def test_in_processes_of_their_own(what: str, photos: Path, here: Path) -> None:
     assert row["spread"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_whole_runs(photos: Path, here: Path, tmp_path: Path) -> None:
     words = [f"data.root={photos}", *TINY, "record.tensorboard=false", "device=cpu", "checkpoint=none"]
     assert run_apart(words, tmp_path) > 0
@@ -211,7 +211,7 @@ def test_a_turn_is_whole_updates_of_one_epoch(photos: Path, here: Path) -> None:
     side.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_speed_and_score(
     photos: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,7 +277,7 @@ def test_the_rest_of_the_config_stays(photos: Path) -> None:
 # Loaders, and whole training.
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "loaders"),
     [
@@ -305,7 +305,7 @@ def test_loaders(words: str, loaders: str, photos: Path, here: Path, capsys: pyt
     assert [path.name for path in here.iterdir()] == ["result.json"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ffcv_does_the_same_as_we(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "what=loader", "vs=ffcv", f"data.root={photos}", *TINY]) == 2
     wanted = "it is compared on what was converted with quality=NUMBER or payload=raw; set data.root"
@@ -429,7 +429,7 @@ def test_rows_of_devices() -> None:
     close(rows[6:], "reported_ms_per_image", 455330 / 9467 / 4, 415640 / 9467 / 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_augment(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [f"data.root={photos}", "repeats=2", "grid=256x1", "limit=20", "out=result.json"]
     assert main(["bench", "what=augment", *words, "batch_size=8", "num_workers=0", "device=cpu"]) == 0
@@ -456,7 +456,7 @@ def test_augment(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -
         assert image.format == "PNG"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_not_installed(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "albumentations"]:
         monkeypatch.delitem(sys.modules, name)
@@ -475,7 +475,7 @@ def test_what_is_not_installed(here: Path, monkeypatch: pytest.MonkeyPatch, caps
 # A trained model.
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_inference(finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["formats=pytorch,onnx,cuda", "cores=1", "batch=20", "repeats=2", "out=result.json"]
     with threads_restored():

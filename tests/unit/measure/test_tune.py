@@ -118,7 +118,7 @@ def tune(photos: Path, *words: str) -> int:
     return main(once("tune", f"data.root={photos}", *TINY, "num_workers=auto", *words))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_found_is_taken_later(
     photos: Path, here: Path, short: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

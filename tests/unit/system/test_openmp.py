@@ -100,7 +100,7 @@ def test_what_effloop_is_compared_with() -> None:
         assert os.environ[COUNT] == "7"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_of_ranks_and_workers(photos: Path, tmp_path: Path) -> None:
     """What libgomp says that it has read, in the command's process, in two ranks and in the workers of each."""
     words = ["parallel=ddp", "parallel.processes=2", "device=cpu", "engine=processes", "engine.start_method=spawn"]

@@ -183,7 +183,7 @@ def test_neither_order_nor_other_operations_change_an_operations_draws() -> None
     assert 0 < same.sum() < len(same)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_library_is_imported_when_the_part_is_built_and_asks_no_network() -> None:
     code = """
 import socket, sys, os

@@ -359,7 +359,7 @@ def test_a_split_gets_its_share(photos: Path) -> None:
             loader.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_fork_while_all_are_writing(shm: Path) -> None:
     """Threads of the parent hold the lock at the fork, and several of the child want it at once."""
     made = Region("name", 500_000, lambda: 1 << 22, shm)

@@ -412,7 +412,7 @@ class TestProcessesOfTheirOwn:
         process.kill()
         wait_for(lambda: all(map(has_ended, workers)))
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_interrupts_are_held_back_while_workers_are_spawned(self, start: Any) -> None:
         """The first that is spawned starts a process of Python's own, which lets them through."""
         process, _ = start(

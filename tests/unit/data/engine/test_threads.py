@@ -59,7 +59,7 @@ def fresh() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", engines.names())
 def test_nothing_grows_from_epoch_to_epoch(name: str, photos: Path, fresh: ProcessPoolExecutor) -> None:
     """15 epochs are 46 MB of pixels in 75 batches; one batch kept per epoch would be 9 MB.
