@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 
     0, 1 for data that `verify` finds fault with, a replay's other numbers or an export's other outputs, 2 for what the
-    user can fix, 70 for a bug, 75 for a run that was saved when it was told to end, 130 for Ctrl-C. With --debug
+    user can fix, 70 for a bug, 75 for a run that was saved when a signal ended it, 130 for Ctrl-C. With --debug
     exceptions are raised.
     """
     args = list(sys.argv[1:] if argv is None else argv)

@@ -24,7 +24,7 @@ from effloop.system.progress import Meter, in_threads
 
 KEPT_AT_ONCE = 256
 """Images that a kill loses at most, besides those that threads are at."""
-_AHEAD = 256  # samples that the source is told of before they are read
+_AHEAD = 256  # samples that the source is asked to read ahead
 _LABELS = 1 << 20  # that are sorted at a time
 
 R = TypeVar("R")

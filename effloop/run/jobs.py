@@ -100,7 +100,7 @@ _active: list[Stops] = []
 
 
 def is_stopping(folder: Path) -> bool:
-    """Whether a sweep was told to stop."""
+    """Whether a sweep was asked to stop."""
     return (folder / _MARK).exists()
 
 

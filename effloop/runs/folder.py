@@ -300,7 +300,7 @@ def write_run_info(run_dir: Path, info: RunInfo) -> None:
         if checkout.facts["dirty"]:
             with replacing(run_dir / name) as file:
                 file.write(_changes(checkout))
-    configs.save(info.config, run_dir / CONFIG)  # last: a folder that has it can be gone on with
+    configs.save(info.config, run_dir / CONFIG)  # last: a folder that has it can be resumed
 
 
 def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
@@ -324,7 +324,7 @@ def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
         known = read_overrides(run_dir)
         if known[-len(info.overrides) :] != list(info.overrides):
             _write_overrides(run_dir, [*known, *info.overrides])
-        configs.save(info.config, run_dir / CONFIG)  # last: it is what the run goes on with
+        configs.save(info.config, run_dir / CONFIG)  # last: the run continues with it
 
 
 def record_start(run_dir: Path) -> None:

@@ -17,7 +17,7 @@ from effloop.system.untrusted import MOST_ROWS, read_json, read_text, read_yaml
 from effloop.task import Meter, meters_of, tasks
 
 CONFIG = "config.yaml"
-"""File of a run folder: its config, resolved and complete. A folder that has it can be gone on with."""
+"""File of a run folder: its config, resolved and complete. A folder that has it can be resumed."""
 JOB = "job.json"
 """File in the folder of each job of a sweep: its number, overrides, state and reason."""
 STATE = "state.json"

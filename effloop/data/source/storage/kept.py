@@ -197,5 +197,5 @@ def listing(root: Path) -> str:
 
 
 def said(root: Path) -> list[Path]:
-    """What says what the targets of all files are, if it is there."""
+    """`targets.json`, which describes the targets of all files, if it is there."""
     return [root / NAME] if (root / NAME).is_file() else []
