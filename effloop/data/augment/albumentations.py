@@ -8,7 +8,7 @@ import os
 import random
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,18 +17,10 @@ import numpy as np
 from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.base import Augment, Device, RecipeConfig, augments
-from effloop.data.augment.framing import Image, Sizes
-from effloop.data.augment.library import (
-    LibraryAugment,
-    SizeMap,
-    choice_sizes,
-    observed_sizes,
-    sequential_sizes,
-    shuffled_sizes,
-    some_of_sizes,
-)
+from effloop.data.augment.framing import Image
+from effloop.data.augment.library import LibraryAugment
 from effloop.data.augment.native.augment import for_evaluation
-from effloop.data.augment.operation import MOST_SIDE, BadParameterError, check_probability, check_whole
+from effloop.data.augment.operation import BadParameterError
 from effloop.data.image.mask import IGNORED, Mask
 from effloop.errors import ConfigError, optional_package
 from effloop.registry import choices
@@ -36,19 +28,19 @@ from effloop.registry import choices
 CONTAINERS = ("OneOf", "RandomOrder", "Sequential", "SomeOf")
 """These have `transforms`, {label: {op: NAME, ...}}, of the same set."""
 
-_REASONS = {
-    "draws from OpenCV's generator, or seeds it": "AdditiveNoise GaussNoise RGBShift",
-    "takes or gives no uint8 RGB": "FromFloat Normalize ToFloat ToRGB",
-    "runs any code": "Lambda",
-    "needs boxes": "AtLeastOneBBoxRandomCrop BBoxSafeRandomCrop RandomCropNearBBox RandomSizedBBoxSafeCrop",
-    "needs a mask": "ConstrainedCoarseDropout CropNonEmptyMaskIfExists MaskDropout",
-    "needs other images": "FDA HistogramMatching Mosaic OverlayElements PixelDistributionAdaptation",
-    "needs texts and a font": "TextImage",
-    "takes seconds; ElasticTransform is quick": "PiecewiseAffine",
-    "is XYMasking, Affine or HorizontalFlip": "FrequencyMasking ShiftScaleRotate TimeMasking TimeReverse",
-}
-LEFT_OUT = {name: reason for reason, names in _REASONS.items() for name in names.split()}
-"""Image transforms that recipes may not name, and why."""
+_LEFT_OUT = (
+    "AdditiveNoise GaussNoise RGBShift "  # draw from OpenCV's generator, or seed it
+    "FromFloat Normalize ToFloat ToRGB "  # take or give no uint8 RGB
+    "Lambda "  # runs any code
+    "AtLeastOneBBoxRandomCrop BBoxSafeRandomCrop RandomCropNearBBox RandomSizedBBoxSafeCrop "  # need boxes
+    "ConstrainedCoarseDropout CropNonEmptyMaskIfExists MaskDropout "  # need a mask
+    "FDA HistogramMatching Mosaic OverlayElements PixelDistributionAdaptation "  # need other images
+    "TextImage "  # needs texts and a font
+    "PiecewiseAffine "  # takes seconds; ElasticTransform is quick
+    "FrequencyMasking ShiftScaleRotate TimeMasking TimeReverse"  # are XYMasking, Affine or HorizontalFlip
+)
+LEFT_OUT = frozenset(_LEFT_OUT.split())
+"""Image transforms that recipes may not name."""
 
 
 def library() -> Any:
@@ -84,11 +76,10 @@ class KeyedTransform:
     Args:
         name: of the transform.
         parameters: checked; `transforms` of a container are {label: KeyedTransform}.
-        always: apply it whatever its probability is.
     """
 
-    def __init__(self, name: str, parameters: dict[str, Any], *, always: bool = False) -> None:
-        self.name, self.parameters, self.always = name, parameters, always
+    def __init__(self, name: str, parameters: dict[str, Any]) -> None:
+        self.name, self.parameters = name, parameters
         self._threads = threading.local()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -129,15 +120,18 @@ class KeyedTransform:
             fill = inspect.signature(getattr(library(), self.name)).parameters.get("fill_mask")
             if fill is not None and fill.default is not None:  # None leaves masks as they are where images are filled
                 parameters.setdefault("fill_mask", IGNORED)
-        return KeyedTransform(self.name, parameters, always=self.always)
+        return KeyedTransform(self.name, parameters)
 
-    def __call__(self, key: int, image: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
+    def __call__(
+        self, key: int, image: Image, mask: Mask | None = None, *, always: bool = False
+    ) -> tuple[Image, Mask | None]:
         """Apply it to an image, and to its mask, with its probability.
 
         Args:
             key: of the random numbers, from 0 to 2**64 - 1.
             image: (H, W, 3) uint8; not written.
             mask: (H, W) uint8; not written.
+            always: apply it whatever its probability is.
 
         Returns:
             (h, w, 3) uint8 and (h, w) uint8; maybe the same arrays.
@@ -149,7 +143,7 @@ class KeyedTransform:
         for array in arrays.values():
             array.flags.writeable = False
         try:
-            done = self.seeded(key)(**arrays, force_apply=self.always)
+            done = self.seeded(key)(**arrays, force_apply=always)
         except (ValueError, TypeError, RuntimeError, MemoryError):
             raise
         except Exception as error:  # OpenCV's own derive from Exception
@@ -157,76 +151,34 @@ class KeyedTransform:
         return done["image"], done.get("mask")
 
 
-def operations(size: ImageSize) -> Mapping[str, Callable[..., KeyedTransform]]:
-    """The operations that recipes may name, for `recipe.build_steps`.
-
-    Args:
-        size: `image_size`.
-
-    Raises:
-        ConfigError: the package isn't installed.
-    """
-    offered: dict[str, Callable[..., KeyedTransform]] = {}
-    for name in names():
-        offered[name] = _Factory(name, offered, size)
-    return offered
+def operations() -> dict[str, Callable[..., KeyedTransform]]:
+    """The operations that recipes may name, for `recipe.build_steps`."""
+    return {name: _Factory(name) for name in names()}
 
 
 class _Factory:
     """Builds a transform from the parameters of a recipe, as far as the library takes them without changing them."""
 
-    def __init__(self, name: str, offered: Mapping[str, Callable[..., KeyedTransform]], size: ImageSize) -> None:
-        self.name, self.kind, self.offered, self.size = name, getattr(library(), name), offered, size
+    def __init__(self, name: str) -> None:
+        self.name, self.kind = name, getattr(library(), name)
         self.__signature__ = inspect.signature(self.kind)
 
     def __call__(self, **given: Any) -> KeyedTransform:
-        """The transform.
-
-        Raises:
-            BadParameterError: the library refuses a parameter, or lacks one.
-            ValueError: it refuses all of them together, or warns of one.
-        """
-        if self.name in CONTAINERS:
-            return self._container(**given)
         if isinstance(given.get("size"), int):
             given["size"] = [given["size"], given["size"]]
-        parameters = {name: _opencv_flag(name, value) for name, value in given.items()}
+        made = KeyedTransform(self.name, {name: _opencv_flag(name, value) for name, value in given.items()})
         with warnings.catch_warnings():  # the library warns of values that it replaces by others
             warnings.simplefilter("error", UserWarning)
             try:
-                self.kind(**parameters)
+                made.new()
             except UserWarning as warning:
                 raise ValueError(str(warning).rstrip(".")) from warning
             except ValueError as error:
-                failures = getattr(error.__cause__, "errors", None)  # pydantic's
-                raise _first_failure(failures(include_url=False), given) if failures else error from error
-        return KeyedTransform(self.name, parameters)
-
-    def _container(self, transforms: object = None, **parameters: Any) -> KeyedTransform:
-        # The library checks nothing of a container.
-        inside = recipe.build_nested(transforms, self.offered, self.size)
-        if not sum(made.new().p for made in inside.values()):
-            raise BadParameterError("transforms: none of them is ever done; set the p of one above 0")
-        if "p" in parameters:
-            check_probability("p", parameters["p"])
-        if (replaces := parameters.get("replace", False)) not in (True, False):
-            raise BadParameterError(f"replace: {replaces} is not allowed; set true or false")
-        if "n" in parameters:
-            check_whole("n", parameters["n"], 1, MOST_SIDE if replaces else len(inside))
-        return KeyedTransform(self.name, {**parameters, "transforms": inside})
-
-
-def _first_failure(failures: list[Any], given: Mapping[str, Any]) -> ValueError:
-    """The first parameter's failures of pydantic's list, in one line."""
-    name = next((str(failure["loc"][0]) for failure in failures if failure["loc"]), "")
-    some = [failure for failure in failures if not name or failure["loc"][:1] == (name,)]
-    reasons = " or ".join(dict.fromkeys(failure["msg"].removeprefix("Value error, ") for failure in some))
-    reasons = reasons.replace("Input should", "it should")
-    if not name:
-        return ValueError(reasons)
-    if name not in given:
-        return BadParameterError(f"{name}: isn't set, and has no default; set it")
-    return BadParameterError(f"{name}: {given[name]} is not allowed; {reasons}")
+                if failures := getattr(error.__cause__, "errors", None):  # pydantic's, of several lines
+                    found = failures(include_url=False)[0]
+                    raise ValueError(": ".join((*map(str, found["loc"][:1]), found["msg"]))) from error
+                raise
+        return made
 
 
 def _opencv_flag(name: str, value: Any) -> Any:
@@ -321,7 +273,7 @@ def albumentations(config: AlbumentationsConfig, *, size: ImageSize, train: bool
         )
     if not train:
         return for_evaluation(config, size, channels)
-    return AlbumentationsAugment(recipe.build_steps(config, operations(size), size), config, size, channels)
+    return AlbumentationsAugment(recipe.build_steps(config, operations(), size), config, size, channels)
 
 
 class AlbumentationsAugment(LibraryAugment[KeyedTransform]):
@@ -343,8 +295,13 @@ class AlbumentationsAugment(LibraryAugment[KeyedTransform]):
         height, width = mask.shape
         return resized, op.seeded(0).apply_to_mask(mask, crop_coords=(0, 0, width, height))
 
-    def run(self, op: KeyedTransform, key: int, image: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
-        return op(key, image, mask)
+    def run(
+        self, op: KeyedTransform, key: int, image: Image, mask: Mask | None = None, *, always: bool = False
+    ) -> tuple[Image, Mask | None]:
+        return op(key, image, mask, always=always)
+
+    def probability(self, op: KeyedTransform) -> float:
+        return float(op.seeded(0).p)
 
     def with_masks(self) -> Augment:
         for step in self.host:
@@ -356,31 +313,3 @@ class AlbumentationsAugment(LibraryAugment[KeyedTransform]):
         made = copy.copy(self)
         made.host = [replace(step, op=step.op.with_masks()) for step in self.host]
         return made
-
-    def sizes_after(self, op: KeyedTransform, sizes: Sizes) -> Sizes:
-        chance = op.seeded(0).p
-        if chance == 0:
-            return sizes
-        found = self._done(op, sizes)
-        return found if chance == 1 else np.concatenate([found, sizes])
-
-    def _done(self, op: KeyedTransform, sizes: Sizes) -> Sizes:
-        if op.name not in CONTAINERS:
-            always = KeyedTransform(op.name, op.parameters, always=True)
-            return observed_sizes(lambda key, image: always(key, image)[0], sizes)
-        given = op.parameters["transforms"].items()
-        if op.name == "OneOf":  # its transforms' p are weights
-            parts = [self._forced(label, one) for label, one in given if one.seeded(0).p > 0]
-            return choice_sizes(parts, sizes)
-        parts = [self.inside(f"transforms.{label}: {one.name}", one) for label, one in given]
-        count, replace = op.parameters.get("n", 1), op.parameters.get("replace", False)
-        if op.name == "Sequential" or (op.name == "SomeOf" and count == len(parts) and not replace):
-            return sequential_sizes(parts, sizes)
-        if count == len(parts) and not replace:
-            return shuffled_sizes(parts, sizes)
-        return some_of_sizes(parts, count, sizes)
-
-    def _forced(self, label: str, op: KeyedTransform) -> SizeMap:
-        # SomeOf and RandomOrder still apply their own p.
-        forced = {} if op.name in ("SomeOf", "RandomOrder") else {"p": 1.0}
-        return self.inside(f"transforms.{label}: {op.name}", KeyedTransform(op.name, {**op.parameters, **forced}))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -21,15 +20,18 @@ from effloop.errors import ConfigError, DataError, reason
 
 T = TypeVar("T")
 
-_LARGE = 1031
-"""Crops are hardly larger than this; recipes are tried on images of this size only where smaller ones fail."""
+_LEAST_SIDE = 1031
+"""Of the images that a recipe is tried on: larger than most crops."""
+
+_TRIES = 8
 
 
 class LibraryAugment(Augment, Generic[T]):
     """Base of augmentations by other libraries: operations run one by one, each with its own key.
 
     If a recipe begins with a random-resized-crop, its box is drawn before the image is decoded; else the whole image
-    is decoded.
+    is decoded. A recipe is tried on a few black images when it is built: libraries check some parameters only then,
+    and the sizes show from which operation on batches can be made. What is too seldom to be seen is a DataError later.
 
     Args:
         steps: the recipe's operations.
@@ -48,9 +50,12 @@ class LibraryAugment(Augment, Generic[T]):
         self.config = config
         self.channels = channels
         self.crops_first = self.is_crop(steps[0].op)
-        sizes = self._sizes(steps, image_size)
+        side = max(_LEAST_SIDE, 2 * max(image_size)) | 1
+        sizes = [np.array([[side, side + 2], [side + 2, side * 5 // 4], [side * 5 // 4, side]])]  # not square, odd
+        for step in steps:
+            sizes.append(self._sizes_after(step, sizes[-1], first=step is steps[0]))
         recipe.check_output_sizes(sizes[-1], image_size)
-        self._enough = int(sizes[0].min())
+        self._enough = side
         self._first_size = int(sizes[1][0, 0]), int(sizes[1][0, 1])
         # Once all images have one size, the rest can run on batches.
         alike = next(count for count, found in enumerate(sizes) if (found == found[0]).all())
@@ -75,7 +80,9 @@ class LibraryAugment(Augment, Generic[T]):
         """
 
     @abstractmethod
-    def run(self, op: T, key: int, image: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
+    def run(
+        self, op: T, key: int, image: Image, mask: Mask | None = None, *, always: bool = False
+    ) -> tuple[Image, Mask | None]:
         """Apply an operation to an image on the host, and to its mask, with random numbers from `key` only.
 
         Args:
@@ -83,29 +90,15 @@ class LibraryAugment(Augment, Generic[T]):
             key: from 0 to 2**64 - 1.
             image: (H, W, 3) uint8, contiguous, maybe read-only; must not be written.
             mask: (H, W) uint8, which must not be written; the image's pixels are the same with and without.
+            always: do it however small its probability is.
 
         Returns:
             (h, w, 3) uint8 and (h, w) uint8.
         """
 
     @abstractmethod
-    def sizes_after(self, op: T, sizes: Sizes) -> Sizes:
-        """(N, 2) sizes of images -> (M, 2) sizes of an operation's outputs, found by trying it on black images.
-
-        It is applied however small its probability is, unless that is 0, and so is each operation in a container;
-        exceptions become errors of the recipe.
-        """
-
-    def inside(self, label: str, op: T) -> SizeMap:
-        """`sizes_after` of an operation in a container; errors name it."""
-
-        def after(sizes: Sizes) -> Sizes:
-            try:
-                return self.sizes_after(op, sizes)
-            except recipe.FAILURES as error:
-                raise ValueError(f"{label}: {error}") from error
-
-        return after
+    def probability(self, op: T) -> float:
+        """How probable it is that an operation does anything."""
 
     @property
     def at_least(self) -> tuple[int, int] | None:
@@ -148,13 +141,11 @@ class LibraryAugment(Augment, Generic[T]):
             np.copyto(mask[1], found)
 
     def check(self, sizes: Sizes) -> None:
-        height, width = sizes.T
-        some = sizes[[height.argmin(), width.argmin(), (height / width).argmin(), (height / width).argmax()]]
+        some = _extreme(sizes)
         # Crops too large for these were found when the recipe was built: 12 megapixels needn't be rotated.
-        some = np.unique(np.ceil(some * np.minimum(1, self._enough / some.min(1, keepdims=True))), axis=0)
-        some = some.astype(np.int64)
-        for number, step in enumerate(self.host):
-            some = self._sizes_after(step, some, framed=number == 0 and self.crops_first)
+        some = np.ceil(some * np.minimum(1, self._enough / some.min(1, keepdims=True))).astype(np.int64)
+        for step in self.host:
+            some = self._sizes_after(step, some, first=step is self.host[0])
         recipe.check_output_sizes(some, self.size)
 
     def _box(self, op: T, key: int, height: int, width: int) -> tuple[int, int, int, int]:
@@ -163,124 +154,39 @@ class LibraryAugment(Augment, Generic[T]):
         rows, columns = max(1, rows), max(1, columns)
         return min(top, height - rows), min(left, width - columns), rows, columns
 
-    def _framed(self, op: T, key: int, image: Image) -> Image:
-        """A leading crop, as in training."""
-        top, left, rows, columns = self._box(op, key, *image.shape[:2])
-        return self.resize(op, image[top : top + rows, left : left + columns])[0]
-
-    def _sizes(self, steps: Sequence[Step[T]], image_size: ImageSize) -> list[Sizes]:
-        """The sizes that the recipe is tried on, and the possible sizes after each operation."""
-        longer = max(image_size)
-        side = max(256, min(2 * longer, longer + 256))
-        try:
-            return self._ends(steps, probe_sizes(side))
-        except ConfigError:
-            if side >= _LARGE:
-                raise
-            return self._ends(steps, probe_sizes(_LARGE))
-
-    def _ends(self, steps: Sequence[Step[T]], sizes: Sizes) -> list[Sizes]:
-        ends = [sizes]
-        for step in steps:
-            ends.append(self._sizes_after(step, ends[-1]))
-        return ends
-
-    def _sizes_after(self, step: Step[T], sizes: Sizes, *, framed: bool = False) -> Sizes:
-        """The extreme ones of `sizes_after`.
+    def _sizes_after(self, step: Step[T], sizes: Sizes, *, first: bool) -> Sizes:
+        """(N, 2) sizes of images -> (M, 2), those that a few black ones have after an operation; the extreme ones.
 
         Raises:
             ConfigError: the operation fails.
         """
+        probability = self.probability(step.op)
+        found = [] if probability == 1 else sizes.tolist()
+        tried = np.resize(sizes, (max(_TRIES, len(sizes)), 2)).tolist() if probability else []
         try:
-            if framed:
-                return extreme_sizes(observed_sizes(partial(self._framed, step.op), sizes))
-            return extreme_sizes(self.sizes_after(step.op, sizes))
+            for key, size in enumerate(tried):
+                image = np.zeros((*size, 3), np.uint8)
+                if first and self.crops_first:
+                    _, _, height, width = self._box(step.op, key, *size)
+                    image, _ = self.resize(step.op, image[:height, :width])
+                else:
+                    image, _ = self.run(step.op, key, image, always=True)
+                if image.dtype != np.uint8 or image.shape[2:] != (3,):
+                    raise ValueError(
+                        f"it gives {image.dtype} of shape {image.shape}, and a recipe's images are uint8 RGB"
+                    )
+                found.append(image.shape[:2])
         except recipe.FAILURES as error:
-            some = ", ".join(f"{height}x{width}" for height, width in sizes[:4].tolist())
-            raise ConfigError(f"{_line(step, error)}; images of {some} are to be augmented") from error
+            raise ConfigError(f"{_line(step, error)}; images of {size[0]}x{size[1]} are to be augmented") from error
+        return _extreme(np.array(found, np.int64))
 
 
 def _line(step: Step[T], error: Exception) -> str:
     return f"{step.where}: {step.name} fails: {reason(error)[:300]}"
 
 
-# Possible output sizes of an operation are found by trying it on a few black images.
-
-SizeMap = Callable[[Sizes], Sizes]
-"""(N, 2) sizes of inputs -> (M, 2) possible sizes of outputs."""
-
-_TRIES = 8
-"""Runs per size for an operation that changes sizes; in total for one that doesn't seem to."""
-
-_PIXELS = 4_000_000
-"""Limit for the images of each size together, at least two of which are tried. Rotating as many takes 0.4 s."""
-
-_ORDERS, _ROUNDS = 4, 4
-"""Longer containers aren't tried in every order, nor more of their transforms in a row."""
-
-
-def probe_sizes(side: int) -> Sizes:
-    """(3, 2): several odd, non-square sizes of at least `side`."""
-    short, long = side | 1, side * 5 // 4 | 1
-    return np.array([[short, short + 2], [short + 2, long], [long, short]])
-
-
-def extreme_sizes(sizes: Sizes) -> Sizes:
+def _extreme(sizes: Sizes) -> Sizes:
     """(N, 2) sizes -> (M, 2), those of extreme height, width and ratio, at most 6."""
     height, width = sizes.T
     rows = [row for value in (height, width, height / width) for row in (value.argmin(), value.argmax())]
     return np.unique(sizes[rows], axis=0)
-
-
-def observed_sizes(run: Callable[[int, Image], Image], sizes: Sizes) -> Sizes:
-    """The sizes of an operation's outputs for images of these sizes.
-
-    Args:
-        run: the operation: a key and (H, W, 3) uint8 -> (h, w, 3) uint8.
-        sizes: (N, 2).
-    """
-    some = np.repeat(sizes, max(1, _TRIES // len(sizes)), axis=0)
-    found = _shapes(run, some, 0)
-    if (found != some).any():
-        each = int(np.clip(_PIXELS // sizes.prod(1).sum(), 2, _TRIES))
-        found = np.concatenate([found, _shapes(run, np.repeat(sizes, each, axis=0), len(some))])
-    return np.unique(found, axis=0)
-
-
-def sequential_sizes(parts: Sequence[SizeMap], sizes: Sizes) -> Sizes:
-    """Possible sizes after all parts, in order."""
-    for part in parts:
-        sizes = extreme_sizes(part(sizes))
-    return sizes
-
-
-def choice_sizes(parts: Sequence[SizeMap], sizes: Sizes) -> Sizes:
-    """Possible sizes after any one part."""
-    return np.unique(np.concatenate([part(sizes) for part in parts]), axis=0)
-
-
-def shuffled_sizes(parts: Sequence[SizeMap], sizes: Sizes) -> Sizes:
-    """Possible sizes after all parts, in any order."""
-    orders = [[*parts[turn:], *parts[:turn]] for turn in range(len(parts))]
-    if len(parts) > _ORDERS:
-        orders = [list(parts), list(parts)[::-1]]
-    return np.unique(np.concatenate([sequential_sizes(order, sizes) for order in orders]), axis=0)
-
-
-def some_of_sizes(parts: Sequence[SizeMap], count: int, sizes: Sizes) -> Sizes:
-    """Possible sizes after any `count` parts."""
-    for _ in range(min(count, _ROUNDS)):
-        before, sizes = sizes, extreme_sizes(choice_sizes(parts, sizes))
-        if np.array_equal(before, sizes):
-            break
-    return sizes
-
-
-def _shapes(run: Callable[[int, Image], Image], sizes: Sizes, first: int) -> Sizes:
-    found = []
-    for key, size in enumerate(sizes.tolist(), first):
-        image = run(key, np.zeros((*size, 3), np.uint8))
-        if image.dtype != np.uint8 or image.shape[2:] != (3,):
-            raise ValueError(f"it gives {image.dtype} of shape {image.shape}, and a recipe's images are uint8 RGB")
-        found.append(image.shape[:2])
-    return np.array(found, np.int64)

@@ -70,14 +70,13 @@ def build_steps(config: RecipeConfig, operations: Mapping[str, Callable[..., T]]
     for label, entry in config.ops.items():
         if entry is None:
             continue
-        name, parameters = split_entry(label, entry, where := f"augment.ops.{label}")
+        name, _ = split_entry(label, entry, where := f"augment.ops.{label}")
         if name not in operations and "op" not in entry:
             _suggest_label(label, config.ops, operations)
         number = seen[name] = seen.get(name, -1) + 1
         if label in labels:
-            steps[label] = Step(
-                label, name, build_operation(name, parameters, operations, where, size), salt(name, number)
-            )
+            op = build_operation(label, entry, operations, where, size)
+            steps[label] = Step(label, name, op, salt(name, number))
     if not steps:
         raise ConfigError(
             f"augment.ops: the recipe is empty; choose an existing one ({PROGRAM} list augment), or set "
@@ -126,40 +125,22 @@ def _labels(config: RecipeConfig) -> Sequence[str]:
     return config.order
 
 
-def split_entry(label: str, given: Any, where: str) -> tuple[str, dict[str, Any]]:
-    """An entry of a recipe, {op: NAME, parameter: value, ...} -> the operation's name and its parameters.
+def build_operation(
+    label: str, given: Any, operations: Mapping[str, Callable[..., T]], where: str, size: ImageSize
+) -> T:
+    """Build an entry of a recipe, {op: NAME, parameter: value, ...}, and those in its `transforms`, if it has any.
 
     Args:
         label: its label, the default for `op`.
         given: the entry.
+        operations: of the library, by name. A container is given {label: operation} as `transforms`.
         where: its location in the config, for error messages.
+        size: `image_size`.
 
     Raises:
-        ConfigError: it is no such entry.
+        ConfigError: it is no such entry; or as `build_steps`.
     """
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"{where}: {given!r} is not allowed; write {{op: NAME, PARAMETER: VALUE}}, or null to leave it out"
-        )
-    parameters = dict(given)
-    return str(parameters.pop("op", label)), parameters
-
-
-def build_operation(
-    name: str, parameters: dict[str, Any], operations: Mapping[str, Callable[..., T]], where: str, size: ImageSize
-) -> T:
-    """Build an operation of a library by its name.
-
-    Args:
-        name: of the operation.
-        parameters: by their names in the library.
-        operations: of the library, by name.
-        where: its location in the config, for error messages.
-        size: default for operations that need a size.
-
-    Raises:
-        ConfigError: unknown operation or parameter, or a bad value.
-    """
+    name, parameters = split_entry(label, given, where)
     if name not in operations:
         raise ConfigError(f"{where}: no operation '{name}'; {choices(name, sorted(operations))}")
     signature = inspect.signature(operations[name]).parameters
@@ -172,36 +153,32 @@ def build_operation(
     for side, value in defaults.items():
         if side in signature and signature[side].default in (inspect.Parameter.empty, None):
             parameters = {side: value, **parameters}
+    if "transforms" in allowed:
+        inside = parameters.get("transforms")
+        entries = {key: one for key, one in inside.items() if one is not None} if isinstance(inside, Mapping) else {}
+        if not entries:
+            raise ConfigError(f"{where}.transforms: it has none; write {{LABEL: {{op: NAME, PARAMETER: VALUE}}, ...}}")
+        parameters["transforms"] = {
+            key: build_operation(key, one, operations, f"{where}.transforms.{key}", size)
+            for key, one in entries.items()
+        }
     try:
         return operations[name](**parameters)
     except BadParameterError as error:
         raise ConfigError(f"{where}.{error}") from error
-    except ConfigError:
-        raise
     except FAILURES as error:
-        why = f"{reason(error)}; have {', '.join(allowed)}"
+        why = f"{reason(error)[:300]}; have {', '.join(allowed)}"
         raise ConfigError(f"{where}: {name} can't take its parameters: {why}") from error
 
 
-def build_nested(given: object, operations: Mapping[str, Callable[..., T]], size: ImageSize) -> dict[str, T]:
-    """The operations of a container by label, from its `transforms`: {label: {op: NAME, parameter: value, ...}, ...}.
-
-    Raises:
-        BadParameterError: there are none, or one of them can't be built; its location follows the container's.
-    """
-    entries = (
-        {label: entry for label, entry in given.items() if entry is not None} if isinstance(given, Mapping) else {}
-    )
-    if not entries:
-        raise BadParameterError("transforms: it has none; write {LABEL: {op: NAME, PARAMETER: VALUE}, ...}")
-    built = {}
-    try:
-        for label, entry in entries.items():
-            where = f"transforms.{label}"
-            built[label] = build_operation(*split_entry(label, entry, where), operations, where, size)
-    except ConfigError as error:
-        raise BadParameterError(str(error)) from error
-    return built
+def split_entry(label: str, given: Any, where: str) -> tuple[str, dict[str, Any]]:
+    """An entry of a recipe -> the operation's name and its parameters."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{where}: {given!r} is not allowed; write {{op: NAME, PARAMETER: VALUE}}, or null to leave it out"
+        )
+    parameters = dict(given)
+    return str(parameters.pop("op", label)), parameters
 
 
 def check_output_sizes(sizes: NDArray[np.int64], size: ImageSize) -> None:

@@ -208,13 +208,13 @@ assert cv2.getNumThreads() <= 1
 # Operations
 
 
-def test_every_transform_of_images_may_be_named_or_is_left_out_with_a_reason() -> None:
+def test_every_transform_of_images_may_be_named_or_is_left_out() -> None:
     bases = {A.ImageOnlyTransform, A.DualTransform}
     kinds = {name: kind for name, kind in vars(A).items() if inspect.isclass(kind) and kind not in bases}
     known = {name for name, kind in kinds.items() if issubclass(kind, tuple(bases))}
     volumes = {name for name in known if issubclass(kinds[name], A.Transform3D)}
-    assert set(names()) == (known - volumes - set(LEFT_OUT)) | set(CONTAINERS)
-    assert set(LEFT_OUT) <= known
+    assert set(names()) == (known - volumes - LEFT_OUT) | set(CONTAINERS)
+    assert known >= LEFT_OUT
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def global_generators() -> Any:
 
 @pytest.mark.parametrize("name", names())
 def test_an_operation_depends_on_the_key_alone(name: str, global_generators: None) -> None:
-    made = recipe.build_operation(name, {"p": 0.9, **NEEDED.get(name, {})}, operations(SQUARE), "here", SQUARE)
+    made = recipe.build_operation(name, {"p": 0.9, **NEEDED.get(name, {})}, operations(), "here", SQUARE)
     image = photo(60, 80)
     image.flags.writeable = False
     with warnings.catch_warnings():
@@ -265,11 +265,9 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     *[({"op": name}, f": no operation '{name}'; have ") for name in ("Lambda", "__import__", "GaussNoise")],
     ({"op": "HorizontalFlip", "q": 1}, ": HorizontalFlip has no parameter 'q'; have p"),
     # by the library's own checks of parameters
-    ({"op": "HorizontalFlip", "p": 2}, ".p: 2 is not allowed; it should be less than or equal to 1"),
-    ({"op": "Affine", "shear": {"z": 9}}, ".shear: {'z': 9} is not allowed; Expected shear dictionary to contain"),
-    ({"op": "RandomSizedCrop"}, ".min_max_height: isn't set, and has no default; set it"),
+    ({"op": "HorizontalFlip", "p": 2}, ": HorizontalFlip can't take its parameters: p: Input should be less than or"),
+    ({"op": "RandomSizedCrop"}, ": RandomSizedCrop can't take its parameters: min_max_height: Field required; have "),
     ({"op": "Blur", "blur_limit": [-3, 5]}, ": Blur can't take its parameters: blur_limit"),
-    ({"op": "RandomResizedCrop", "interpolation": 9}, ".interpolation: 9 is not allowed; it should be 0, 6, 1"),
     ({"op": "RandomResizedCrop", "interpolation": "INTER_LINAER"}, ".interpolation: OpenCV has no 'INTER_LINAER'"),
     # by trying it, however seldom it is done
     ({"op": "Sharpen", "method": "gaussian", "kernel_size": 4, "p": 0.01}, ": Sharpen fails: error: OpenCV"),
@@ -277,18 +275,12 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"op": "Resize", "height": 2**31}, ": Resize fails: error: OpenCV"),
     # containers
     ({"op": "OneOf"}, ".transforms: it has none; write {LABEL: {op: NAME, PARAMETER: VALUE}, ...}"),
-    ({"op": "OneOf", "transforms": {"b": {"op": "NoOp", "p": 0}}}, ".transforms: none of them is ever done; set the p"),
     ({"op": "OneOf", "transforms": {"b": 3}}, ".transforms.b: 3 is not allowed; write {op: NAME, PARAMETER: VALUE}"),
     (
         {"op": "Sequential", "transforms": {"b": {"op": "OneOf", "transforms": {"c": {"op": "Rotat"}}}}},
         ".transforms.b.transforms.c: no operation 'Rotat'; have ",
     ),
-    (
-        {"op": "SomeOf", "n": 2, "transforms": {"b": {"op": "NoOp"}}},
-        ".n: 2 is not allowed; set a whole number from 1",
-    ),
-    ({"op": "SomeOf", "replace": "x", "transforms": {"b": {"op": "NoOp"}}}, ".replace: x is not allowed; set true or"),
-    ({"op": "SomeOf", "p": 7, "transforms": {"b": {"op": "NoOp"}}}, ".p: 7 is not allowed; set a probability"),
+    ({"op": "SomeOf", "n": 2, "transforms": {"b": {"op": "NoOp"}}}, ": SomeOf can't take its parameters: `n` is"),
 )
 
 
@@ -329,34 +321,17 @@ def test_an_image_smaller_than_the_crop_is_named_before_and_while_it_is_loaded()
         augment.apply(photo(20, 40), draws, 0, np.empty((SIDE, SIDE, 3), np.uint8))
 
 
-def container(name: str, *inside: dict[str, Any], **parameters: Any) -> dict[str, Any]:
-    return {"op": name, "transforms": {f"t{number}": one for number, one in enumerate(inside)}, **parameters}
-
-
-NOTHING = {"op": "NoOp"}
-FAILS = {"op": "Sharpen", "method": "gaussian", "kernel_size": 4, "p": 1e-6}
-LARGER = {"op": "PadIfNeeded", "min_height": 40, "min_width": 40, "p": 1e-6}
-CROPPED = {"op": "RandomResizedCrop"}
-
-
-@pytest.mark.parametrize("name", CONTAINERS)
-def test_each_operation_in_a_container_is_tried(name: str) -> None:
-    many = [NOTHING] * 6
-    for some in (container(name, *many, FAILS), container("OneOf", *many, container(name, *many, FAILS, p=1e-6))):
-        with pytest.raises(ConfigError, match=r"^augment.ops.some: \w+ fails: transforms.t6: .*Sharpen: .*OpenCV"):
-            build({"crop": CROPPED, "some": some})
-    with pytest.raises(ConfigError, match=r"^augment.ops: the recipe leaves images of several sizes"):
-        build({"crop": CROPPED, "some": container(name, *many, LARGER)})
-    build({"crop": CROPPED, "some": container(name, NOTHING, {**LARGER, "p": 0})})
-
-
 def test_a_container_may_give_images_their_size() -> None:
+    crop, resize, nothing = {"op": "RandomResizedCrop"}, {"op": "Resize", "p": 1}, {"op": "NoOp"}
     for some in (
-        container("OneOf", CROPPED, {"op": "Resize", "p": 0.1}, p=1),
-        container("Sequential", {"op": "RandomScale"}, {"op": "Resize", "p": 1}, p=1),
-        container("SomeOf", {"op": "Resize", "p": 1}, NOTHING, n=2),
+        {"op": "OneOf", "transforms": {"a": crop, "b": resize}, "p": 1},
+        {"op": "Sequential", "transforms": {"a": {"op": "RandomScale"}, "b": resize}, "p": 1},
+        {"op": "SomeOf", "transforms": {"a": resize, "b": nothing}, "n": 2},
     ):
         assert build({"some": some}).size == (SIDE, SIDE)
+    larger = {"op": "PadIfNeeded", "min_height": 40, "min_width": 40, "p": 1}
+    with pytest.raises(ConfigError, match=r"^augment.ops: the recipe leaves images of several sizes"):
+        build({"crop": crop, "some": {"op": "OneOf", "transforms": {"a": nothing, "b": larger}}})
 
 
 def test_a_leading_crop_is_checked_as_it_is_done() -> None:
