@@ -87,11 +87,8 @@ def _build_split(source: Source, index_dir: str | None, num_threads: int, meter:
     report = Report(len(source), path)
     try:
         file = EntropyFile(path, len(source))
-        try:
-            for counts in each_sample(source, lambda sample: _look(source, file, sample), num_threads, meter.advance):
-                report.add(counts)
-        finally:
-            file.flush()
+        for counts in each_sample(source, lambda sample: _look(source, file, sample), num_threads, meter.advance):
+            report.add(counts)
     except OSError as error:
         raise ConfigError(
             f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH of the source, or "
@@ -121,7 +118,7 @@ def _look(source: Source, file: EntropyFile, sample: int) -> dict[str, float]:
         started = time.thread_time()
         index, differs = build_compared(data, sample)
         counts |= {"built": 1, "build_s": time.thread_time() - started}
-        file.put(name, len(data), index)
+        file.put(name, len(data), index, wait_s=5)
     if index:
         counts |= {"indexed": 1, "index_bytes": len(index), "image_bytes": len(data)}
     return counts | {"compared": differs is not None, "refused": bool(differs)}

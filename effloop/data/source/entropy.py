@@ -12,7 +12,6 @@ import struct
 import threading
 import time
 import zlib
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,7 +90,7 @@ class Indexed(View):
     def __init__(self, source: Source, file: EntropyFile, *, build: bool) -> None:
         super().__init__(source)
         self.file, self.build = file, build
-        self._budget = _Budget(SHARE)
+        self._time = _Time()
 
     def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
         names = self.source.raw_keys(samples)
@@ -100,23 +99,20 @@ class Indexed(View):
         return EncodedImages.of([built.get(row) or index for row, index in enumerate(indexes)]) if built else indexes
 
     def _has_time(self) -> bool:
-        return self.build and self._budget.left()
+        return self.build and self._time.spent <= SHARE * (time.perf_counter() - self._time.began)
 
     def _built(self, name: bytes, data: Encoded) -> Encoded | None:
         """A new index."""
         started = time.perf_counter()
         index = build_index(data)
-        self._put(name, len(data), index)
-        self._budget.spend(time.perf_counter() - started)
-        return index
-
-    def _put(self, name: bytes, size: int, index: Encoded | None) -> None:
         try:
-            self.file.put(name, size, index)
+            self.file.put(name, len(data), index)
         except OSError as error:
             self.build = False
             if error.errno != errno.ESTALE:
                 warn(f"data.index: {self.file.path} can't be written: {error.strerror}; no more indexes are built")
+        self._time.spent += time.perf_counter() - started
+        return index
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (self.source, self.file.path, self.build)
@@ -129,20 +125,13 @@ def _reopened(source: Source, path: Path, build: bool) -> Source:
         return source
 
 
-class _Budget(threading.local):
-    """A share of each thread's time."""
+class _Time(threading.local):
+    """Seconds that each thread has spent on indexes, and when it began."""
 
-    def __init__(self, share: float) -> None:
-        self.share, self.spent = share, 0.0
-        self.started = time.perf_counter()
+    spent = 0.0
 
-    def left(self) -> bool:
-        """Whether some is left."""
-        return self.spent <= self.share * (time.perf_counter() - self.started)
-
-    def spend(self, seconds: float) -> None:
-        """Take from it."""
-        self.spent += seconds
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
 
 
 # The file. Layout, little-endian: 8 bytes magic, u32 version of this layout, u32 version of the indexes, u64 number of
@@ -159,8 +148,7 @@ _HEADER, _CHECKSUM = struct.Struct("<8sIIQ"), struct.Struct("<I")
 _SLOT = struct.Struct("<QQII")
 _START = 64
 _PROBED = 64  # slots that a name may be in
-_POLL_S, _WAIT_S = 0.001, 5.0
-_WAITING = 256  # indexes that wait for the lock, which another process has for microseconds
+_POLL_S, _WAIT_S = 1e-4, 0.01  # for the lock, which another process has for microseconds
 
 
 class EntropyFile:
@@ -179,18 +167,14 @@ class EntropyFile:
     """
 
     def __init__(self, path: Path, samples: int | None = None) -> None:
-        self.path, self._samples = path, samples
-        self._open()
-
-    def _open(self) -> None:
+        self.path = path
         found = self._map_file()
-        if self._samples is not None and (found is None or found.slots * 4 < self._samples * 5):
-            _create(self.path, self._samples)
+        if samples is not None and (found is None or found.slots * 4 < samples * 5):
+            _create(path, samples)
             found = self._map_file()
         if found is None:
-            raise DataError(f"{self.path} is not a file of entropy indexes, or of another version")
+            raise DataError(f"{path} is not a file of entropy indexes, or of another version")
         self._mapped = found
-        self._waiting: deque[tuple[bytes, int, Encoded]] = deque(maxlen=2 * _WAITING)
 
     def _map_file(self) -> _Mapped | None:
         """The file that has the name now; None if there is none, or it isn't whole or of this version."""
@@ -235,76 +219,48 @@ class EntropyFile:
     ) -> tuple[_Mapped, NDArray[np.int64], NDArray[np.int64]]:
         """(N,) offsets in a mapped file, not above 0 where nothing is known, and lengths."""
         mapped = self._mapped
-        at, lengths = self._find_in(mapped, names, sizes, images)
-        if (at < 0).any() and len((now := self._grown(mapped)).data) > len(mapped.data):
-            mapped = now
-            at, lengths = self._find_in(mapped, names, sizes, images)
-        return mapped, at, lengths
-
-    def _find_in(
-        self, mapped: _Mapped, names: EncodedImages, sizes: NDArray[np.int64], images: EncodedImages | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         at, lengths = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
-        _functions().effloop_entropy_find(
-            *(*pointer(memoryview(mapped.data)), mapped.slots, address(names.addresses), address(names.sizes)),
-            *(None if images is None else address(images.addresses), address(sizes), len(names)),
-            *(address(at), address(lengths)),
-        )
-        return at, lengths
+        while True:
+            _functions().effloop_entropy_find(
+                *(*pointer(memoryview(mapped.data)), mapped.slots, address(names.addresses), address(names.sizes)),
+                *(None if images is None else address(images.addresses), address(sizes), len(names)),
+                *(address(at), address(lengths)),
+            )
+            if not (at < 0).any():  # one that is further behind than what is mapped
+                return mapped, at, lengths
+            with suppress(OSError):
+                now = self._map_file()
+                if now is not None and now.identity == mapped.identity and len(now.data) > len(mapped.data):
+                    mapped = self._mapped = now
+                    continue
+            return mapped, at, lengths
 
-    def _grown(self, mapped: _Mapped) -> _Mapped:
-        """All of the same file, if that has its name still."""
-        with suppress(OSError):
-            now = self._map_file()
-            if now is not None and now.identity == mapped.identity:
-                self._mapped = now
-                return now
-        return mapped
-
-    def put(self, name: bytes, size: int, index: Encoded | None) -> None:
-        """Append an index; while another process appends, it waits for one of the next calls.
+    def put(self, name: bytes, size: int, index: Encoded | None, wait_s: float = _WAIT_S) -> None:
+        """Append an index; nothing is kept of it while another process appends for longer than `wait_s`.
 
         Args:
             name: the sample's.
             size: bytes of the image.
             index: None says that it can't have one.
+            wait_s: seconds.
 
         Raises:
             OSError: the file can't be written to.
         """
-        self._waiting.append((name, size, index or b""))
-        self._append_waiting(wait_s=0 if len(self._waiting) < _WAITING else _WAIT_S)
-
-    def flush(self) -> None:
-        """Append what still waits.
-
-        Raises:
-            OSError: the file can't be written to.
-        """
-        self._append_waiting(wait_s=_WAIT_S)
-
-    def _append_waiting(self, wait_s: float) -> None:
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)  # each time: threads and forks then exclude each other, too
         try:
-            if _identity(fd) != self._mapped.identity:
-                self._follow(fd)
-            deadline = time.monotonic() + wait_s
-            while not try_lock(fd):
-                if time.monotonic() >= deadline:
-                    return
+            if _identity(fd) != self._mapped.identity:  # another process has made it anew, as ranks that start at once
+                found = _map(fd)
+                if found is None:
+                    raise OSError(errno.ESTALE, "it is no file of entropy indexes any more")
+                self._mapped = found
+            until = time.monotonic() + wait_s
+            while not (free := try_lock(fd)) and time.monotonic() < until:
                 time.sleep(_POLL_S)
-            with suppress(IndexError):  # empty
-                while True:
-                    self._append(fd, *self._waiting.popleft())
+            if free:
+                self._append(fd, name, size, index or b"")
         finally:
             os.close(fd)
-
-    def _follow(self, fd: int) -> None:
-        """Go on with the file that another process has put in the place of this one, as ranks that start at once do."""
-        found = _map(fd)
-        if found is None:
-            raise OSError(errno.ESTALE, "it is no file of entropy indexes any more")
-        self._mapped = found
 
     def _append(self, fd: int, name: bytes, size: int, index: Encoded) -> None:
         """Write an index, then its slot: of a process that is killed in between, the slot is still free."""

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import pickle
 import random
 import shutil
 import threading
-from collections.abc import Iterator
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -214,7 +212,6 @@ def fill(path: Path, numbers: range = range(200)) -> EntropyFile:
     file = EntropyFile(path, len(NAMES))
     for number in numbers:
         file.put(NAMES[number], 1000 + number, INDEXES[number])
-    file.flush()
     return file
 
 
@@ -330,23 +327,15 @@ def test_several_may_append_at_once(path: Path, kind: str) -> None:
     assert lacking(EntropyFile(path)) == []
 
 
-@pytest.fixture
-def held(path: Path) -> Iterator[int]:
-    """The file, locked by somebody else."""
-    fill(path, range(0))
+def test_while_another_process_appends_it_is_not_waited_for(path: Path) -> None:
+    file = fill(path, range(0))
     fd = os.open(path, os.O_RDONLY)
     assert try_lock(fd)
-    yield fd
-    os.close(fd)
-
-
-def test_while_another_process_appends_nothing_is_lost_or_waited_for(path: Path, held: int) -> None:
-    file = EntropyFile(path)
-    file.put(NAMES[1], 1001, INDEXES[1])
+    file.put(NAMES[1], 1001, INDEXES[1], wait_s=0)
     assert file.get(NAMES[1], 1001) is None
-    fcntl.flock(held, fcntl.LOCK_UN)
-    file.put(NAMES[2], 1002, INDEXES[2])
-    assert (file.get(NAMES[1], 1001), file.get(NAMES[2], 1002)) == (INDEXES[1], INDEXES[2])
+    os.close(fd)
+    file.put(NAMES[1], 1001, INDEXES[1])
+    assert file.get(NAMES[1], 1001) == INDEXES[1]
 
 
 def test_killed_between_index_and_slot(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
