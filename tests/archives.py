@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from effloop.data.source.formats import ustar
+from effloop.data.source.formats.tar import tar_header
 
 Members = list[tuple[str, bytes]]
 
@@ -33,7 +33,7 @@ def pairs(*names: str) -> Members:
 
 def edited(name: bytes, size: int, at: int, field: bytes) -> bytes:
     """A header with another field in it, and the checksum that fits."""
-    header = ustar.header(name, size)
+    header = tar_header(name, size)
     return with_checksum(header[:at] + field + header[at + len(field) :])
 
 
