@@ -322,13 +322,11 @@ def environment(records: dict[bytes, Any]) -> Callable[[Path], Path]:
 
 JPEG = b"\xff\xd8\xff\xe0 a JPEG"
 LMDB: dict[str, tuple[dict[bytes, Any], str]] = {
-    "other count": ({b"0": (b"x", 1), b"__len__": 2}, "says 2 samples in __len__, it holds 1; write it again"),
     "code": ({b"0": os.system}, "train.lmdb: the value of '0' holds posix.system, which is never run"),
     "code behind": (
         {b"0": (b"x", 1), b"1": (b"x", os.system)},
         "the value of '1' holds posix.system, which is never run",
     ),
-    "code as length": ({b"0": (b"x", 1), b"__len__": os.system}, "the value of '__len__' holds posix.system"),
     "a dict": ({b"0": {"photo": b"x", "label": 1}}, "holds 2 values, not (image, label)"),
     "a text as label": (
         {b"0": (b"x", "cat")},

@@ -4,8 +4,9 @@ LMDB stores a value above half a page in contiguous pages of its own, and a smal
 sample is one range of bytes in `data.mdb`. Training neither walks the tree nor opens an environment: nothing to
 reopen after a fork, no reader slots, nothing that a damaged page could crash.
 
-Environments of other programs, ROOT/SPLIT.lmdb, ROOT/NAME_SPLIT_lmdb/data.mdb or a single one, are copied once
-(`lmdb_foreign`).
+Environments of other programs, ROOT/SPLIT.lmdb, ROOT/NAME_SPLIT_lmdb/data.mdb or a single one, are copied once. A value
+is (image, label), or a dict of both, by pickle, as folder2lmdb writes it, or an image whose label is in a file or in
+its key (`CLASS/NAME.jpg`).
 
 EffLoop's own layout: ROOT/SPLIT/data.mdb, which any LMDB 0.9 reads, and ROOT/SPLIT.index beside the folder. Keys are
 the samples' numbers, nine decimal digits. Values, little-endian: u32 CRC-32C of the encoded image, u32 label, u16
@@ -19,36 +20,38 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.image.header import read_header
 from effloop.data.source.base import WHOLE, printable, sources
-from effloop.data.source.formats.lmdb_foreign import Foreign
 from effloop.data.source.formats.lmdb_pages import MAGIC, Tree, Value
+from effloop.data.source.formats.pickles import Array, unpickle
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.imported import Contents, ImportedSource
+from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedSource, raw_image
 from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, index_path, read_names, write_index
 from effloop.data.source.storage.indexed import MAX_UNNAMED, IndexedSource
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig, Split, check_header
 from effloop.data.source.storage.shards import is_of_split
-from effloop.data.source.storage.targets import Targets, read_targets
+from effloop.data.source.storage.targets import Targets, read_targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
-from effloop.errors import ConfigError, DataError, warn
-from effloop.system.hardware import file_system
+from effloop.data.source.tables import encoded, open_table, shown
+from effloop.data.source.vocabulary import IMAGE_KEYS, IMAGE_PATH, LABEL, LABEL_KEYS
+from effloop.errors import ConfigError, DataError
 
 HEADER_KEY = b"effloop"  # sorts behind all digits
 _FIXED = struct.Struct("<IIH")
 _LONGEST_KEY = (1 << 16) - 1
 _MOST_SAMPLES = 10**9
-
-_REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"})
-"""Neither cluster file systems (Lustre, Ceph, GPFS), whose clients wait for a lost server, nor 9p and virtiofs, by
-which a virtual machine accesses its own host."""
 
 
 @dataclass
@@ -70,15 +73,6 @@ class LmdbSource(IndexedSource, ImportedSource):
     """LMDB, one environment per split: EffLoop's own is mapped, other programs' are copied once."""
 
     config: LmdbConfig
-
-    def __init__(self, config: LmdbConfig, split: str) -> None:
-        super().__init__(config, split)
-        kind = file_system(expand_root(config))
-        if kind in _REMOTE:  # once: not when a worker unpickles the source
-            warn(
-                f"data.root: '{config.root}' is on a network file system ({kind}): LMDB doesn't support that, and a "
-                "lost connection kills whoever reads the mapped file (SIGBUS); copy the dataset to a local disk"
-            )
 
     @classmethod
     def claims(cls, root: Path) -> bool:
@@ -204,6 +198,250 @@ def _entry(tree: Tree, value: Value, row_bytes: int = 0) -> Entry:
             key, target = tree.data[start : start + length], tree.data[start + length : image]
             return Entry(key, label, 0, image, end - image, checksum, target)
     raise tree.damaged(f"the record '{printable(value.key)}' was not written by EffLoop")
+
+
+# What other programs write.
+
+_NOT_SAMPLES = frozenset({b"length", b"num-samples", b"num_samples", b"classes"})
+"""Keys of what describes an environment, as those between two underscores do."""
+
+_SIGNATURES = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"BM", b"GIF8")
+
+
+class Foreign:
+    """The samples of an environment.
+
+    Args:
+        tree: of the environment.
+        names: of the classes, in the order of their labels, as `data.classes` gives them.
+        labels: a file with labels, where the environment has none.
+
+    Attributes:
+        count: how many they are.
+        num_bytes: of their values together.
+        about: how the images are encoded, as of `Contents`.
+        classes: names; None where labels are numbers without names.
+
+    Raises:
+        ConfigError: there is no such file of labels.
+        DataError: no samples, or values that aren't read.
+    """
+
+    def __init__(self, tree: Tree, names: Sequence[str] | None, labels: Path | None) -> None:
+        self._tree, self._names = tree, names
+        self.count = self.num_bytes = 0
+        self._lengths = set[int]()  # of keys that are numbers; 0 where one is none
+        for value in self._samples(None):
+            self.count, self.num_bytes = self.count + 1, self.num_bytes + value.size
+            self._lengths.add(len(value.key) if value.key.isdigit() else 0)
+        if not self.count:
+            raise DataError(
+                f"{tree.path} has no samples in its main database, which alone is read (no named one); write them there"
+            )
+        first = next(self._in_order())
+        self._alone = _is_image(self._data(first))
+        self._raw = not self._alone and not isinstance(self._pair(first)[0], bytes)
+        self.about = RAW if self._raw else ORIGINAL
+        self._label_of: Callable[[bytes, Any], Any] = lambda _, label: label
+        self.classes: list[str] | None = None if names is None else [*names]
+        if labels is not None:
+            found, of_file = read_labels(labels, lambda key: tree.find(key) is not None, names)
+            self.classes = self.classes or of_file
+
+            def in_file(key: bytes, _: Any) -> int:
+                label = found.get(key, found.get(os.path.splitext(key)[0]))
+                if label is None:
+                    raise DataError(f"has no label in {labels}; add a row for each sample")
+                return label
+
+            self._label_of = in_file
+        elif self._alone:
+            folders = self._folders()
+            places = {folder: place for place, folder in enumerate(folders)}
+            self._label_of, self.classes = lambda key, _: places[_folder(key)], [*map(printable, folders)]
+
+    def _samples(self, length: int | None) -> Iterator[Value]:
+        """The values that are samples, with keys of this length, in LMDB's order."""
+        for value in self._tree:
+            is_other = (value.key[:2] == b"__" and value.key[-2:] == b"__") or value.key in _NOT_SAMPLES
+            if not is_other and length in (None, len(value.key)):
+                yield value
+
+    def _in_order(self) -> Iterator[Value]:
+        """All samples; numbers for keys in the order of the numbers: LMDB has `10` before `9`."""
+        return chain.from_iterable(map(self._samples, [None] if 0 in self._lengths else sorted(self._lengths)))
+
+    def records(self, targets: Targets) -> Iterator[Record]:
+        """All samples, those with numbers for keys in the order of the numbers.
+
+        Raises:
+            DataError: a value can't be read; the message has file and key.
+        """
+        places = {name: place for place, name in enumerate(self._names or ())}
+        for value in self._in_order():
+            image, label = self._pair(value)
+            try:
+                if isinstance(image, bytes) == self._raw:
+                    raise DataError("isn't stored as the first one is; write the environment again, all alike")
+                label, target = _learned(self._label_of(value.key, label), targets, places)
+                yield Record(value.key, label, image if isinstance(image, bytes) else _encoded(image), target)
+            except DataError as error:
+                raise self._wrong(value, str(error)) from None
+
+    def labels_end(self) -> int:
+        """One more than the largest label; raises as `records`."""
+        return 1 + max(record.label for record in self.records(Targets()))
+
+    def _pair(self, value: Value) -> tuple[bytes | NDArray[Any], Any]:
+        """Image and label of a value."""
+        data = self._data(value)
+        if self._alone:
+            return data, None  # whether it is an image is checked as in all formats
+        try:
+            if data[:1] not in (b"\x80", b"(", b"]", b"}"):
+                raise DataError("is no image and no pickle of (image, label); write it as one")
+            return _pair_of(unpickle(data))
+        except DataError as error:
+            raise self._wrong(value, str(error)) from None
+
+    def _data(self, value: Value) -> bytes:
+        return self._tree.data[value.offset : value.offset + value.size]
+
+    def _folders(self) -> list[bytes]:
+        """The folders in keys, in the order of their labels."""
+        found = {_folder(value.key) for value in self._samples(None)}
+        if b"" in found:
+            raise DataError(
+                f"{self._tree.path} holds images without labels: set data=lmdb data.labels=FILE, with a row for each: "
+                "key, label"
+            )
+        order = [os.fsencode(name) for name in self._names or ()]
+        if order and (missing := found - {*order}):
+            raise _not_named(self._tree.path, printable(min(missing)))
+        return order or sorted(found)
+
+    def _wrong(self, value: Value, what: str) -> DataError:
+        return DataError(f"{self._tree.path}: the value of '{printable(value.key[:200])}' {what}")
+
+
+def read_labels(
+    path: Path, is_name: Callable[[bytes], bool], names: Sequence[str] | None
+) -> tuple[Mapping[bytes, int], list[str] | None]:
+    """Labels by names, from CSV, TSV, JSON lines, parquet, or lines `NAME LABEL`; and names of the classes.
+
+    Labels that are all whole numbers are classes' numbers, without names; otherwise they are classes' names, which are
+    sorted.
+
+    Args:
+        path: of the file.
+        is_name: whether a text is the name of a sample, as in a first row that has no columns' names.
+        names: of the classes, in order, where `data.classes` gives them.
+
+    Raises:
+        ConfigError: there is no such file.
+        DataError: it can't be read.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"data.labels: '{path}' is not there; set data.labels=FILE (a column, of other formats, is data.label)"
+        )
+
+    def is_data(fields: Sequence[str]) -> bool:
+        return is_name(encoded(fields[0].strip())) or (len(fields) == 1 and len(fields[0].split()) == 2)
+
+    table = open_table(path, is_data)
+    name = table.first(IMAGE_PATH) or 0
+    others = [usual for usual in LABEL if table.first([usual]) != name]
+    label = table.first(others)
+    label = int(name == 0) if label is None else label
+    several = len(table.columns) > 1
+    found: dict[bytes, str] = {}
+    for number, row in table.rows([name, label] if several else [0]):
+        fields = [*row] if several else row[0].rsplit(None, 1)
+        if len(fields) != 2 or not fields[1].strip():
+            raise DataError(f"{table.at(number)}: no name and label; write both in each row")
+        text = fields[1].strip()
+        if found.setdefault(encoded(fields[0].strip()), text) != text:
+            raise DataError(f"{table.at(number)}: '{shown(fields[0])}' comes twice, with another label; remove one")
+    texts = set(found.values())
+    if all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts):
+        return {key: int(text) for key, text in found.items()}, None
+    classes = [*(names or sorted(texts))]
+    places = {text: place for place, text in enumerate(classes)}
+    if missing := texts - places.keys():
+        raise _not_named(path, shown(min(missing)))
+    return {key: places[text] for key, text in found.items()}, classes
+
+
+def _not_named(path: Path, name: str) -> DataError:
+    return DataError(f"{path} has the class '{name}', which data.classes doesn't name; add it")
+
+
+def _folder(key: bytes) -> bytes:
+    """The class in a key like `train/CLASS/NAME.jpg`; empty without a folder."""
+    return key.rpartition(b"/")[0].rpartition(b"/")[2]
+
+
+def _pair_of(found: Any) -> tuple[bytes | NDArray[Any], Any]:
+    """Image and label; the image may be a list of one, as a `DataLoader` gives it."""
+    if isinstance(found, dict):
+        keys = {(key.decode("latin-1") if isinstance(key, bytes) else str(key)).lower(): key for key in found}
+        names = [next((keys[usual] for usual in usuals if usual in keys), None) for usuals in (IMAGE_KEYS, LABEL_KEYS)]
+        if None not in names:
+            found = tuple(found[name] for name in names)
+    if isinstance(found, tuple | list) and len(found) == 2:
+        image, label = found
+        image = image[0] if isinstance(image, tuple | list) and len(image) == 1 else image
+        if isinstance(image, bytes | bytearray | Array):
+            label = label.values.tolist() if isinstance(label, Array) else label
+            return (image.values if isinstance(image, Array) else bytes(image)), label
+    what = f"{len(found)} values" if isinstance(found, tuple | list | dict) else "one value"
+    raise DataError(f"holds {what}, not (image, label); write it again so")
+
+
+def _encoded(image: NDArray[Any]) -> bytes:
+    if image.ndim == 3 and image.shape[2] not in (1, 3) and image.shape[0] in (1, 3):
+        image = np.ascontiguousarray(image.transpose(1, 2, 0))  # of channels first
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (1, 3)):
+        raise DataError(
+            f"holds an array of {image.dtype} and shape {image.shape}; allowed are uint8 pixels, (height, width) or "
+            "(height, width, 1 or 3)"
+        )
+    return raw_image(image)
+
+
+def _learned(label: Any, targets: Targets, places: dict[str, int]) -> tuple[int, bytes]:
+    """Label and target, as of `Record`."""
+    if targets:
+        return 0, row_of(label, targets)
+    if isinstance(label, list) and len(label) == 1:
+        label = label[0]
+    label = label.item() if isinstance(label, np.integer) else label
+    label = label.decode("utf-8", "backslashreplace") if isinstance(label, bytes) else label
+    if isinstance(label, str) and places:
+        if label not in places:
+            raise DataError(f"has the label '{label[:80]}', which data.classes doesn't name; add it")
+        return places[label], b""
+    if type(label) is not int or label < 0:
+        what = repr(label) if isinstance(label, int | float | str | None) else f"a {type(label).__name__}"
+        raise DataError(
+            f"has the label {what[:80]}; allowed are whole numbers from 0, or set data=lmdb data.labels=FILE, or "
+            "the names of all classes: data.classes=[NAME,…]"
+        )
+    return label, b""
+
+
+def _is_image(data: bytes) -> bool:
+    if data.startswith(_SIGNATURES):  # a damaged one, too
+        return True
+    try:
+        read_header(data)
+    except DataError:
+        return False
+    return True
+
+
+# What EffLoop writes.
 
 
 @register_writer("lmdb")

@@ -47,13 +47,6 @@ class Value(NamedTuple):
     size: int
 
 
-class _Meta(NamedTuple):
-    page_size: int
-    depth: int
-    root: int
-    transaction: int
-
-
 class _Node(NamedTuple):
     key: bytes
     low: int  # size of the value, or the lower 32 bits of a page's number
@@ -73,7 +66,14 @@ class Tree:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data = path, data
-        self._page_size, self._depth, self._root, _ = self._newest_meta()
+        # The second meta page is at the page size, which the first says, if that isn't damaged.
+        first = self._meta(0)
+        found = [meta for meta in (first, *map(self._meta, (first[1],) if first else _PAGE_SIZES)) if meta]
+        if not found:
+            raise DataError(
+                f"{path} is not LMDB data (0.9, 64 bits), or both its meta pages are damaged; convert the images again"
+            )
+        _, self._page_size, self._depth, self._root = max(found)  # of the later transaction
         if self._root == _NO_PAGE:
             self._depth = 0  # empty
         elif not 1 <= self._depth <= _DEEPEST:
@@ -159,37 +159,14 @@ class Tree:
             raise self.damaged(f"page {number:,} is not of the kind that the tree expects")
         return start, lower, upper
 
-    def _newest_meta(self) -> _Meta:
-        first = self._meta(0)
-        sizes = (first.page_size,) if first else _PAGE_SIZES
-        found = [meta for meta in (first, *map(self._meta, sizes)) if meta]
-        if not found:
-            raise self._not_readable()
-        return max(found, key=lambda meta: meta.transaction)
-
-    def _meta(self, start: int) -> _Meta | None:
-        """The meta page at 0, or the second one, which is at its own page size."""
+    def _meta(self, start: int) -> tuple[int, int, int, int] | None:
+        """(transaction, page size, depth, root) of a meta page: the one at 0, or the one at its own page size."""
         if start + _META.size > len(self.data):
             return None
         number, kind, magic, version, size, _, depth, root, transaction = _META.unpack_from(self.data, start)
-        place = 0 if start == 0 else size
         if (magic, version, kind & _KINDS) != (_MAGIC, _VERSION, _META_PAGE) or size not in _PAGE_SIZES:
             return None
-        if start != place or number != (start > 0):
-            return None
-        return _Meta(size, depth, root, transaction)
-
-    def _not_readable(self) -> DataError:
-        for at in (16, 24):  # behind the page header, into which LMDB 1.0 added a transaction
-            magic, version = int.from_bytes(self.data[at : at + 4], "little"), self.data[at + 4 : at + 8]
-            if magic == _MAGIC and int.from_bytes(version, "little") != _VERSION:
-                return DataError(
-                    f"{self.path} has LMDB's data version {int.from_bytes(version, 'little')}, this EffLoop reads "
-                    f"{_VERSION} (LMDB 0.9); convert the images again"
-                )
-        return DataError(
-            f"{self.path} is not LMDB data (0.9, 64 bits), or both its meta pages are damaged; convert the images again"
-        )
+        return (transaction, size, depth, root) if (start, number) in ((0, 0), (size, 1)) else None
 
 
 def _child(node: _Node) -> int:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import pickle
 import resource
 import struct
 from collections.abc import Iterator
@@ -17,8 +16,7 @@ from plans import line, open_source, read_bytes, write_records
 from effloop.data.source.formats.lmdb import LmdbSource
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.writing import Dataset, Record, writers
-from effloop.errors import DataError, warn
-from effloop.system import hardware
+from effloop.errors import DataError
 
 CLASSES = ["a", "b"]
 TRAIN: list[tuple[bytes, int, bytes]] = [  # within a page, in one of its own, and in several
@@ -142,9 +140,7 @@ def test_cut_short(root: Path, size: int) -> None:
         0: f"can't be read: {file}: cannot mmap an empty file",
         100: f"{file} is not LMDB data (0.9, 64 bits), or both its meta pages are damaged; convert the images again",
     }
-    found = refusal(root)
-    assert found == ends.get(size, found)
-    assert size < 4096 or found.startswith(f"{file} is damaged: page ")
+    assert refusal(root).startswith(ends.get(size, f"{file} is damaged: page "))
 
 
 def environment(folder: Path, *, sub: bytes | None = None, **records: bytes) -> None:
@@ -214,18 +210,6 @@ def test_sub_databases_are_passed_over(bare: Path) -> None:
     assert read_all(bare) == TRAIN
 
 
-def test_other_format_of_lmdb(bare: Path) -> None:
-    file = bare / "train/data.mdb"
-    wanted = f"{file} has LMDB's data version 2, this EffLoop reads 1 (LMDB 0.9); convert the images again"
-    whole = file.read_bytes()
-    magic = struct.pack("<I", 0xBEEFC0DE)
-    for header in (16, 24):  # LMDB 1.0's is the longer one
-        page = bytes(header) + magic + struct.pack("<I", 2)
-        page += bytes(4096 - len(page))
-        file.write_bytes(page + page + whole[8192:])
-        assert refusal(bare) == wanted
-
-
 def test_a_damaged_meta_page_leaves_the_other(bare: Path) -> None:
     """The later transaction's counts; before it, the header was not there yet."""
     file = bare / "train/data.mdb"
@@ -263,20 +247,3 @@ def test_claims(root: Path, photos: Path) -> None:
     assert LmdbSource.claims(root / "train/data.mdb")
     assert not LmdbSource.claims(root / "train.index")
     assert read_bytes(open_source("auto", root), 7) == TRAIN[7][2]
-
-
-def test_network_file_system(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mounts").write_text(f"31 1 0:41 / {root} rw - nfs4 server:/data rw\n")
-    monkeypatch.setattr(hardware, "MOUNTS", tmp_path / "mounts")
-    warn.cache_clear()
-    source = open_source("lmdb", root)
-    open_source("lmdb", root, "val")
-    assert capsys.readouterr().err == (
-        f"effloop: warning: data.root: '{root}' is on a network file system (nfs4): LMDB doesn't support that, and a "
-        "lost connection kills whoever reads the mapped file (SIGBUS); copy the dataset to a local disk\n"
-    )
-    warn.cache_clear()
-    pickle.loads(pickle.dumps(source))  # as a worker gets it
-    assert capsys.readouterr().err == ""
