@@ -20,7 +20,6 @@ from torch import Tensor
 from effloop.checkpoint import files
 from effloop.errors import CheckpointError, ConfigError, check_value, reason, warn
 from effloop.registry import PartConfig, Registry, either
-from effloop.system.archive import SealedWriter
 from effloop.system.files import describe_bytes, remove_stale, replacing
 from effloop.system.signals import PATIENCE_S, interrupts_deferred
 from effloop.task import Meter
@@ -302,16 +301,39 @@ class LastAndBest(Checkpoints):
                     warn(f"{path} is not needed any more, and could not be removed ({error.strerror})")
 
 
+class _Writer:
+    """What `torch.save` writes to; `error` is what the file raised, which torch reports without the reason.
+
+    The file has no buffer: a worker that is forked meanwhile would write its copy of that, too.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.error: OSError | None = None
+        self._file = file
+
+    def write(self, data: bytes | memoryview) -> int:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
 def dump(state: Mapping[str, Any], file: BinaryIO) -> None:
     """Write a checkpoint into an open file without a buffer.
 
     Raises:
         OSError, RuntimeError: it could not be written.
     """
-    writer = SealedWriter(file)
+    writer = _Writer(file)
     try:
         torch.save({"format": files.FORMAT, **state}, cast("BinaryIO", writer))
-        writer.finish()
     except Exception:
         if writer.error:
             raise writer.error from None

@@ -1,13 +1,11 @@
-"""Checkpoints are found and read: without running code, and not before each byte was found to be what was written."""
+"""Checkpoints are found and read: without running code, and not before every record was found to be as written."""
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import re
 import shlex
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,14 +15,10 @@ import torch
 from torch import Tensor
 
 from effloop.errors import PROGRAM, CheckpointError, reason, warn
-from effloop.system.archive import Archive, ForeignFileError, opened
+from effloop.system.archive import ForeignFileError, check_archive, opened
 
 # What a checkpoint may hold: read without running code, and with a right checksum, a file can still claim anything.
 # What only one part reads is checked by that part, when it loads its state.
-
-_MOST_VALUES, _MOST_LEVELS = 5_000_000, 60
-"""Far above the 20,000 values of a ResNet-50's checkpoint, 8 levels deep. A list of lists that are one and the same
-takes a few bytes and is endless to walk through."""
 
 REQUIRED = ("format", "config", "classes", "model", "progress")
 
@@ -48,7 +42,6 @@ def check(state: Mapping[str, Any]) -> None:
     Raises:
         ValueError: with what is wrong.
     """
-    _count(state, 0, {})
     for key, types in _TYPES.items():
         value = state.get(key)
         if (key in REQUIRED or value is not None) and (not isinstance(value, types) or isinstance(value, bool)):
@@ -57,37 +50,11 @@ def check(state: Mapping[str, Any]) -> None:
         if odd := [each for each in state.get(key) or () if not isinstance(each, str)]:
             raise ValueError(f"its {key} have {_shortened(odd[0])} among them, which is no name")
     progress = state["progress"]
-    if odd := [*progress.keys() - _PROGRESS]:
-        raise ValueError(f"its progress has {_shortened(odd[0])}, which is none of {', '.join(sorted(_PROGRESS))}")
-    for key in sorted(_PROGRESS):
-        value = progress.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 60:
-            raise ValueError(f"its progress.{key} is {_shortened(value)}, not a whole number from 0")
+    if set(progress) != _PROGRESS or not all(type(each) is int and 0 <= each < 1 << 60 for each in progress.values()):
+        raise ValueError(f"its progress is {_shortened(progress)}, not whole numbers of {', '.join(sorted(_PROGRESS))}")
     best = (state.get("checkpoints") or {}).get("best", {})
     if not isinstance(best, dict) or not all(isinstance(value, int | float) for value in best.values()):
         raise ValueError(f"its best scores are {_shortened(best)}, not numbers")
-
-
-def _count(value: Any, level: int, counted: dict[int, int]) -> int:
-    """The values in a tree, each as often as one meets it; `counted` has those of lists and dicts, by id.
-
-    Raises:
-        ValueError: there are too many, or too many levels, or a tensor claims more than the file has.
-    """
-    if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.nbytes > value.untyped_storage().nbytes():
-            raise ValueError(f"a tensor of shape {tuple(value.shape)} has more elements than are stored of it")
-        return 1
-    if not isinstance(value, Mapping | list | tuple):
-        return 1
-    if id(value) not in counted:
-        counted[id(value)] = _MOST_VALUES  # while its children are counted: it may contain itself
-        children = value.values() if isinstance(value, Mapping) else value
-        found = 1 + sum(_count(child, level + 1, counted) for child in children) if level < _MOST_LEVELS else math.inf
-        if found > _MOST_VALUES:
-            raise ValueError("it has more values, or more levels of them, than a checkpoint can have")
-        counted[id(value)] = int(found)
-    return counted[id(value)]
 
 
 def _shortened(value: Any) -> str:
@@ -96,8 +63,7 @@ def _shortened(value: Any) -> str:
 
 
 FORMAT = 4
-"""Version of a checkpoint. In format 2 `model` had the trained weights, also where an average was scored; before
-format 4 there was no checksum."""
+"""Version of a checkpoint. In format 2 `model` had the trained weights, also where an average was scored."""
 
 _STEP = re.compile(r"step-(\d{8,})\.ckpt")
 
@@ -106,10 +72,6 @@ def step_of(path: Path) -> int | None:
     """The number of updates in a file's name; None if it isn't one of those that are kept beside the last."""
     found = _STEP.fullmatch(path.name)
     return int(found[1]) if found else None
-
-
-_SEALED_SINCE = 4
-"""The format from which on files have a checksum."""
 
 
 def read(path: Path, command: str = "resume") -> dict[str, Any]:
@@ -204,8 +166,6 @@ def _load(path: Path, device: str, *, whole: bool = False, instead: str | None =
     try:
         with opened(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if device != "meta":
-                _look_at_owner(path, os.fstat(file.fileno()))
             state = _checked(file, device, whole=whole)
     except FileNotFoundError:
         other = ("" if instead is None else _whole_one(path, instead)) or "; name a run folder or a .ckpt file"
@@ -231,11 +191,7 @@ def _load(path: Path, device: str, *, whole: bool = False, instead: str | None =
 
 def _checked(file: BinaryIO, device: str, *, whole: bool) -> dict[str, Any]:
     """What an open file holds; raises whatever torch does, and ValueErrors, if it isn't a checkpoint."""
-    archive = Archive(file)
-    if device == "meta":
-        archive.check_plain()
-    if whole or device != "meta":
-        archive.check()
+    check_archive(file, tensors=whole or device != "meta")
     file.seek(0)
     state = torch.load(file, map_location=device, weights_only=True)
     if not isinstance(state, dict) or not set(REQUIRED) <= set(state):
@@ -248,8 +204,6 @@ def _checked(file: BinaryIO, device: str, *, whole: bool) -> dict[str, Any]:
         raise ValueError(f"its format is {str(number)[:40]!r}, not a number from 2 to {FORMAT}")
     if number > FORMAT:
         return state
-    if number >= _SEALED_SINCE and not archive.sealed:
-        raise ValueError("its checksum is missing")
     check(state)
     if number == 2:
         average = state.get("average")
@@ -276,11 +230,3 @@ def _whole_one(path: Path, command: str) -> str:
                 what = {"resume": f"{typed} continues from it", "": f"name {other}"}.get(command, f"{typed} takes it")
                 return f"; {other.name} is whole (step {state['progress']['step']}): {what}"
     return ""
-
-
-def _look_at_owner(path: Path, status: os.stat_result) -> None:
-    """Warn of a checkpoint that others can have changed: its weights may be anyone's, though it runs no code."""
-    if status.st_uid not in (os.geteuid(), 0):
-        warn(f"{path} belongs to another user (uid {status.st_uid}); its weights are only as good as that user's word")
-    elif status.st_mode & stat.S_IWOTH:
-        warn(f"{path} may be written by every user of this machine; chmod o-w it")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from effloop.errors import ConfigError, optional_package, reason
 from effloop.model.base import Zoo
 from effloop.registry import choices
-from effloop.system.archive import Archive, ForeignFileError, opened
+from effloop.system.archive import ForeignFileError, check_archive, opened
 
 _KEY = "model.weights"
 
@@ -230,8 +230,7 @@ def _read(path: Path) -> Any:
             reader = optional_package("safetensors.torch", "model.weights=FILE.safetensors", "safetensors")
             return reader.load_file(path)
         with opened(path) as file:
-            archive = Archive(file)
-            archive.check() if archive.sealed else archive.check_plain()
+            check_archive(file)
         return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise ConfigError(f"model.weights: {path} is refused: it holds more than tensors ({reason(error)})") from None

@@ -403,7 +403,7 @@ def _(place: Place) -> str:
 
 @row(
     "38 truncated",
-    "run/checkpoints/best.ckpt can't be read (… bytes): it is cut short, or damaged at its end; last.ckpt is whole (step 15): {program} eval run/checkpoints/last.ckpt takes it",
+    "run/checkpoints/best.ckpt can't be read (… bytes): it is damaged: File is not a zip file; last.ckpt is whole (step 15): {program} eval run/checkpoints/last.ckpt takes it",
 )
 def _(place: Place) -> str:
     path = place.run() / "checkpoints/best.ckpt"
@@ -415,7 +415,7 @@ def _(place: Place) -> str:
 
 @row(
     "39 flipped byte",
-    "run/checkpoints/best.ckpt can't be read (… bytes): it is damaged: its SHA-256 is not the one that it was written with; last.ckpt is whole (step 15): {program} eval run/checkpoints/last.ckpt takes it",
+    "run/checkpoints/best.ckpt can't be read (… bytes): it is damaged: Bad CRC-32 for file '…'; last.ckpt is whole (step 15): {program} eval run/checkpoints/last.ckpt takes it",
 )
 def _(place: Place) -> str:
     path = place.run() / "checkpoints/best.ckpt"

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import random
+import re
 import shutil
 import stat
 import tarfile
@@ -20,7 +21,7 @@ import torch
 from saves import write
 
 from effloop.checkpoint import files
-from effloop.errors import CheckpointError, warn
+from effloop.errors import CheckpointError
 
 STATE: dict[str, Any] = {
     "config": {"model": {"name": "cnn"}},
@@ -55,12 +56,15 @@ def flip(path: Path, whole: bytes, place: int, bit: int) -> None:
 
 
 def damage(path: Path, flips: int, cuts: int) -> None:
-    """Each single flipped bit, and each truncation, is found by reading; a position is right, or refused."""
+    """A flipped bit is found, or it is in what only pads; each truncation is found by reading."""
     whole, rng = path.read_bytes(), random.Random(0)
     for _ in range(flips):
         place, bit = rng.randrange(len(whole)), rng.randrange(8)
         flip(path, whole, place, bit)
-        refused(path)
+        with suppress(CheckpointError):
+            found = files.read(path)
+            assert found["progress"] == POSITION
+            assert torch.equal(found["model"]["weight"], STATE["model"]["weight"])
         with suppress(CheckpointError):
             assert files.position(path) == POSITION, (place, bit)
     for size in rng.sample(range(len(whole)), cuts):
@@ -78,63 +82,44 @@ def test_many_flipped_bits_and_missing_ends(path: Path) -> None:
     damage(path, FLIPS, CUTS)
 
 
-def test_a_checkpoint_without_a_checksum(path: Path) -> None:
-    """One of format 3: its records' own CRC-32 is compared, which torch leaves out."""
-    torch.save({"format": 3, **STATE}, path)
-    assert files.position(path) == POSITION
-    assert torch.equal(files.read(path)["model"]["weight"], STATE["model"]["weight"])
-    whole = path.read_bytes()
-    flip(path, whole, whole.index(torch.arange(3000.0).numpy().tobytes()) + 100, 0)
-    assert torch.load(path, weights_only=True)  # torch doesn't see it
-    assert "Bad CRC-32" in refused(path)
-    torch.save({"format": 4, **STATE}, path)
-    assert "its checksum is missing" in refused(path)
+def test_the_crc_of_each_record(path: Path) -> None:
+    """It is compared, which torch leaves out, in files of any version: of some the zip has a comment."""
+    for comment in (b"", b"\nEffLoop sha256 " + b"0" * 64 + b"\n"):
+        torch.save({"format": 4, **STATE}, path)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.comment = comment
+        assert files.position(path) == POSITION
+        assert torch.equal(files.read(path)["model"]["weight"], STATE["model"]["weight"])
+        whole = path.read_bytes()
+        flip(path, whole, whole.index(torch.arange(3000.0).numpy().tobytes()) + 100, 0)
+        assert torch.load(path, weights_only=True)  # torch doesn't see it
+        assert "Bad CRC-32" in refused(path)
 
 
-def test_what_torch_and_unzip_read(path: Path) -> None:
-    assert torch.load(path, weights_only=True)["progress"] == POSITION
-    with zipfile.ZipFile(path) as archive:
-        assert archive.testzip() is None
-        assert archive.comment.startswith(b"\nEffLoop sha256 ")
+BAD_FIELDS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"progress": {}}, "not whole numbers of epoch, samples_seen, step"),
+    ({"progress": {**POSITION, "epoch": float("nan")}}, "not whole numbers"),
+    ({"progress": {**POSITION, "step": -1}}, "not whole numbers"),
+    ({"progress": {**POSITION, "extra": 1}}, "not whole numbers"),
+    ({"progress": {**POSITION, "step": True}}, "not whole numbers"),
+    ({"progress": [1]}, "progress is list, not a dict"),
+    ({"config": "x"}, "config is 'x', not a dict"),
+    ({"config": None}, "config is None, not a dict"),
+    ({"classes": 3}, "classes is 3, not a list"),
+    ({"classes": [3]}, "classes have 3 among them"),
+    ({"model": torch.ones(1)}, "model is Tensor, not a dict"),
+    ({"optimizer": 1}, "optimizer is 1, not a dict"),
+    ({"checkpoints": {"best": {"loss": "low"}}}, "not numbers"),
+    ({"format": "4"}, "format is '4', not a number"),
+    ({"format": 5}, "format 5, this EffLoop reads formats up to 4; pip install --upgrade effloop"),
+)
 
 
-BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
-    "no position": ({"progress": {}}, "progress.epoch is None"),
-    "progress is a list": ({"progress": [1]}, "progress is list, not a dict"),
-    "NaN": ({"progress": {**POSITION, "epoch": float("nan")}}, "progress.epoch is nan"),
-    "negative": ({"progress": {**POSITION, "step": -1}}, "progress.step is -1"),
-    "more": (
-        {"progress": {**POSITION, "extra": 1}},
-        "progress has 'extra', which is none of",
-    ),
-    "true": ({"progress": {**POSITION, "step": True}}, "progress.step is True"),
-    "config": ({"config": "x"}, "config is 'x', not a dict"),
-    "no config": ({"config": None}, "config is None, not a dict"),
-    "classes": ({"classes": 3}, "classes is 3, not a list"),
-    "a class": ({"classes": [3]}, "classes have 3 among them"),
-    "model": ({"model": torch.ones(1)}, "model is Tensor, not a dict"),
-    "optimizer": ({"optimizer": 1}, "optimizer is 1, not a dict"),
-    "best": ({"checkpoints": {"best": {"loss": "low"}}}, "not numbers"),
-    "format": ({"format": "4"}, "format is '4', not a number"),
-    "newer": ({"format": 5}, "format 5, this EffLoop reads formats up to 4; pip install --upgrade effloop"),
-    "elements": ({"model": {"w": torch.zeros(1).expand(1 << 40)}}, "more elements than are stored"),
-    "sparse": ({"model": {"w": torch.zeros(3).to_sparse()}}, "more elements than are stored"),
-    "endless": ({"more": [None]}, "more values, or more levels"),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Validating sparse")
-@pytest.mark.parametrize("name", BAD_FIELDS)
-def test_fields_of_another_kind(path: Path, name: str) -> None:
-    fields, words = BAD_FIELDS[name]
-    if name == "endless":
-        inner: list[Any] = []
-        for _ in range(45):  # 2**45 lists to walk through, in 300 bytes
-            inner = [inner, inner]
-        fields = {"more": inner}
-    write(path, {**STATE, **fields})
-    for read in (files.read, files.peek):
-        assert words in refused(path, read)
+def test_fields_of_another_kind(path: Path) -> None:
+    for fields, words in BAD_FIELDS:
+        write(path, {**STATE, **fields})
+        for read in (files.read, files.peek):
+            assert words in refused(path, read)
 
 
 def test_a_missing_field(path: Path) -> None:
@@ -187,27 +172,6 @@ def _tar(path: Path, evil: Evil) -> None:
             archive.addfile(member, io.BytesIO(data))
 
 
-def _names(path: Path, evil: Evil) -> None:
-    torch.save({"format": 3, **STATE}, path)
-    records = again(path)
-    rewrite(path, {**records, "../../escape": b"x", "/tmp/escape": b"x"})
-
-
-def _cases(path: Path, evil: Evil) -> None:
-    torch.save({"format": 3, **STATE}, path)
-    rewrite(path, {**again(path), "x/DATA.PKL": pickle.dumps(evil)})
-
-
-def _twice(path: Path, evil: Evil) -> None:
-    torch.save({"format": 3, **STATE}, path)
-    records = again(path)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in records.items():
-            archive.writestr(name, data)
-        with pytest.warns(UserWarning, match="Duplicate"):
-            archive.writestr("x/data.pkl", pickle.dumps(evil))
-
-
 def _script(path: Path, evil: Evil) -> None:
     torch.save({"format": 3, **STATE}, path)
     rewrite(path, {**again(path), "x/constants.pkl": pickle.dumps(evil), "x/code/x.py": b"import os"})
@@ -243,14 +207,11 @@ EXPLOITS = {
     _pickle: "not a checkpoint that EffLoop wrote",
     _legacy: "not a checkpoint that EffLoop wrote",
     _tar: "not a checkpoint that EffLoop wrote",
-    _names: "its records are not in one folder",
-    _cases: "two of its records have the same name",
-    _twice: "two of its records have the same name",
     _script: "not a checkpoint that EffLoop wrote",
-    _bomb: "is compressed",
-    _big: "more than the file's",
-    _other_list: "not where it says",
-    _after: "can't be read",
+    _bomb: "not stored as torch.save stores them",
+    _big: "not stored as torch.save stores them",
+    _other_list: "not stored as torch.save stores them",
+    _after: "not a checkpoint that EffLoop wrote",
 }
 
 
@@ -282,20 +243,6 @@ def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
         assert files.find(path, "last") == path
 
 
-def test_a_checkpoint_that_others_can_write(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files.read(path)
-    assert capsys.readouterr().err == ""
-    path.chmod(0o666)
-    warn.cache_clear()
-    files.read(path)
-    assert "may be written by every user of this machine; chmod o-w it" in capsys.readouterr().err
-    if os.geteuid():
-        return
-    os.chown(path, 4711, -1)
-    files.read(path)
-    assert "belongs to another user (uid 4711)" in capsys.readouterr().err
-
-
 # A whole one beside it ---------------------------------------------------------------------------
 
 
@@ -316,7 +263,7 @@ def test_the_newest_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert files.newest_whole(run) == older
     assert f"warning: passed over: {last} can't be read" in capsys.readouterr().err
     line = refused(last)
-    assert "its SHA-256 is not the one that it was written with; step-00000008.ckpt is whole (step 8)" in line
+    assert re.search(r"Bad CRC-32 for file .*; step-00000008.ckpt is whole \(step 8\)", line)
     assert f"resume {older} continues from it" in line
     older.write_bytes(b"")
     assert files.newest_whole(run) == best
