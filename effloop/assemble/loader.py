@@ -144,8 +144,8 @@ def _loader_of(config: Resolved, task: Task, plan: Plan, device: torch.device, *
 def _mix(config: Resolved, task: Task, source: Source) -> Mix | None:
     """What mixes the images of a batch; None where the task's targets can't be mixed, a ConfigError if asked for."""
     num_outputs = task.num_outputs(source)
-    for key, able in (("mixup", task.mixes), ("cutmix", task.mixes and task.cuts)):
-        if (value := getattr(config.augment, key)) and not able:
+    for key in ("mixup", "cutmix"):
+        if (value := getattr(config.augment, key)) and key not in task.mixes:
             raise ConfigError(
                 f"augment.{key}: {value} mixes targets as task={config.task.name} can't learn them; set augment.{key}=0"
             )

@@ -20,7 +20,7 @@ from effloop.errors import ConfigError, warn
 from effloop.inference.trained import Trained
 from effloop.report.evaluation import EVALUATIONS, Evaluation, cell_text, write_evaluation
 from effloop.task.details import NUM_BINS, Details, Row
-from effloop.train.evaluation import Facts, View, check_views, compare
+from effloop.train.evaluation import Collector, View, compare
 
 _MAX_ROWS, _MAX_MISTAKES = 20, 8
 """Classes, and pairs of them that are confused, on the screen."""
@@ -49,11 +49,10 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     Scores of each class, the confusion matrix, calibration and the worst samples are also files, for the run's report.
     """
     trained = Trained.open(options.run, overrides, command="eval")
-    check_views(options.tta, trained.task, trained.config.task.name)
     loader = trained.loader(options.split)
     if options.out:
         _check_writable(options.out)
-    source, facts = loader.plan.source, Facts(trained.task)
+    source, facts = loader.plan.source, Collector(trained.task)
     started = time.perf_counter()
     found = trained.evaluate(loader, options.tta, facts)
     speed = len(source) / (time.perf_counter() - started)

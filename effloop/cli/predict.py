@@ -27,7 +27,7 @@ from effloop.data.source.auto import format_of
 from effloop.data.source.files import Unlabelled, find_images
 from effloop.data.source.table_source import NoTargetsError, listed_images
 from effloop.errors import ConfigError, DataError
-from effloop.inference.predict import Mask, Predictions, share_columns, shares
+from effloop.inference.predict import Mask, Predictions, share_columns
 from effloop.inference.trained import Trained
 from effloop.inference.writers import Columns, MaskFiles, check_writable, overlay_jpeg, rows_of, writing
 from effloop.record.grid import encode
@@ -75,7 +75,7 @@ def _mask_columns(
 def _largest(masks: Sequence[Mask | None], names: Sequence[str]) -> list[str]:
     """`road 41.2%, sky 20.0%` for each image; empty without a mask."""
     words = []
-    for row in shares(masks, len(names)):
+    for row in np.stack([*share_columns(masks, names).values()], axis=1):
         best = [place for place in np.argsort(-row, kind="stable")[:_NAMED] if row[place] > 0]
         words.append(", ".join(f"{names[place]} {row[place]:.1%}" for place in best))
     return words
@@ -186,12 +186,12 @@ def _write(
     """Write the table, with targets if there is a source of them; returns the first rows if there is no file."""
     rows: list[dict[str, Any]] = []
     digits = predictions.trained.task.digits
-    with writing(options.out, digits) if options.out else nullcontext() as writer, Progress() as progress:
+    with writing(options.out, digits) if options.out else nullcontext() as write, Progress() as progress:
         progress.begin("predicted", len(predictions))
         for ids, columns in found:
             table = _table(predictions, ids.tolist(), columns, source)
-            if writer:
-                writer.write(table)
+            if write:
+                write(table)
             elif len(rows) < _SHOWN:
                 rows += rows_of(table, digits)
             progress.advance(len(ids))

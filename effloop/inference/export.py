@@ -8,7 +8,7 @@ import json
 import math
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,17 +22,20 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 import effloop
 from effloop import config as configs
+from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.augment.base import Evaluation, RecipeConfig
 from effloop.data.augment.native.augment import Resize
 from effloop.data.augment.native.crops import PADDING
-from effloop.errors import ConfigError, ParityError, reason
-from effloop.inference.formats import INPUT, OUTPUT, VERSION, Format, formats, one_line_errors
-from effloop.inference.parity import Parity, compare
-from effloop.inference.program import trace
+from effloop.data.loader import Loader
+from effloop.errors import ConfigError, ParityError, reason, warn
+from effloop.inference.formats import INPUT, OUTPUT, VERSION, Format, formats, one_line_errors, trace
 from effloop.inference.trained import FixedBatch, Trained
+from effloop.record import Metrics
 from effloop.system.hardware import has_vnni
+from effloop.task import Meter, Task
 from effloop.task.base import OutputTransform, unwrap
+from effloop.train.evaluation import Scorer
 
 _SAME = 1e-4
 """Difference of a file's outputs from its own in another reading, as a share of the largest."""
@@ -74,12 +77,12 @@ class ExportOptions:
             raise ConfigError(f"batch: to={self.to} has weights only, for batches of any size; leave batch out")
         if self.out is not None and self.out.suffix != kind.suffix:
             raise ConfigError(f"out: {self.out} would not be found to be {self.to}; set out=FILE{kind.suffix}")
-        folder = (self.out or Path()).absolute().parent
-        if self.out is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
-            raise ConfigError(f"out: {self.out} can't be written, {folder} is no folder to write to; set out=FILE")
-        for file in kind.files(self.out) if self.out is not None else ():
-            if file.is_dir():
-                raise ConfigError(f"out: {file} is a folder; set out=FILE{kind.suffix} to another name")
+        if self.out is not None:
+            folder = self.out.absolute().parent
+            if not (folder.is_dir() and os.access(folder, os.W_OK)):
+                raise ConfigError(f"out: {self.out} can't be written, {folder} is no folder to write to; set out=FILE")
+            if taken := next((file for file in kind.files(self.out) if file.is_dir()), None):
+                raise ConfigError(f"out: {taken} is a folder; set out=FILE{kind.suffix} to another name")
 
     @property
     def fixed(self) -> int | None:
@@ -89,14 +92,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written.
-
-    Attributes:
-        path: of the file.
-        size: bytes of it and what belongs to it.
-        parity: beside the trained model.
-        notes: what was done to the model, in words.
-    """
+    """A file that was written: its bytes with what belongs to it, its `Parity`, and what was done to the model."""
 
     path: Path
     size: int
@@ -108,10 +104,6 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
     """Write a trained model to a file and check that file on the validation split.
 
     What is checked is the file, opened by its own runtime; only then it gets its name.
-
-    Args:
-        trained: from a checkpoint.
-        options: how.
 
     Raises:
         ConfigError: the model can't be exported so.
@@ -160,20 +152,14 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
     size = trained.config.size
     shape = options.fixed or 2, trained.config.data.channels, *size
     example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    notes = []
+    notes: list[str] = []
     if trained.precision.dtype is not None:
         used = str(trained.precision.dtype).removeprefix("torch.")
         notes.append(f"scores before are of float32; eval of the run computes in {used}, as it was trained")
     if form.fuses:
         height, width = trained.model.input_size(size) if isinstance(trained.model, OutputTransform) else size
-        simple = simplify(model, example[:, :, :height, :width], dynamic=form.dynamic)
-        model = simple.model
-        if simple.reparameterized:
-            notes.append(f"re-parameterised: {simple.reparameterized:,} parameters fewer")
-        if simple.fused:
-            notes.append(f"BatchNorms fused: {simple.fused}")
-        if simple.note:
-            notes.append(simple.note)
+        model, done = simplify(model, example[:, :, :height, :width], dynamic=form.dynamic)
+        notes += done
     model = trained.task.to(torch.device("cpu")).with_output_transform(model)
     with one_line_errors(f"to={options.to} can't take this model"):
         program = form.convert(model, example)
@@ -197,38 +183,106 @@ def _calibration_images(trained: Trained, options: ExportOptions) -> list[Tensor
 
 @contextmanager
 def _in_place(form: Format, path: Path) -> Iterator[Path]:
-    """A name in a new folder beside `path`, from which the files are moved to `path` and beside it at the end.
-
-    Raises:
-        ConfigError: they can't be.
-    """
+    """A name in a new folder beside `path`, from which the files are moved at the end, that of `path` itself last."""
     try:
         with TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent, ignore_cleanup_errors=True) as folder:
             temporary = Path(folder) / path.name
             yield temporary
-            _move(form.files(temporary), form.files(path), Path(folder))
+            for source, target in reversed([*zip(form.files(temporary), form.files(path), strict=True)]):
+                os.replace(source, target)
     except OSError as error:
         raise ConfigError(f"out: {path} can't be written: {error.strerror or error}; set out=FILE") from error
 
 
-def _move(sources: Sequence[Path], targets: Sequence[Path], folder: Path) -> None:
-    """Rename files, the first of them last; if one can't be, the others are as they were before."""
-    moved: list[tuple[Path, Path]] = []
-    try:
-        for source, target in zip(sources[1:], targets[1:], strict=True):
-            kept = folder / f"before-{target.name}"
-            if target.exists():
-                os.replace(target, kept)
-            moved.append((kept, target))
-            os.replace(source, target)
-        os.replace(sources[0], targets[0])
-    except OSError:
-        for kept, target in moved:
-            if kept.exists():
-                os.replace(kept, target)
-            else:
-                target.unlink(missing_ok=True)
-        raise
+# Whether an exported model is the trained one: both on the same images.
+
+_LEAST_AGREEMENT = 0.999  # share of images that a file's predictions have to be the same for, unless it is int8
+_FEW_AGREE = 0.95  # share below which int8 is kept with a warning: its score can be as good by chance
+_MOST_LOST = 0.01  # of the task's first score, by int8: a percentage point, 0.01 of R², or 1 % of a score in units
+_AT_ONCE = 1 << 22  # outputs that are summed in float64 at a time: those of pixels are many
+
+
+@dataclass(frozen=True)
+class Parity:
+    """An exported model beside the trained one.
+
+    Attributes:
+        images: that both were given.
+        difference: the largest absolute difference of outputs.
+        spread: the standard deviation of the trained model's outputs.
+        agreement: share of the images for which both predict the same.
+        before: scores of the trained model.
+        after: scores of the exported one.
+    """
+
+    images: int
+    difference: float
+    spread: float
+    agreement: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+    def check(self, meter: Meter, *, int8: bool) -> None:
+        """Raise a ParityError, which has the figures, for an exported model that isn't good enough: by the task's first
+        score with int8, else by the agreement; warn of int8 with few predictions the same.
+        """
+        before, after = self.before[meter.name], self.after[meter.name]
+        scores = f"{meter.name} {meter.text(before)} before, {meter.text(after)} after"
+        if int8:
+            lost = before - after if meter.higher_is_better else after - before
+            allowed = _MOST_LOST if meter.percent or meter.of_one else _MOST_LOST * abs(before)
+            if not lost <= allowed:  # NaN is refused, too
+                raise ParityError(
+                    f"int8 costs more than {meter.text(allowed)} on {self.images:,} images: {scores}; "
+                    "no file was written; try calibrate=1000, or leave int8 out"
+                )
+            if self.agreement < _FEW_AGREE:
+                warn(
+                    f"int8 predicts the same for {self.agreement:.2%} of {self.images:,} images only, though its score "
+                    f"holds ({scores}); try calibrate=1000, or compare both on more images"
+                )
+        elif not self.agreement >= _LEAST_AGREEMENT:
+            raise ParityError(
+                f"the exported model predicts the same for {self.agreement:.2%} of {self.images:,} images, "
+                f"{_LEAST_AGREEMENT:.1%} are needed: outputs differ by up to {self.difference:.3g}, {scores}; "
+                "no file was written; try another format, or without half"
+            )
+
+
+def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task, images: int | None = None) -> Parity:
+    """Run both models on a split, or on so many of its images, spread evenly: most splits are sorted by class."""
+    device, size = loader.transfer.device, len(loader.plan.source)
+    batches: Iterable[Batch] = loader.epoch(0)
+    if images is not None:
+        ids = np.linspace(0, size - 1, min(images, size)).round().astype(np.int64).tolist()
+        parts = range(0, len(ids), loader.global_batch)
+        batches = (loader.samples(ids[start : start + loader.global_batch]) for start in parts)
+    scorers = [Scorer(task, Metrics(task.num_sums, device)) for _ in range(2)]
+    facts = torch.zeros(4, dtype=torch.float64, device=device)  # images that agree, numbers, their sum, their squares'
+    difference, count = torch.zeros((), device=device), 0
+    with torch.inference_mode():
+        for batch in batches:
+            pair = [model(batch.images).float() for model in (expected, exported)]
+            if pair[0].shape != pair[1].shape:
+                raise ParityError(
+                    f"the exported model gives {tuple(pair[1].shape)} outputs where the trained one gives "
+                    f"{tuple(pair[0].shape)}; no file was written; try another format"
+                )
+            for outputs, scorer in zip(pair, scorers, strict=True):
+                scorer.add(outputs, batch)
+            ours, others = (outputs[batch.valid] for outputs in pair)
+            count += len(ours)
+            difference = torch.maximum(difference, (ours - others).abs().nan_to_num(torch.inf).max())
+            finite = others.flatten(1).isfinite().all(dim=1)
+            facts[0] += (task.agreement(others, ours) & finite).sum()
+            facts[1] += ours.numel()
+            for part in ours.split(max(1, _AT_ONCE * len(ours) // max(1, ours.numel()))):
+                wide = part.double()
+                facts[2:] += torch.stack([wide.sum(), wide.square().sum()])
+    agreeing, numbers, total, squares = facts.tolist()
+    before, after = (scorer.scores() for scorer in scorers)
+    spread = max(squares / numbers - (total / numbers) ** 2, 0.0) ** 0.5
+    return Parity(count, float(difference), spread, agreeing / count, before, after)
 
 
 # Metadata of an exported file: all that another program needs to use it, and EffLoop to score it.
@@ -357,32 +411,15 @@ _CLOSE = 1e-3
 """Difference of fused outputs, as a share of the largest output. Float32 gives 1e-6 to 1e-5."""
 
 
-@dataclass(frozen=True)
-class Simplified:
-    """A model with fewer operations.
-
-    Attributes:
-        model: on the CPU, in eval mode.
-        reparameterized: how many parameters merging branches has saved.
-        fused: how many BatchNorms were folded.
-        note: why it is less than could be; empty if it isn't.
-    """
-
-    model: nn.Module
-    reparameterized: int = 0
-    fused: int = 0
-    note: str = ""
-
-
-def simplify(model: nn.Module, example: Tensor, *, dynamic: bool) -> Simplified:
-    """A model re-parameterised and fused, if its outputs for random images stay the same; else as it is.
+def simplify(model: nn.Module, example: Tensor, *, dynamic: bool) -> tuple[nn.Module, list[str]]:
+    """A model re-parameterised and fused, if its outputs for an example stay the same, else as it is; what was done.
 
     Args:
         model: on the CPU, in eval mode; it is changed.
         example: (N, 3, H, W) images of the shape to export for.
         dynamic: whether the graph has to take any number of images.
     """
-    merged, saved = model, 0
+    merged, notes = model, list[str]()
     with torch.no_grad():
         expected = model(example)
         if importlib.util.find_spec("timm") is not None:
@@ -391,29 +428,25 @@ def simplify(model: nn.Module, example: Tensor, *, dynamic: bool) -> Simplified:
             # Parallel branches of RepVGG, MobileOne, FastViT and others become one convolution, in a copy.
             merged = reparameterize_model(model)
             if not _close(merged(example), expected):
-                return Simplified(model, note="re-parameterising changes its outputs, and was left out")
-            saved = sum(each.numel() for each in model.parameters()) - sum(p.numel() for p in merged.parameters())
+                return model, ["re-parameterising changes its outputs, and was left out"]
+            if saved := sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in merged.parameters()):
+                notes.append(f"re-parameterised: {saved:,} parameters fewer")
         try:
             graph = trace(merged, example, dynamic=dynamic).module(check_guards=False)
             assert isinstance(graph, fx.GraphModule)
             count = fold_batch_norm(graph)
             same = _close(graph(example), expected)
         except Exception as error:  # tracing fails in many ways, which the export itself reports
-            return Simplified(merged, saved, note=f"BatchNorm isn't fused: {reason(error)}")
+            return merged, [*notes, f"BatchNorm isn't fused: {reason(error)}"]
     if not same:
-        return Simplified(merged, saved, note="fusing BatchNorm changes its outputs, and was left out")
-    return Simplified(graph if count else merged, saved, count)
+        return merged, [*notes, "fusing BatchNorm changes its outputs, and was left out"]
+    return (graph, [*notes, f"BatchNorms fused: {count}"]) if count else (merged, notes)
 
 
 def fold_batch_norm(graph: fx.GraphModule) -> int:
-    """Fold each BatchNorm into the convolution or linear layer that it alone reads (Jacob et al. 2018, "Quantization
-    and training of neural networks for efficient integer-arithmetic-only inference", section 3.2).
-
-    Args:
-        graph: of ATen operations, in eval mode, as torch.export's `module()` has it; it is changed.
-
-    Returns:
-        How many.
+    """Fold each BatchNorm of a graph of ATen operations into the convolution or linear layer that it alone reads (Jacob
+    et al. 2018, "Quantization and training of neural networks for efficient integer-arithmetic-only inference",
+    section 3.2); returns how many.
     """
     count = 0
     for norm in list(graph.graph.nodes):

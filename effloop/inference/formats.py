@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -19,10 +21,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
 from effloop.errors import CheckpointError, ConfigError, EffLoopError, optional_package
-from effloop.inference.program import Contiguous, Half, extra_file, load, trace
 from effloop.system.hardware import has_vnni
 
 VERSION = 1
@@ -30,11 +31,7 @@ VERSION = 1
 
 
 def read_metadata(text: str | None, path: Path) -> dict[str, Any]:
-    """Metadata of a file.
-
-    Raises:
-        CheckpointError: it has none, or some of another version.
-    """
+    """Metadata of a file; a CheckpointError where it has none, or some of another version."""
     try:
         found = json.loads(text or "null")
         version = found["version"]
@@ -96,12 +93,8 @@ class Format(ABC):
 
     @abstractmethod
     def open(self, path: Path, device: torch.device, network: Callable[[], nn.Module]) -> nn.Module:
-        """The model in a file: (N, 3, H, W) float32 on any device -> (N, K) float32 there.
-
-        Args:
-            path: what `save` has written.
-            device: where to compute, if the runtime can.
-            network: builds the model as it was before training, for a format that has only weights.
+        """The model in a file, which computes on `device` if its runtime can: (N, 3, H, W) float32 on any device ->
+        (N, K) float32 there. `network` builds the model as it was before training, for a format that has only weights.
         """
 
     @classmethod
@@ -133,11 +126,7 @@ def format_of(path: Path) -> type[Format] | None:
 
 @contextmanager
 def one_line_errors(doing: str) -> Iterator[None]:
-    """Silences exporters and runtimes, and makes their errors one line.
-
-    Raises:
-        ConfigError: with the reason that the package gives.
-    """
+    """Silences exporters and runtimes, and makes their errors a ConfigError of one line."""
     disabled = logging.root.manager.disable
     try:
         with open(os.devnull, "w") as void, redirect_stdout(void), redirect_stderr(void), warnings.catch_warnings():
@@ -153,6 +142,45 @@ def one_line_errors(doing: str) -> Iterator[None]:
         raise ConfigError(f"{doing}: {type(error).__name__}: {line}") from error
     finally:
         logging.disable(disabled)
+
+
+# torch.export: models as graphs, traced, and read from a file.
+
+
+def trace(model: nn.Module, example: Tensor, *, dynamic: bool) -> ExportedProgram:
+    """The graph of a model on the CPU in eval mode, for any number of images if `dynamic`; the (N, 3, H, W) example
+    then has two or more: 0 and 1 would become constants of the graph.
+    """
+    shapes = ({0: Dim("batch", min=1)},) if dynamic else None
+    with torch.no_grad():
+        return torch.export.export(model, (example,), dynamic_shapes=shapes)
+
+
+class Half(nn.Module):
+    """A model that computes in float16, between float32 input and output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.half()
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.model(images.half())
+        return outputs.float()
+
+
+class Contiguous(nn.Module):
+    """A graph, which was traced for images in rows and doesn't know other layouts."""
+
+    def __init__(self, graph: nn.Module) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def train(self, mode: bool = True) -> Contiguous:
+        return self  # the graph is that of eval mode, and raises
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.graph(images.contiguous())
+        return outputs
 
 
 @register_format("pt2")
@@ -171,15 +199,115 @@ class Pt2(Format):
         torch.export.save(program, path, extra_files={f"{KEY}.json": metadata})
 
     def read_metadata(self, path: Path) -> str | None:
-        return extra_file(path, f"{KEY}.json") or None
+        reader, name = _reader(path), f"extra/{KEY}.json"
+        return reader.read_string(name) or None if name in reader.get_file_names() else None
 
     def open(self, path: Path, device: torch.device, network: Callable[[], nn.Module]) -> nn.Module:
-        program = load(path)
+        program = load_program(path)
         if device.type != "cpu":
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, device)
         return Contiguous(program.module())
+
+
+# Reading a `.pt2` without running what it may hold: pickles, libraries, and text that torch.export evaluates.
+
+_MODEL, _INPUTS = "models/model.json", "data/sample_inputs/model.pt"
+_WEIGHTS, _CONSTANTS = "data/weights/model_weights_config.json", "data/constants/model_constants_config.json"
+_PARTS = re.compile(
+    "|".join(map(re.escape, (_MODEL, _INPUTS, _WEIGHTS, _CONSTANTS)))
+    + r"|data/weights/weight_\d+|data/constants/tensor_\d+|extra/[\w.]+"
+    + r"|archive_format|archive_version|byteorder|\.data/\w+"
+)
+"""No compiled library (data/aotinductor), no pickled object, nothing of older layouts, which are pickles."""
+
+_TEXT = re.compile(r"[\w.,\-> ]*")
+"""Names and strings, some of which become part of generated code: without parentheses they call nothing."""
+
+_SIZES = re.compile(
+    r"(?:(?:Symbol|Integer|Add|Mul|Pow|Min|Max|Mod|PythonMod|FloorDiv|CleanDiv|CeilDiv|ModularIndexing)\("
+    r"|'\w+'|-?\d+|(?:positive|nonnegative|integer)=True|[), ])*"
+)
+"""Sizes that depend on the batch, which sympy evaluates as Python."""
+
+_OPERATIONS = re.compile(
+    r"torch\.ops\.(?:aten|torchvision|prims)\.\w+\.\w+|torch\.sym_\w+|math\.\w+"
+    r"|torch\.ops\.higher_order\.wrap_with_(?:set_grad_enabled|autocast)"
+    r"|_operator\.(?:add|sub|mul|neg|truediv|floordiv|mod|pow|eq|ne|lt|le|gt|ge|getitem|and_|or_|not_)"
+)
+"""What a graph may call: others of torch's functions read files and load code."""
+
+_FREE = {"metadata", "torch_version"}
+"""Keys of text that is kept and never evaluated."""
+
+_TREES = {"in_spec", "out_spec"}
+"""Keys of nested JSON, which can name modules to import."""
+
+_TREE = re.compile(
+    r'(?:"type"|"context"|"children_spec"|"builtins\.(?:tuple|list|dict)"|"null"|"\[\]"|null|[\d\[\]{}:, ])*'
+)
+
+
+def load_program(path: Path) -> ExportedProgram:
+    """The program in a file; a CheckpointError for all else than what `torch.export.save` writes for such a model."""
+    # torch.export.load would try older layouts if this fails.
+    from torch.export.pt2_archive._package import load_pt2
+
+    reason = next(_reasons(_reader(path)), None)
+    if reason is not None:
+        raise CheckpointError(f"{path} is refused: {reason}, and reading may run code; export the run again")
+    program: ExportedProgram = load_pt2(path).exported_programs["model"]
+    return program
+
+
+def _reader(path: Path) -> Any:
+    """The archive as torch.export reads it: another reader of zip files may find other parts in the same file."""
+    from torch.export.pt2_archive._package import PT2ArchiveReader
+
+    return PT2ArchiveReader(str(path))
+
+
+def _reasons(reader: Any) -> Iterator[str]:
+    """Why a file is refused."""
+    names = reader.get_file_names()
+    yield from (f"it has a part '{name}'" for name in names if not _PARTS.fullmatch(name))
+    if len({name.lower() for name in names}) < len(names):  # torch finds parts whatever their letters' case
+        yield "it has two parts of one name"
+    for part in (_WEIGHTS, _CONSTANTS):
+        tensors = json.loads(reader.read_string(part))["config"].values()
+        folder = part.rpartition("/")[0]
+        if any(
+            each["use_pickle"] is not False or not _PARTS.fullmatch(f"{folder}/{each['path_name']}") for each in tensors
+        ):
+            yield f"{part} names a pickle"
+    try:
+        torch.load(io.BytesIO(reader.read_bytes(_INPUTS)), weights_only=True)
+    except Exception:  # whatever it is, torch.export would read it again without weights_only
+        yield f"{_INPUTS} holds more than tensors"
+    yield from _evaluated(json.loads(reader.read_string(_MODEL)), "")
+
+
+def _evaluated(value: Any, key: str) -> Iterator[str]:
+    """Why the text of a graph is refused; `key` is what holds `value`."""
+    if key in _FREE:
+        return
+    if key == "guards_code" and value:
+        yield "its graph has conditions in Python"
+    if isinstance(value, dict):
+        yield from (f"its graph has a name '{name}'" for name in value if not _TEXT.fullmatch(name))
+        for name, each in value.items():
+            yield from _evaluated(each, name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _evaluated(each, key)
+    elif isinstance(value, str):
+        allowed = {"expr_str": _SIZES, "target": _OPERATIONS}.get(key, _TREE if key in _TREES else _TEXT)
+        if not allowed.fullmatch(value):
+            yield f"its graph has {key} '{value[:80]}'"
+
+
+# ONNX, OpenVINO and weights alone.
 
 
 @register_format("onnx")
@@ -303,11 +431,7 @@ class OpenVino(Onnx):
 
 
 def _read_openvino(core: Any, path: Path) -> Any:
-    """The model in a file, which other frontends of OpenVINO would read, and log in C++, were it no XML.
-
-    Raises:
-        CheckpointError: it is none of OpenVINO's, or its weights aren't beside it.
-    """
+    """The model in a file, which other frontends of OpenVINO would read, and log in C++, were it no XML."""
     with path.open("rb") as opened:
         start = opened.read(1024)
     if b"<net " not in start:

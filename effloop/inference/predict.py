@@ -31,7 +31,7 @@ from effloop.data.source.files import Images
 from effloop.errors import ConfigError, DataError
 from effloop.inference.trained import Trained
 from effloop.inference.writers import Columns, rows_of
-from effloop.train.evaluation import View, check_views, outputs_of_views
+from effloop.train.evaluation import View, outputs_of_views
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,13 @@ class TolerantPlan(Plan):
 
 
 class Predictions:
-    """Predictions for the samples of a source, batch by batch; masks of tasks of pixels.
-
-    Args:
-        trained: the model.
-        source: its samples are predicted in order.
-        views: of each image, beside itself.
+    """Predictions for the samples of a source, in order, batch by batch; masks of tasks of pixels.
 
     Attributes:
         problems: {sample: why it can't be used}; complete after the last batch.
-
-    Raises:
-        ConfigError: the task can't make one output of several views, or masks can't be put into the images' frames.
     """
 
     def __init__(self, trained: Trained, source: Source, views: Collection[View] = ()) -> None:
-        check_views(views, trained.task, trained.config.task.name)
         config = showing_all(trained.config) if trained.task.spatial else trained.config
         self.trained, self.views = trained, views
         self.loader = loader_of(config, source, TolerantPlan)
@@ -166,9 +157,6 @@ _AT_ONCE = 1 << 22
 def showing_all(config: Config) -> Config:
     """A config by which the model sees the whole of each image: with `augment.eval=crop`, whose centre would leave a
     border without classes, letterboxed, because that keeps the aspect ratio as the crop does.
-
-    Raises:
-        ConfigError: the augmentation isn't a recipe, whose geometry isn't known.
     """
     if not isinstance(config.augment, RecipeConfig):
         raise ConfigError(
@@ -205,18 +193,11 @@ class Frame:
 
 
 def mask_of(outputs: Tensor, frame: Frame, image: ImageSize) -> Tensor:
-    """The best class of each pixel of an image.
+    """(K, H, W) logits at the model's size, on any device -> (height, width) uint8 there, the best class of each pixel
+    of an image, whose part of the logits is `frame`.
 
-    Outputs are enlarged, or reduced, bilinearly (`align_corners=False`) before the best one is taken, so that borders
+    Logits are enlarged, or reduced, bilinearly (`align_corners=False`) before the best one is taken, so that borders
     between classes are smooth; some rows at a time.
-
-    Args:
-        outputs: (K, H, W) logits at the model's size, on any device; K up to 256.
-        frame: the image's part of them.
-        image: its size.
-
-    Returns:
-        (height, width) uint8, on the outputs' device.
     """
     part = outputs[:, frame.top : frame.top + frame.height, frame.left : frame.left + frame.width].float()
     if tuple(part.shape[1:]) == tuple(image):
@@ -239,18 +220,12 @@ def _rows(part: Tensor, start: int, stop: int, height: int) -> Tensor:
     return part[:, above].lerp(part[:, below], (places - above).float()[None, :, None])
 
 
-def shares(masks: Sequence[Mask | None], num_classes: int) -> NDArray[np.float32]:
-    """(N, num_classes) float32, each class's share of each image's pixels; NaN where there is no mask."""
-    found = np.full((len(masks), num_classes), np.nan, np.float32)
+def share_columns(masks: Sequence[Mask | None], names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+    """A column `share_NAME` for each class, its share of each image's pixels; NaN where there is no mask."""
+    found = np.full((len(masks), len(names)), np.nan, np.float32)
     for row, mask in zip(found, masks, strict=True):
         if mask is not None:
-            row[:] = np.bincount(mask.ravel(), minlength=num_classes)[:num_classes] / mask.size
-    return found
-
-
-def share_columns(masks: Sequence[Mask | None], names: Sequence[str]) -> Columns:
-    """A column `share_NAME` for each class."""
-    found = shares(masks, len(names))
+            row[:] = np.bincount(mask.ravel(), minlength=len(names))[: len(names)] / mask.size
     return {f"share_{name}": column for name, column in zip(names, found.T, strict=True)}
 
 
@@ -293,11 +268,8 @@ class Predictor(nn.Module):
         return self._trained.forward(images)
 
     def preprocess(self, images: Iterable[ImageLike] | ImageLike) -> Tensor:
-        """Images of any size -> (N, C, H, W) float32 on the model's device, by the run's decoder, crop and resize.
-
-        Raises:
-            DataError: an image can't be read or decoded; the message names it.
-            ConfigError: there are none, or one is nothing of `ImageLike`.
+        """Images of any size -> (N, C, H, W) float32 on the model's device, by the run's decoder, crop and resize; a
+        DataError names an image that can't be read or decoded.
         """
         source, config = self._given(images)
         with closing(loader_of(config, source)) as loader:
@@ -317,20 +289,15 @@ class Predictor(nn.Module):
             A dict for each image: `class`, `score`, then `class_2`, `score_2` and so on; of other tasks their own keys.
             Of segmentation `mask`, (height, width) uint8 classes at the image's own size, and `share_NAME`, each
             class's share of it; images are whole, see `showing_all`.
-
-        Raises:
-            DataError, ConfigError: as `preprocess` does.
         """
         source, config = self._given(images)
-        found = Predictions(replace(self._trained, config=config), source)
+        found, task = Predictions(replace(self._trained, config=config), source), self._trained.task
         rows: list[dict[str, Any]] = []
-        if self._trained.task.spatial:
-            for _, masks in found.masks():
-                columns = rows_of(share_columns(masks, self._trained.target_names))
-                rows += [{"mask": mask, **row} for mask, row in zip(masks, columns, strict=True)]
-        else:
-            for _, table in found.columns(top, every=every):
-                rows += rows_of(table, self._trained.task.digits)
+        for _, masks in found.masks() if task.spatial else ():
+            columns = rows_of(share_columns(masks, self._trained.target_names))
+            rows += [{"mask": mask, **row} for mask, row in zip(masks, columns, strict=True)]
+        for _, table in found.columns(top, every=every) if not task.spatial else ():
+            rows += rows_of(table, task.digits)
         for sample, problem in sorted(found.problems.items()):
             raise DataError(f"{source.name(sample)} {problem}")
         return rows
@@ -353,12 +320,7 @@ class Predictor(nn.Module):
 
 
 def _encoded(image: ImageLike, name: str, config: Config) -> Encoded:
-    """An encoded image, of a file or as raw pixels; Pillow's image stays as it is.
-
-    Raises:
-        DataError: the file can't be read, or Pillow's image can't be decoded.
-        ConfigError: it is no image.
-    """
+    """An encoded image, of a file or as raw pixels; Pillow's image stays as it is."""
     if isinstance(image, str | os.PathLike):
         try:
             return Path(image).read_bytes()
@@ -389,8 +351,5 @@ def load(run: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Predicto
     Args:
         run: a run folder, for its best checkpoint; a .ckpt file, or one by `effloop export`.
         overrides: change the run's config, e.g. `["device=cpu", "num_workers=4"]`.
-
-    Raises:
-        CheckpointError, ConfigError: there is no such run, or it can't be loaded.
     """
     return Predictor(Trained.open(Path(run).expanduser(), overrides, whole_process=False))

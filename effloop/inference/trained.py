@@ -34,25 +34,21 @@ from effloop.record import Metrics
 from effloop.runs.compare import inputs as differing_inputs
 from effloop.system.hardware import find_device, set_reproducible, set_threads
 from effloop.task import Task, tasks
-from effloop.train.evaluation import Collector, Scorer, View, check_views, evaluate, evaluate_views
+from effloop.train.evaluation import Collector, Scorer, View, evaluate
 
 
 def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:
     """The config that a model was trained by, with overrides, for a single process that doesn't compile.
 
     Other data than the run's isn't divided as the run's is, unless an override says so.
-
-    Raises:
-        ConfigError: it is none, or an override is invalid.
     """
     alone = {**facts["config"], "parallel": {"name": "none"}, "compile": False, "resume": None}
     # A run of an earlier version may have set the removed `data.window`, which a trained model doesn't depend on.
     data = alone["data"] = {key: value for key, value in alone["data"].items() if key != "window"}
     config = configs.from_dict(alone, overrides, f"the config in {path}")
     keys = {key_of(override) for override in overrides}
-    if not config.data.divides or "data.root" not in keys or keys & {"data.val", "data.folds", "data.fold"}:
-        return config
-    if _same_path(config.data.root, data["root"]):
+    moved = "data.root" in keys and not _same_path(config.data.root, data["root"])
+    if not config.data.divides or not moved or keys & {"data.val", "data.folds", "data.fold"}:
         return config
     trained_on = facts.get("data")
     with suppress(EffLoopError):  # by its samples and bytes it may be the run's data, elsewhere now
@@ -67,25 +63,17 @@ def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) ->
 
 
 def _same_path(one: str | None, other: str | None) -> bool:
-    paths = [root and os.path.realpath(os.path.expanduser(root)) for root in (one, other)]
-    return paths[0] == paths[1]
+    return len({root and os.path.realpath(os.path.expanduser(root)) for root in (one, other)}) == 1
 
 
 class FixedBatch(nn.Module):
-    """A model that takes a fixed number of images, for any number: the last ones are filled up.
-
-    Args:
-        model: takes (batch, 3, H, W).
-        batch: that number.
-    """
+    """A model of (batch, C, H, W) images for any number of them: the last ones are filled up."""
 
     def __init__(self, model: nn.Module, batch: int) -> None:
         super().__init__()
-        self.model = model
-        self.batch = batch
+        self.model, self.batch = model, batch
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, H, W) -> (N, K)."""
         missing = -len(images) % self.batch
         filled = torch.cat([images, images[:1].expand(missing, -1, -1, -1)]) if missing else images
         return torch.cat([self.model(part) for part in torch.split(filled, self.batch)])[: len(images)]
@@ -126,19 +114,12 @@ class Trained:
             overrides: change the run's config, e.g. `data.root` or `device`.
             whole_process: apply also `threads`, `deterministic`, `cudnn_benchmark`.
             command: that was typed, to be named with another checkpoint where this one is damaged.
-
-        Raises:
-            CheckpointError, ConfigError, DataError: it can't be read, its runtime isn't installed, or it doesn't fit
-                the overrides.
         """
         kind = None if path.is_dir() else format_of(path)
         path = files.find(path, "best", command) if kind is None else path
         facts = files.read(path, command) if kind is None else _exported_facts(kind(), path)
         config = config_of(facts, overrides, path)
-        if kind is None:
-            check_same_model(config, facts)
-        else:
-            _check_same_input(config, facts)
+        check_same_model(config, facts) if kind is None else _check_same_input(config, facts)
         task = tasks.build(config.task)
         # A checkpoint may have neither a number nor classes: then the data tells.
         count = facts.get("num_outputs") or len(facts["classes"]) or task.num_outputs(open_part(config.data, "val"))
@@ -189,13 +170,8 @@ class Trained:
         return f"{self.path}, epoch {self.facts['progress']['epoch'] - 1}"
 
     def loader(self, split: str = "val") -> Loader:
-        """A split of the data, in order and never augmented: val, train or any other split of it, e.g. test.
-
-        Args:
-            split: which; `val` is all of other data than the run's that has no splits.
-
-        Raises:
-            ConfigError, DataError: it isn't there, or has other classes or targets.
+        """A split of the data, in order and never augmented: val, train or any other split of it, e.g. test; `val` is
+        all of other data than the run's that has no splits.
         """
         build = partial(build_loader, self.config, classes=list(self.classes), evaluate=True)
         loader = self._or_whole(build, split)
@@ -206,14 +182,8 @@ class Trained:
         return loader
 
     def source(self, split: str = "val", root: Path | None = None) -> Source:
-        """The samples of a split, whatever their classes are.
-
-        Args:
-            split: as in `loader`.
-            root: of other data, in any format, all of it where it has no splits; None is the run's.
-
-        Raises:
-            ConfigError, DataError: it isn't there.
+        """The samples of a split as of `loader`, whatever their classes are; with `root` of other data, in any format,
+        all of it where it has no splits.
         """
         data = self.config.data
         if root is None:
@@ -263,30 +233,16 @@ class Trained:
         self, loader: Loader, views: Collection[View] = (), collector: Collector | None = None
     ) -> list[dict[str, float]]:
         """The task's scores on all samples of a loader, which is closed: of each image as it is and, with views,
-        second, of it with its views together.
-
-        Args:
-            loader: from `loader`.
-            views: of each image, beside itself.
-            collector: gets the outputs, of all views together, and the targets, too.
-
-        Raises:
-            ConfigError: the task can't make one output of several.
+        second, of it with its views together; `collector` gets the outputs of all together, and the targets, too.
         """
-        check_views(views, self.task, self.config.task.name)
+        kinds = [None, collector] if views else [collector]
+        scorers = [Scorer(self.task, Metrics(self.task.num_sums, self.device), collector=each) for each in kinds]
         with closing(loader):
-            if views:
-                return evaluate_views(self.model, loader.epoch(0), self.task, self.precision, views, collector)
-            scorer = Scorer(self.task, Metrics(self.task.num_sums, self.device), collector=collector)
-            return [evaluate(self.model, loader.epoch(0), scorer, self.precision)]
+            return evaluate(self.model, loader.epoch(0), scorers, self.precision, views)
 
 
 def _exported_facts(form: Format, path: Path) -> dict[str, Any]:
-    """The metadata of an exported file, by the names that a checkpoint has.
-
-    Raises:
-        CheckpointError, ConfigError: it isn't there, can't be read, or its runtime isn't installed.
-    """
+    """The metadata of an exported file, by the names that a checkpoint has."""
     if not path.is_file():
         raise CheckpointError(f"'{path}' is not there; name a run folder, a .ckpt file or an exported file")
     with one_line_errors(f"{path} can't be read"):
@@ -304,11 +260,7 @@ def _network(config: Config, num_outputs: int, device: torch.device) -> nn.Modul
 
 
 def _check_same_input(config: Config, found: Mapping[str, Any]) -> None:
-    """Refuse overrides that a file can't follow any more.
-
-    Raises:
-        ConfigError: another task, model or size of images.
-    """
+    """Raise a ConfigError for another task, model or size of images than an exported file's."""
     if (task := found["config"]["task"]["name"]) != config.task.name:
         raise ConfigError(f"task: the exported file is of task={task}, not {config.task.name}; leave task out")
     size = ImageSize(*found["input"]["shape"][2:])

@@ -1,4 +1,4 @@
-"""Tables of predictions, written as they come: CSV, JSON lines or parquet."""
+"""Tables and masks of predictions, as files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
@@ -28,93 +28,81 @@ from effloop.system.files import replacing
 Columns = Mapping[str, NDArray[np.float32] | Sequence[str]]
 """{name: a number or a text for each row}; NaN is no number. The names and kinds are the same every time."""
 
-
-class Writer:
-    """Writes rows to a file, those of a batch at a time: here a JSON object for each.
-
-    Args:
-        file: open for writing.
-        digits: significant ones of numbers, written as text; None writes all that float32 has.
-    """
-
-    def __init__(self, file: BinaryIO, digits: int | None = 6) -> None:
-        self.file = file
-        self.digits = digits
-
-    def write(self, columns: Columns) -> None:
-        """Append rows."""
-        for row in rows_of(columns, self.digits):
-            self.file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-    def close(self) -> None:
-        """Write what is still to be written."""
+Write = Callable[[Columns], None]
+"""Appends rows to a table."""
 
 
-class CSVWriter(Writer):
+@contextmanager
+def _json_lines(file: BinaryIO, digits: int | None) -> Iterator[Write]:
+    def write(columns: Columns) -> None:
+        for row in rows_of(columns, digits):
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+
+    yield write
+
+
+@contextmanager
+def _csv(file: BinaryIO, digits: int | None, delimiter: str = ",") -> Iterator[Write]:
     """RFC 4180, in UTF-8, with a header. Texts are as `cell_of` gives them."""
+    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+    rows = csv.writer(text, delimiter=delimiter, lineterminator="\n")
 
-    separator = ","
+    def write(columns: Columns) -> None:
+        if not file.tell():
+            rows.writerow(map(in_cell, columns))
+        rows.writerows([cell_of(name, value) for name, value in row.items()] for row in rows_of(columns, digits))
 
-    def __init__(self, file: BinaryIO, digits: int | None = 6) -> None:
-        super().__init__(file, digits)
-        self._text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
-        self._rows = csv.writer(self._text, delimiter=self.separator, lineterminator="\n")
-        self._has_header = False
-
-    def write(self, columns: Columns) -> None:
-        if not self._has_header:
-            self._rows.writerow(map(in_cell, columns))
-            self._has_header = True
-        for row in rows_of(columns, self.digits):
-            self._rows.writerow(cell_of(name, value) for name, value in row.items())
-
-    def close(self) -> None:
-        self._text.detach()  # else it would close the file
+    yield write
+    text.detach()  # else it would close the file
 
 
-class TSVWriter(CSVWriter):
-    """CSV with tabs."""
+@contextmanager
+def _parquet(file: BinaryIO, digits: int | None) -> Iterator[Write]:
+    """Row groups of some 65,536 rows; numbers are float32."""
+    del digits
+    pa = optional_package("pyarrow", "out=FILE.parquet", "effloop[parquet]")
+    parquet = optional_package("pyarrow.parquet", "out=FILE.parquet", "effloop[parquet]")
+    pending: list[Any] = []
+    writer: Any = None
 
-    separator = "\t"
+    def flush() -> None:
+        nonlocal writer
+        table = pa.concat_tables(pending)
+        writer = writer or parquet.ParquetWriter(file, table.schema)
+        writer.write_table(table)
+        pending.clear()
+
+    def write(columns: Columns) -> None:
+        kinds = {True: pa.float32(), False: pa.string()}
+        pending.append(
+            pa.table(
+                {
+                    n: pa.array(each, kinds[isinstance(each, np.ndarray)], from_pandas=True)
+                    for n, each in columns.items()
+                }
+            )
+        )
+        if sum(map(len, pending)) >= 65_536:
+            flush()
+
+    yield write
+    if pending:
+        flush()
+    if writer:
+        writer.close()
 
 
-class ParquetWriter(Writer):
-    """Parquet, a row group for each batch of 65,536 rows; numbers are float32."""
-
-    def __init__(self, file: BinaryIO, digits: int | None = 6) -> None:
-        super().__init__(file, digits)
-        self._arrow = optional_package("pyarrow", "out=FILE.parquet", "effloop[parquet]")
-        self._parquet = optional_package("pyarrow.parquet", "out=FILE.parquet", "effloop[parquet]")
-        self._pending: list[Any] = []
-        self._writer: Any = None
-
-    def write(self, columns: Columns) -> None:
-        pa = self._arrow
-        made = {
-            name: pa.array(values, pa.float32(), from_pandas=True)
-            if isinstance(values, np.ndarray)
-            else pa.array(values, pa.string())
-            for name, values in columns.items()
-        }
-        self._pending.append(pa.table(made))
-        if sum(map(len, self._pending)) >= 65_536:
-            self._flush()
-
-    def close(self) -> None:
-        if self._pending:
-            self._flush()
-        if self._writer:
-            self._writer.close()
-
-    def _flush(self) -> None:
-        table = self._arrow.concat_tables(self._pending)
-        self._pending = []
-        self._writer = self._writer or self._parquet.ParquetWriter(self.file, table.schema)
-        self._writer.write_table(table)
+WRITERS: dict[str, Callable[[BinaryIO, int | None], AbstractContextManager[Write]]] = {
+    ".csv": _csv,
+    ".tsv": partial(_csv, delimiter="\t"),
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+}
+"""By the extension of the file."""
 
 
 def rows_of(columns: Columns, digits: int | None = 6) -> Iterator[dict[str, Any]]:
-    """A dict for each row: numbers with as many digits as `Writer` has, None for NaN; texts."""
+    """A dict for each row: texts, and numbers of so many significant digits (None: all of float32's), None for NaN."""
     rows = zip(*(_values(column, digits) for column in columns.values()), strict=True)
     return (dict(zip(columns, row, strict=True)) for row in rows)
 
@@ -127,50 +115,35 @@ def _values(column: NDArray[np.float32] | Sequence[str], digits: int | None) -> 
     return [None if math.isnan(value) else float(f"{value:.{digits}g}") for value in column.tolist()]
 
 
-WRITERS: dict[str, type[Writer]] = {
-    ".csv": CSVWriter,
-    ".tsv": TSVWriter,
-    ".jsonl": Writer,
-    ".parquet": ParquetWriter,
-}
-"""By the extension of the file."""
-
-
 def check_writable(out: Path) -> None:
-    """Refuse a file that a table can't be written to, before there is one.
-
-    Raises:
-        ConfigError: another extension, a folder that can't be written to, or a package is missing.
+    """Raise a ConfigError for a file that a table can't be written to, or whose package is missing, before there is
+    one.
     """
     if out.suffix.lower() not in WRITERS:
         raise ConfigError(f"out: '{out}' is no table's file; set out=NAME with {either([*WRITERS])}")
     if out.is_dir() or not out.absolute().parent.is_dir():
         what = "is a folder" if out.is_dir() else "is in no folder that exists"
         raise ConfigError(f"out: '{out}' {what}; set out=FILE")
-    WRITERS[out.suffix.lower()](io.BytesIO())
-    with _explained(out), TemporaryFile(dir=out.absolute().parent):
+    folder = out.absolute().parent
+    with WRITERS[out.suffix.lower()](io.BytesIO(), None), _explained("out", out, "FILE"), TemporaryFile(dir=folder):
         pass
 
 
 @contextmanager
-def writing(out: Path, digits: int | None = 6) -> Iterator[Writer]:
-    """A writer to a file, which is there when it is complete, and untouched if not.
-
-    Raises:
-        ConfigError: it can't be written.
+def writing(out: Path, digits: int | None = 6) -> Iterator[Write]:
+    """What appends rows to a file, which is there when it is complete, and untouched if not; numbers as of
+    `rows_of`.
     """
-    with _explained(out), replacing(out) as file:
-        writer = WRITERS[out.suffix.lower()](file, digits)
-        yield writer
-        writer.close()
+    with _explained("out", out, "FILE"), replacing(out) as file, WRITERS[out.suffix.lower()](file, digits) as write:
+        yield write
 
 
 @contextmanager
-def _explained(out: Path) -> Iterator[None]:
+def _explained(key: str, path: Path, fix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"out: '{out}' can't be written: {error.strerror}; set out=FILE") from error
+        raise ConfigError(f"{key}: '{path}' can't be written: {error.strerror}; set {key}={fix}") from error
 
 
 class MaskFiles:
@@ -189,48 +162,34 @@ class MaskFiles:
     def __init__(self, key: str, folder: Path, suffix: str, source: Source) -> None:
         self.key, self.folder = key, folder
         self.names = file_names([os.fsdecode(each) for each in source.raw_keys(np.arange(len(source))).items()], suffix)
-        folders = cache(os.path.realpath)  # there are a few: that of each file takes 20 µs
-        given = {_real(os.fsdecode(each), folders) for each in source.file_paths()}
+        real = cache(os.path.realpath)  # of the folders, of which there are few: that of each file takes 20 µs
+
+        def place(path: str) -> str:
+            return os.path.join(real(os.path.dirname(path)), os.path.basename(path))
+
+        given = {place(os.fsdecode(each)) for each in source.file_paths()}
         for path in (os.path.join(folder, name) for name in self.names):
-            if _real(path, folders) in given:
+            if place(path) in given:
                 raise ConfigError(
                     f"{key}: '{path}' would take the place of a file of the data; set {key} to another folder"
                 )
-        try:
+        with _explained(key, folder, "FOLDER"):
             folder.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=folder):
                 pass
-        except OSError as error:
-            raise self._error(folder, error) from None
 
     def write(self, sample: int, content: bytes) -> None:
-        """Write the file of a sample.
-
-        Raises:
-            ConfigError: it can't be written.
-        """
+        """Write the file of a sample."""
         path = self.folder / self.names[sample]
-        try:
+        with _explained(self.key, path, "FOLDER"):
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 file.write(content)
-        except OSError as error:
-            raise self._error(path, error) from error
-
-    def _error(self, path: Path, error: OSError) -> ConfigError:
-        return ConfigError(f"{self.key}: '{path}' can't be written: {error.strerror}; set {self.key}=FOLDER")
-
-
-def _real(path: str, folders: Callable[[str], str]) -> str:
-    return os.path.join(folders(os.path.dirname(path)), os.path.basename(path))
 
 
 def file_names(keys: Sequence[str], suffix: str) -> list[str]:
-    """Names of files by keys of samples, all different and below the folder that they are put into, whatever the keys.
-
-    Args:
-        keys: paths, or what a packed format calls its samples.
-        suffix: of the files.
+    """Names of files by keys of samples (paths, or what a packed format calls them), all different and below the folder
+    that they are put into, whatever the keys.
     """
     pieces = [[part for part in key.replace("\0", "_").split("/") if part not in ("", ".", "..")] for key in keys]
     common = os.path.commonpath({"/".join(each[:-1]) for each in pieces})

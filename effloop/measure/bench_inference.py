@@ -22,9 +22,8 @@ from effloop.batch import ImageSize
 from effloop.config import Config
 from effloop.config.overrides import key_of
 from effloop.errors import ConfigError, EffLoopError
-from effloop.inference.export import ExportOptions, export
+from effloop.inference.export import ExportOptions, compare, export
 from effloop.inference.formats import INPUT, OUTPUT, formats
-from effloop.inference.parity import compare
 from effloop.inference.trained import Trained
 from effloop.measure.turns import chosen, in_turns, print_table, scratch_folder, spread
 from effloop.record.rows import finite

@@ -11,6 +11,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -52,8 +53,9 @@ class EpochSoFar:
         """The last line of the log; `span` is of what came since the one before."""
         assert self.position is not None
         assert self.sums is not None
-        now, mean = task.scores(self.sums, since=self.before), task.scores(self.sums)
-        return StepReport(self.position, self.lr, task.meters, now, mean, span, self.span)
+        since = np.subtract(self.sums, self.before).tolist() if self.before else self.sums
+        scores = task.scores(since), task.scores(self.sums)
+        return StepReport(self.position, self.lr, task.meters, *scores, span, self.span)
 
     def state_dict(self, clock: Span) -> dict[str, Any]:
         """As plain values; `clock` is the time until now, which may be after the last line."""

@@ -115,14 +115,8 @@ TASK_OF = {kind: task for kind, (_, task) in _KINDS.items()}
 
 
 def check_kind(source: Labelled, kind: str) -> None:
-    """Refuse a source of another kind of targets.
-
-    Args:
-        source: of a split.
-        kind: that the task learns: classes, flags, numbers or masks.
-
-    Raises:
-        DataError: with the task that fits.
+    """Raise a DataError, with the task that fits, for a source of other targets than classes, flags, numbers or
+    masks.
     """
     found: str = source.kind.value
     if found == "classes" and not source.classes:  # a source of its own that only has targets
@@ -130,6 +124,12 @@ def check_kind(source: Labelled, kind: str) -> None:
     if found != kind:
         (has, fix), (learns, task) = _KINDS[found], _KINDS[kind]
         raise DataError(f"{source.where} has {has}, and task={task} learns {learns}; set task={fix}")
+
+
+Counts = Callable[[], NDArray[np.int64]]
+"""(K,) how many samples of the training split have each class or flag; counted when it is called."""
+
+Predicted = dict[str, NDArray[np.float32] | list[str]]
 
 
 @dataclass
@@ -140,16 +140,15 @@ class TaskConfig(PartConfig):
 class Task(ABC):
     """A kind of target with its loss and its scores. It knows neither the data nor the model.
 
-    Sums are additive: over batches, ranks and restarts. Scores are computed from them.
+    Sums are additive: over batches, ranks and restarts. Scores are computed from them. Outputs are (N, K), on any
+    device, in the targets' units; targets (N, ...); `NotImplementedError` is of what a flag below switches on.
 
     Attributes:
         meters: the scores, most important first; the first is the default objective.
         outputs: what a model's outputs are, in words.
         spatial: whether a model gives outputs for each pixel, (N, K, H, W) at the size of its images.
-        mixes: whether targets may be those of two images by their shares, (N, K) float32, as MixUp makes them.
-        cuts: whether also by areas, as CutMix makes them.
+        mixes: which of mixup and cutmix targets may come from, as the shares of two images, (N, K) float32.
         distils: whether it has a `distillation_loss`.
-        ensembles: whether outputs for several views of an image can be made into one, by `ensemble`.
         ranks: whether `predictions` takes the best few classes, by `top`.
         digits: significant ones of the numbers in `predictions`, written as text; None writes all that float32 has.
         collects: whether its scores of an evaluation aren't computed from sums, but by `scores_of` all outputs.
@@ -159,10 +158,8 @@ class Task(ABC):
 
     meters: tuple[Meter, ...]
     spatial: ClassVar[bool] = False
-    mixes: ClassVar[bool] = False
-    cuts: ClassVar[bool] = True
+    mixes: ClassVar[tuple[str, ...]] = ()
     distils: ClassVar[bool] = False
-    ensembles: ClassVar[bool] = False
     ranks: ClassVar[bool] = False
     digits: ClassVar[int | None] = None
     collects: ClassVar[bool] = False
@@ -170,13 +167,11 @@ class Task(ABC):
     target: TargetSpec
     num_sums: int
 
+    # Before training: the number of outputs, and what is known of the data.
+
     @abstractmethod
     def num_outputs(self, source: Labelled) -> int:
-        """How many outputs the model needs, K.
-
-        Raises:
-            DataError: the source's targets aren't of this task.
-        """
+        """How many outputs the model needs, K; a DataError for targets of another task."""
 
     def for_outputs(self, num_outputs: int) -> Self:
         """This task with the meters that suit a model of so many outputs."""
@@ -193,15 +188,9 @@ class Task(ABC):
         del height, width
         return self
 
-    def fitted(self, source: Labelled, counts: Callable[[], NDArray[np.int64]]) -> Self:
-        """This task fitted to the training split; called on all ranks, when a run begins.
-
-        Args:
-            source: the training split.
-            counts: (K,) samples of each class or flag, counted when it is called.
-
-        Raises:
-            ConfigError, DataError: the config doesn't fit the targets.
+    def fitted(self, source: Labelled, counts: Counts) -> Self:
+        """This task fitted to the training split; called on all ranks, when a run begins. A ConfigError or DataError if
+        its config doesn't fit the targets.
         """
         del source, counts
         return self
@@ -214,29 +203,28 @@ class Task(ABC):
                 setattr(task, name, value.to(device))
         return task
 
+    @abstractmethod
+    def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
+        """Random targets for a batch, (N, ...) as they come from a loader; for probing, compiling and benchmarks."""
+
+    # In training.
+
+    @abstractmethod
+    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Outputs of the model that is trained, as it gives them, and targets -> () mean loss of a training batch."""
+
     def scored_outputs(self, outputs: Any) -> Tensor:
-        """Outputs of the model in training -> (N, K) outputs as all but `loss` take them: in the targets' units,
-        without those of auxiliary heads.
+        """Outputs of the model in training -> as all but `loss` take them: in the targets' units, without auxiliary
+        heads.
         """
         found: Tensor = outputs
         return found
 
-    @abstractmethod
-    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        """(N, K) outputs of the model that is trained, (N, ...) targets -> () mean loss of a training batch."""
-
     def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
-        """Distance of a model's outputs from a teacher's; only of tasks with `distils`.
-
-        Args:
-            outputs: (N, K) of the model that is trained.
-            taught: (N, K) of the teacher, in the targets' units, without gradients.
-            temperature: softens both.
-
-        Returns:
-            () mean of the batch.
-        """
+        """Distance of a trained model's outputs from a teacher's, () mean of the batch; `temperature` softens both."""
         raise NotImplementedError
+
+    # Scores.
 
     @abstractmethod
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
@@ -253,97 +241,19 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
-        """{name: value} of every meter, the loss first; no samples give NaN.
-
-        Args:
-            sums: M of them.
-            since: what they were earlier; the scores are of what came after.
-        """
+    def scores(self, sums: Sequence[float]) -> dict[str, float]:
+        """{name: value} of every meter, the loss first; no samples give NaN."""
 
     def scores_of(self, outputs: NDArray[np.float32], targets: NDArray[Any]) -> dict[str, float]:
-        """{name: value} of every meter, the loss first, of all samples at once; only of tasks with `collects`.
-
-        Args:
-            outputs: (N, K), in an order that doesn't depend on ranks.
-            targets: (N, ...).
-        """
+        """`scores` of all samples at once, in an order that doesn't depend on ranks; where `collects` is set."""
         raise NotImplementedError
 
     def tune(self, outputs: NDArray[np.float32], targets: NDArray[Any]) -> None:  # noqa: B027  few have to
-        """Choose parameters, such as thresholds, by the validation split; only of tasks with `collects`.
-
-        Args:
-            outputs: (N, K) of all samples, as `scores_of` has them.
-            targets: (N, ...).
-        """
-
-    def with_output_transform(self, model: nn.Module) -> nn.Module:
-        """The model as it is evaluated, used and exported: an `OutputTransform` where it gives other outputs than in
-        training, else itself.
-        """
-        return model
-
-    def state_dict(self) -> dict[str, list[float]]:
-        """Fitted or tuned values that a trained model needs: kept in checkpoints and in exported files."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:  # noqa: B027  few have one
-        """Continue from a `state_dict`.
-
-        Raises:
-            KeyError, ValueError: it doesn't fit this task.
-        """
-
-    def predictions(
-        self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
-    ) -> dict[str, NDArray[np.float32] | list[str]]:
-        """The predictions for each image, in words and numbers.
-
-        Args:
-            outputs: (N, K), on any device.
-            classes: names of the outputs; empty where the data has none.
-            top: of tasks that rank classes, how many.
-            every: of such tasks, whether each class's score has a column, too.
-
-        Returns:
-            {column: N values}; by default the outputs themselves.
-        """
-        del classes, top, every
-        numbers = outputs.float().cpu().numpy()
-        if numbers.shape[1] == 1:
-            return {"output": numbers[:, 0]}
-        return {f"output_{number}": column for number, column in enumerate(numbers.T, start=1)}
-
-    def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Outputs for several views of the same images -> one output for each image; only where `ensembles` is set.
-
-        Args:
-            outputs: (N, K) each, as the model gives them.
-
-        Returns:
-            (N, K), which `sums` takes like a model's outputs.
-        """
-        raise NotImplementedError
-
-    def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """(N, K) outputs of a model in two forms -> (N,) bool, whether they predict the same.
-
-        Here: whether no output of the sample differs by more than 1 % of the largest one in the batch.
-        """
-        differences = (outputs - expected).abs().flatten(1).amax(dim=1)
-        return differences <= 0.01 * expected.abs().amax()
+        """Choose parameters, such as thresholds, by the outputs for the validation split; where `collects` is set."""
 
     def facts(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The values of each sample of a batch that `details` needs; nothing here waits for the device.
-
-        Args:
-            outputs: (N, K).
-            targets: (N, ...).
-
-        Returns:
-            (N, F) on the device, where they are kept for all samples; of tasks with `collects` they are the outputs,
-            else by default nothing, with F = 0.
+        """(N, F) values that `details` needs, kept on the device for all samples; the outputs where `collects` is set,
+        else by default nothing, with F = 0. Nothing here waits for the device.
         """
         del targets
         return outputs if self.collects else outputs[:, :0]
@@ -362,9 +272,47 @@ class Task(ABC):
         del facts, targets, names, sums
         return None
 
-    @abstractmethod
-    def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
-        """Random targets for a batch, (N, ...) as they come from a loader; for probing, compiling and benchmarks."""
+    # The trained model.
+
+    def with_output_transform(self, model: nn.Module) -> nn.Module:
+        """The model as it is evaluated, used and exported: an `OutputTransform` where it gives other outputs than in
+        training, else itself.
+        """
+        return model
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Fitted or tuned values that a trained model needs: kept in checkpoints and in exported files."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:  # noqa: B027  few have one
+        """Continue from a `state_dict`; a KeyError or ValueError where it doesn't fit this task."""
+
+    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Predicted:
+        """The predictions for each image, in words and numbers, {column: N values}; by default the outputs themselves.
+
+        Args:
+            outputs: (N, K), on any device.
+            classes: names of the outputs; empty where the data has none.
+            top: of tasks that rank classes, how many.
+            every: of such tasks, whether each class's score has a column, too.
+        """
+        del classes, top, every
+        numbers = outputs.float().cpu().numpy()
+        if numbers.shape[1] == 1:
+            return {"output": numbers[:, 0]}
+        return {f"output_{number}": column for number, column in enumerate(numbers.T, start=1)}
+
+    def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Outputs for several views of the same images, as the model gives them -> one for each image: their mean."""
+        return torch.stack([each.float() for each in outputs]).mean(dim=0)
+
+    def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """(N, K) outputs of a model in two forms -> (N,) bool, whether they predict the same.
+
+        Here: whether no output of the sample differs by more than 1 % of the largest one in the batch.
+        """
+        differences = (outputs - expected).abs().flatten(1).amax(dim=1)
+        return differences <= 0.01 * expected.abs().amax()
 
 
 class OutputTransform(nn.Module):
@@ -383,15 +331,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def sum_samples(loss: Tensor, columns: Sequence[Tensor], valid: Tensor) -> Tensor:
-    """Loss, number of samples and other columns, summed over the valid samples of a batch.
-
-    Args:
-        loss: (N,) of each sample, or () the mean.
-        columns: (N, k) each.
-        valid: (N,) bool.
-
-    Returns:
-        (2 + all k,) float64, on the device.
+    """(N,) loss of each sample or () the mean, (N, k) columns, (N,) bool -> (2 + all k,) float64 on the device: loss,
+    number of samples and columns, summed over the valid samples of a batch.
     """
     losses = loss.double().expand(len(valid))
     rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], *columns], dim=1)
@@ -399,17 +340,12 @@ def sum_samples(loss: Tensor, columns: Sequence[Tensor], valid: Tensor) -> Tenso
 
 
 def mean_of_views(outputs: Sequence[Tensor]) -> Tensor:
-    """Logits of several views -> logarithms of the mean probabilities, whose softmax they are again.
+    """(N, K, ...) logits of several views -> logarithms of the mean probabilities, whose softmax they are again,
+    float32.
 
     Probabilities are averaged, as by Krizhevsky et al. 2012 ("ImageNet classification with deep convolutional neural
     networks"), and not logits, which have no common scale: one sure view would outvote the others. The loss is then
     never above the mean of the views' losses.
-
-    Args:
-        outputs: (N, K, ...) logits each.
-
-    Returns:
-        (N, K, ...) float32.
     """
     views = torch.stack([each.float().log_softmax(dim=1) for each in outputs])
     return views.logsumexp(dim=0) - math.log(len(outputs))
@@ -427,11 +363,8 @@ tasks: Registry[Task] = Registry(
 
 
 def meters_of(name: str, num_outputs: int | None = None) -> tuple[Meter, ...]:
-    """The meters of the task that is registered as `name`; of a task that isn't installed here, the loss.
-
-    Args:
-        name: of the task.
-        num_outputs: of the model; None gives the meters of all models.
+    """The meters of the task that is registered as `name`, of all models or those of so many outputs; of a task that
+    isn't installed here, the loss.
     """
     meters = getattr(tasks[name].factory, "meters", (LOSS,)) if name in tasks else (LOSS,)
     return meters if num_outputs is None else suiting(meters, num_outputs)
@@ -452,11 +385,7 @@ def objectives(meters: Sequence[Meter]) -> dict[str, bool]:
 
 
 def check_objective(name: str, meters: Sequence[Meter]) -> str:
-    """The name of an objective of a task with these meters.
-
-    Raises:
-        ConfigError: there is no such.
-    """
+    """The name of an objective of a task with these meters; a ConfigError if there is no such."""
     known = objectives(meters)
     if name not in known:
         raise ConfigError(f"objective: '{name}' is not measured; {choices(name, known)}")
@@ -465,22 +394,12 @@ def check_objective(name: str, meters: Sequence[Meter]) -> str:
 
 # Weights of classes and flags in a loss: null, balanced or numbers.
 
-Counts = Callable[[], NDArray[np.int64]]
-"""(K,) how many samples have each class or flag; counted when it is called."""
-
 
 def check_weights(key: str, value: Any) -> None:
-    """Check the config's weights.
-
-    Raises:
-        ConfigError: neither null nor balanced, nor a list of finite numbers above 0: of a batch whose weights are all
-            0 there is no mean.
+    """Raise a ConfigError for what is neither null nor balanced, nor a list of finite numbers above 0: of a batch whose
+    weights are all 0 there is no mean.
     """
-    if (
-        value is not None
-        and value != "balanced"
-        and (not isinstance(value, list) or not all(map(is_weight, value or [0])))
-    ):
+    if value not in (None, "balanced") and not (isinstance(value, list) and value and all(map(is_weight, value))):
         raise ConfigError(f"{key}: {value} is not allowed; set null, balanced, or a number above 0 for each")
 
 
@@ -496,17 +415,8 @@ def weights_of(
     balanced: Callable[[], NDArray[np.float64]],
     what: str = "classes",
 ) -> Tensor | None:
-    """(K,) float32 weights, or None.
-
-    Args:
-        key: of the config, for messages.
-        value: null, balanced, or a number for each.
-        names: of the K classes or labels.
-        balanced: computes the weights that balanced stands for.
-        what: the names are of, for messages.
-
-    Raises:
-        ConfigError: there are more or fewer numbers.
+    """(K,) float32 weights by the config's `value` (null, balanced, or a number for each of the names), or None; a
+    ConfigError for more or fewer numbers.
     """
     if value is None:
         return None
@@ -521,10 +431,8 @@ def weights_of(
 
 
 def class_weights(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """N / (K n_c): every class weighs the same in total, and a sample 1 on average, as scikit-learn's `balanced`.
-
-    Args:
-        counts: (K,) samples of each class; one without samples weighs 1, and isn't among the K.
+    """(K,) samples of each class -> N / (K n_c): every class weighs the same in total, and a sample 1 on average, as
+    scikit-learn's `balanced`. A class without samples weighs 1, and isn't among the K.
     """
     there = counts > 0
     return np.where(there, counts.sum() / np.maximum(there.sum() * counts, 1), 1.0)

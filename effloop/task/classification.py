@@ -19,6 +19,7 @@ from effloop.task.base import (
     Counts,
     Labelled,
     Meter,
+    Predicted,
     TargetSpec,
     Task,
     TaskConfig,
@@ -63,9 +64,8 @@ class Classification(Task):
     """One class for each image: cross-entropy, top-1 and top-5 accuracy."""
 
     meters = (Meter("top1", "Top@1"), Meter("top5", "Top@5", min_outputs=_RANKS + 1), LOSS)
-    mixes: ClassVar[bool] = True
+    mixes: ClassVar[tuple[str, ...]] = ("mixup", "cutmix")
     distils: ClassVar[bool] = True
-    ensembles: ClassVar[bool] = True
     digits: ClassVar[int | None] = 6
     ranks: ClassVar[bool] = True
     outputs: ClassVar[str] = "logits; their softmax is the classes' probabilities"
@@ -123,22 +123,18 @@ class Classification(Task):
         sums = sum_samples(losses, [hits], valid)
         return F.pad(sums, (0, self.num_sums - len(sums)))  # fewer classes than ranks
 
-    def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
-        before = _totals(since) if since else {}
-        totals = {name: total - before.get(name, 0.0) for name, total in _totals(sums).items()}
-        samples = totals.pop("samples")
-        names = score_names(self.meters)
-        return {name: totals[name] / samples if samples else float("nan") for name in names}
+    def scores(self, sums: Sequence[float]) -> dict[str, float]:
+        loss, samples, *hits = sums
+        totals = {"loss": loss, "top1": hits[0], "top5": sum(hits)}
+        return {name: totals[name] / samples if samples else float("nan") for name in score_names(self.meters)}
 
-    def predictions(
-        self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
-    ) -> dict[str, NDArray[np.float32] | list[str]]:
+    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Predicted:
         """The `top` best classes and their probabilities, `class`, `score`, `class_2`, `score_2`, …; with `every`
         then `p_NAME`, the probability of each class.
         """
         probabilities = outputs.float().softmax(dim=1).cpu()
         scores, ranked = probabilities.topk(min(top, len(classes)), dim=1)
-        columns: dict[str, NDArray[np.float32] | list[str]] = {}
+        columns: Predicted = {}
         for rank in range(ranked.shape[1]):
             suffix = f"_{rank + 1}" if rank else ""
             columns[f"class{suffix}"] = [classes[label] for label in ranked[:, rank].tolist()]
@@ -165,11 +161,10 @@ class Classification(Task):
         return of_classes(losses, targets, predicted, probabilities, names)
 
     def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
-        """The logarithms of the mean probabilities, (N, K) float32."""
         return mean_of_views(outputs)
 
     def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """(N, K) logits twice -> (N,) bool, whether the best class is the same."""
+        """Whether the best class is the same."""
         return outputs.argmax(dim=1) == expected.argmax(dim=1)
 
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
@@ -180,9 +175,3 @@ class Classification(Task):
 def _ranked(outputs: Tensor) -> Tensor:
     """(N, K) logits -> (N, up to 5) classes, the best first; of equal logits always the same one."""
     return outputs.topk(min(_RANKS, outputs.shape[1]), dim=1).indices
-
-
-def _totals(sums: Sequence[float]) -> dict[str, float]:
-    """Summed losses and hits, and how many samples they are of."""
-    loss, samples, *hits = sums
-    return {"loss": loss, "top1": hits[0], "top5": sum(hits), "samples": samples}

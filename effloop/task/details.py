@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ NUM_BINS = 15
 """Bins of the reliability diagram, as many as Guo et al. have."""
 
 Row = dict[str, Any]
+Columns = dict[str, Callable[[int], Any]]
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,14 @@ class Details:
         return None if math.isnan(error) else error
 
 
+def _details(rows: list[Row], by: str, losses: NDArray[Any], columns: Columns, **more: Any) -> Details:
+    """Rows, those with the smallest values of `by` first and those without one last, and the samples with the largest
+    losses, of which `columns` gives what else a row has.
+    """
+    worst = [{"id": sample, **{name: of(sample) for name, of in columns.items()}} for sample in largest(losses)]
+    return Details(sorted(rows, key=lambda row: (row[by] is None, row[by] or 0.0)), worst, **more)
+
+
 def of_classes(
     losses: NDArray[np.float32],
     targets: NDArray[Any],
@@ -72,30 +81,33 @@ def of_classes(
     probabilities: NDArray[np.float32],
     names: Sequence[str],
 ) -> Details:
-    """Details where each sample has one class.
+    """Details where each sample has one of K classes: (N,) losses, classes, predicted classes and their probabilities.
 
-    Args:
-        losses: (N,) of each sample.
-        targets: (N,) classes.
-        predicted: (N,) classes.
-        probabilities: (N,) of the predicted classes.
-        names: of the K classes.
+    A class without samples has no recall, one that is never predicted no precision.
     """
     targets, predicted = targets.astype(np.int64), predicted.astype(np.int64)
     codes, counts = np.unique(targets * len(names) + predicted, return_counts=True)
     confusion = np.stack([codes // len(names), codes % len(names), counts], axis=1)
+    samples, found, hits = (
+        np.bincount(each, minlength=len(names)).tolist() for each in (targets, predicted, targets[targets == predicted])
+    )
+    taken: dict[int, tuple[int, int]] = {}
+    for target, other, number in _mistakes(confusion).tolist():
+        taken.setdefault(target, (other, number))
+    rows: list[Row] = []
+    for label, name in enumerate(names):
+        other, number = taken.get(label, (None, 0))
+        scores = _hit_scores(hits[label], samples[label], found[label])
+        most = {"taken_for": None if other is None else names[other], "share": share(number, samples[label])}
+        rows.append({"class": name, "samples": samples[label], **scores, **most})
+    columns: Columns = {
+        "target": lambda sample: names[targets[sample]],
+        "predicted": lambda sample: names[predicted[sample]],
+        "probability": lambda sample: float(probabilities[sample]),
+        "loss": lambda sample: float(losses[sample]),
+    }
     calibration = calibration_bins(probabilities, targets == predicted)
-    worst = [
-        {
-            "id": sample,
-            "target": names[targets[sample]],
-            "predicted": names[predicted[sample]],
-            "probability": float(probabilities[sample]),
-            "loss": float(losses[sample]),
-        }
-        for sample in largest(losses)
-    ]
-    return Details(class_rows(confusion, names), worst, confusion=confusion, calibration=calibration)
+    return _details(rows, "f1", losses, columns, confusion=confusion, calibration=calibration)
 
 
 def of_flags(
@@ -105,53 +117,32 @@ def of_flags(
     has: NDArray[np.bool_],
     names: Sequence[str],
 ) -> Details:
-    """Details where each sample has any number of classes.
-
-    Args:
-        losses: (N,) of each sample.
-        scores: (N, K) by which samples are ranked for each class.
-        predicted: (N, K) which classes are predicted.
-        has: (N, K) which classes samples have.
-        names: of the K classes.
+    """Details where each sample has any number of K classes: (N,) losses, (N, K) scores by which samples are ranked for
+    each class, classes that are predicted, and classes that samples have.
     """
-    counts = [part.sum(axis=0).tolist() for part in (has, predicted, predicted & has)]
-    rows = [
-        {
-            "class": name,
-            "samples": samples,
-            "ap": None if math.isnan(ranking.average_precision) else ranking.average_precision,
-            "f1": share(2 * hits, samples + found),
-            "precision": share(hits, found),
-            "recall": share(hits, samples),
-        }
-        for name, samples, found, hits, ranking in zip(names, *counts, rankings(scores, has), strict=True)
-    ]
-    worst = [
-        {
-            "id": sample,
-            "target": _listed(names, has[sample]),
-            "predicted": _listed(names, predicted[sample]),
-            "loss": float(losses[sample]),
-        }
-        for sample in largest(losses)
-    ]
-    return Details(worst_first(rows, "ap"), worst)
+    counts = [part.sum(axis=0).tolist() for part in (predicted & has, has, predicted)]
+    rows: list[Row] = []
+    for name, ranking, hits, samples, found in zip(names, rankings(scores, has), *counts, strict=True):
+        ap = None if math.isnan(ranking.average_precision) else ranking.average_precision
+        shares = _hit_scores(hits, samples, found)
+        rows.append({"class": name, "samples": samples, "ap": ap, **{key: shares[key] for key in _SHARES}})
+    columns = {
+        "target": lambda sample: _listed(names, has[sample]),
+        "predicted": lambda sample: _listed(names, predicted[sample]),
+        "loss": lambda sample: float(losses[sample]),
+    }
+    return _details(rows, "ap", losses, columns)
 
 
 def of_numbers(predicted: NDArray[Any], targets: NDArray[Any], names: Sequence[str]) -> Details:
-    """Details where each sample has K numbers. Of several, the worst samples are those with the largest mean error in
-    standard deviations of the targets.
-
-    Args:
-        predicted: (N, K).
-        targets: (N, K).
-        names: of the K numbers.
+    """Details where each sample has K numbers, (N, K). Of several, the worst samples are those with the largest mean
+    error in standard deviations of the targets.
     """
     predicted, targets = predicted.astype(np.float64), targets.astype(np.float64)
     errors = predicted - targets
     spread = np.where(np.ptp(targets, axis=0) > 0, targets.std(axis=0), 0)  # which rounding leaves of equal ones
     squared = np.square(errors).mean(axis=0)
-    rows = [
+    rows: list[Row] = [
         {
             "output": name,
             "mae": float(abs(errors[:, place]).mean()),
@@ -161,54 +152,63 @@ def of_numbers(predicted: NDArray[Any], targets: NDArray[Any], names: Sequence[s
         }
         for place, name in enumerate(names)
     ]
-    sizes = abs(errors) if len(names) == 1 else abs(errors) / np.where(spread > 0, spread, 1)
-    worst = [
-        {
-            "id": sample,
-            "target": targets[sample].tolist(),
-            "predicted": predicted[sample].tolist(),
-            "error": float(sizes[sample].mean()),
-        }
-        for sample in largest(sizes.mean(axis=1))
-    ]
+    sizes = (abs(errors) if len(names) == 1 else abs(errors) / np.where(spread > 0, spread, 1)).mean(axis=1)
+    columns = {
+        "target": lambda sample: targets[sample].tolist(),
+        "predicted": lambda sample: predicted[sample].tolist(),
+        "error": lambda sample: float(sizes[sample]),
+    }
     some = np.unique(np.linspace(0, len(targets) - 1, NUM_POINTS).astype(np.int64))
     points = np.stack([targets[some, :NUM_PLOTTED], predicted[some, :NUM_PLOTTED]], axis=2)
-    return Details(worst_first(rows, "r2"), worst, percent=False, points=points)
+    return _details(rows, "r2", sizes, columns, percent=False, points=points)
 
 
-def class_rows(confusion: NDArray[np.int64], names: Sequence[str]) -> list[Row]:
-    """A row for each class, by its F1: samples, recall, precision, F1, and what it is most often taken for.
-
-    A class without samples has no recall, one that is never predicted no precision; what has no F1 comes last.
+def of_masks(confusion: NDArray[np.int64] | None, facts: NDArray[np.float32], names: Sequence[str]) -> Details:
+    """Details where each pixel has one of K classes.
 
     Args:
-        confusion: (M, 3), as in `Details`.
-        names: of the K classes.
+        confusion: (K, K) pixels of each class, in rows, by what they are taken for, in columns; None is not known, and
+            the table then has only what `facts` has.
+        facts: (N, 3 K) of each image the pixels of each class that are right, that there are, and that are predicted.
+        names: of the classes.
     """
-    count = len(names)
-    samples, predicted, hits = np.zeros((3, count), np.int64)
-    np.add.at(samples, confusion[:, 0], confusion[:, 2])
-    np.add.at(predicted, confusion[:, 1], confusion[:, 2])
-    right = confusion[confusion[:, 0] == confusion[:, 1]]
-    hits[right[:, 0]] = right[:, 2]
-    taken: dict[int, tuple[int, int]] = {}
-    for target, other, number in _mistakes(confusion).tolist():
-        taken.setdefault(target, (other, number))
-    rows = []
-    for label, name in enumerate(names):
-        other, number = taken.get(label, (None, 0))
-        rows.append(
-            {
-                "class": name,
-                "samples": int(samples[label]),
-                "recall": share(hits[label], samples[label]),
-                "precision": share(hits[label], predicted[label]),
-                "f1": share(2 * hits[label], samples[label] + predicted[label]),
-                "taken_for": None if other is None else names[other],
-                "share": share(number, samples[label]),
-            }
+    hits, targets, predicted = np.split(facts.astype(np.float64), 3, axis=1)
+    union = targets + predicted - hits
+    ious = np.divide(hits, union, out=np.full(hits.shape, np.nan), where=union > 0)
+    counted = (union > 0).sum(axis=1)
+    means = np.divide(np.nansum(ious, axis=1), counted, out=np.ones(len(ious)), where=counted > 0)
+    rows: list[Row] = [
+        {
+            "class": name,
+            "iou": share(right, there + found - right),
+            "accuracy": share(right, there),
+            "precision": share(right, found),
+            "pixels": int(there),
+            "share": share(there, targets.sum()),
+        }
+        for name, right, there, found in zip(
+            names, *(each.sum(axis=0) for each in (hits, targets, predicted)), strict=True
         )
-    return worst_first(rows, "f1")
+    ]
+    columns = {
+        "target": lambda sample: _shares(targets[sample], names),
+        "predicted": lambda sample: _shares(predicted[sample], names),
+        "iou": lambda sample: float(means[sample]),
+    }
+    pairs = None
+    if confusion is not None:
+        places = np.argwhere(confusion)
+        pairs = np.concatenate([places, confusion[tuple(places.T)][:, None]], axis=1).astype(np.int64)
+    return _details(rows, "iou", 1 - means, columns, confusion=pairs, unit="pixels")
+
+
+_SHARES = ("f1", "precision", "recall")
+
+
+def _hit_scores(hits: int, samples: int, found: int) -> dict[str, float | None]:
+    """Of samples that have a class, and those that are predicted to have it."""
+    scores = {"recall": share(hits, samples), "precision": share(hits, found)}
+    return {**scores, "f1": share(2 * hits, samples + found)}
 
 
 def calibration_bins(probabilities: NDArray[np.float32], right: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -232,17 +232,20 @@ def largest(losses: NDArray[Any]) -> list[int]:
 
 def _mistakes(confusion: NDArray[np.int64]) -> NDArray[np.int64]:
     wrong = confusion[confusion[:, 0] != confusion[:, 1]]
-    order = np.argsort(-wrong[:, 2], kind="stable")
-    return np.asarray(wrong[order])
-
-
-def worst_first(rows: list[Row], by: str) -> list[Row]:
-    """The rows with the smallest values first, those without one last."""
-    return sorted(rows, key=lambda row: (row[by] is None, row[by] or 0.0))
+    return np.asarray(wrong[np.argsort(-wrong[:, 2], kind="stable")])
 
 
 def _listed(names: Sequence[str], flags: NDArray[np.bool_]) -> str:
     return ", ".join(names[place] for place in np.flatnonzero(flags).tolist()) or "none"
+
+
+def _shares(pixels: NDArray[np.float64], names: Sequence[str]) -> str:
+    """`road 62%, sky 21%`: the four largest classes of an image."""
+    total = pixels.sum()
+    if not total or math.isnan(total):
+        return "none"
+    order = [int(label) for label in np.argsort(-pixels, kind="stable")[:4] if pixels[label] > 0]
+    return ", ".join(f"{names[label]} {pixels[label] / total:.0%}" for label in order)
 
 
 def share(part: float, whole: float) -> float | None:

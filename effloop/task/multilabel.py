@@ -21,12 +21,14 @@ from effloop.task.base import (
     Counts,
     Labelled,
     Meter,
+    Predicted,
     TargetSpec,
     Task,
     TaskConfig,
     check_kind,
     check_weights,
     is_weight,
+    score_names,
     sum_samples,
     tasks,
     weights_of,
@@ -89,9 +91,8 @@ class Multilabel(Task):
         Meter("f1_tuned", "F1 tuned"),
         LOSS,
     )
-    mixes: ClassVar[bool] = True
+    mixes: ClassVar[tuple[str, ...]] = ("mixup", "cutmix")
     distils: ClassVar[bool] = True
-    ensembles: ClassVar[bool] = True
     digits: ClassVar[int | None] = 6
     collects: ClassVar[bool] = True
     outputs: ClassVar[str] = "logits; their sigmoid is each label's probability"
@@ -150,16 +151,15 @@ class Multilabel(Task):
         columns = [predicted * flags, predicted * (1 - flags), ~predicted * flags]
         return sum_samples(losses, columns, valid)
 
-    def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
+    def scores(self, sums: Sequence[float]) -> dict[str, float]:
         """The loss, `f1` and `f1_micro`; the other scores aren't of sums, and `scores_of` has all."""
-        loss, samples, *counts = np.subtract(sums, since) if since else np.asarray(sums)
-        nan = float("nan")
-        return {"loss": float(loss / samples) if samples else nan, **_f1(*np.split(np.asarray(counts), 3))}
+        loss, samples, *counts = sums
+        return {"loss": loss / samples if samples else math.nan, **_f1(*np.split(np.asarray(counts), 3))}
 
     def scores_of(self, outputs: NDArray[np.float32], targets: NDArray[Any]) -> dict[str, float]:
         """All scores; NaN if an output is."""
         if np.isnan(outputs).any():
-            return dict.fromkeys([LOSS.name, *(meter.name for meter in self.meters if meter != LOSS)], math.nan)
+            return dict.fromkeys(score_names(self.meters), math.nan)
         logits, flags = torch.from_numpy(outputs).double(), torch.from_numpy(targets).double()
         loss = float(self._losses(logits, flags).mean())
         has = targets > 0
@@ -201,12 +201,10 @@ class Multilabel(Task):
             raise ValueError(f"{len(state['thresholds'])} thresholds for {len(self.thresholds)} labels")
         self.thresholds = list(state["thresholds"])
 
-    def predictions(
-        self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
-    ) -> dict[str, NDArray[np.float32] | list[str]]:
+    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Predicted:
         """`labels`, those above their thresholds, joined by `|`; with `every` then `p_NAME`, each probability."""
         found = ["|".join(classes[place] for place in np.flatnonzero(row).tolist()) for row in self._set(outputs)]
-        columns: dict[str, NDArray[np.float32] | list[str]] = {"labels": found}
+        columns: Predicted = {"labels": found}
         if every:
             probabilities = outputs.float().sigmoid().cpu().numpy()
             columns |= {f"p_{name}": probabilities[:, place] for place, name in enumerate(classes)}
@@ -218,7 +216,7 @@ class Multilabel(Task):
         return F.logsigmoid(views).logsumexp(dim=0) - F.logsigmoid(-views).logsumexp(dim=0)
 
     def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """(N, K) logits twice -> (N,) bool, whether the same labels are set."""
+        """Whether the same labels are set."""
         same = (self._set(outputs) == self._set(expected)).all(axis=1)
         return torch.from_numpy(same).to(outputs.device)
 
@@ -232,11 +230,6 @@ def asymmetric_losses(logits: Tensor, flags: Tensor, config: MultilabelConfig) -
 
     With the probability p and p_m = max(p - clip, 0): -(1 - p)^gamma_pos log p of a label that is set, and
     -p_m^gamma_neg log(1 - p_m) of one that isn't; of a share both, by it.
-
-    Args:
-        logits: (N, K).
-        flags: (N, K), 0, 1 or shares.
-        config: has `gamma_pos`, `gamma_neg` and `clip`.
     """
     tiny = torch.finfo(logits.dtype).tiny  # the derivative of 0^gamma is infinite for some
     absent = torch.sigmoid(-logits)

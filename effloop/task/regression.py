@@ -22,6 +22,7 @@ from effloop.task.base import (
     Labelled,
     Meter,
     OutputTransform,
+    Predicted,
     TargetSpec,
     Task,
     TaskConfig,
@@ -76,10 +77,8 @@ class Regression(Task):
         Meter("rmse", "RMSE", higher_is_better=False, percent=False),
         LOSS,
     )
-    mixes: ClassVar[bool] = True
-    cuts: ClassVar[bool] = False
+    mixes: ClassVar[tuple[str, ...]] = ("mixup",)
     distils: ClassVar[bool] = True
-    ensembles: ClassVar[bool] = True
     outputs: ClassVar[str] = "numbers, in the units of the targets"
 
     def __init__(self, config: RegressionConfig) -> None:
@@ -144,11 +143,11 @@ class Regression(Task):
         columns = [centred, centred.square(), errors.square(), errors.abs()]
         return sum_samples(loss, columns, valid)
 
-    def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
+    def scores(self, sums: Sequence[float]) -> dict[str, float]:
         """`r2`, `mae` and `rmse` are those of each output, averaged. R² is that of the outputs whose targets differ;
         NaN if there are none.
         """
-        loss, samples, *columns = np.subtract(sums, since) if since else np.asarray(sums)
+        loss, samples, *columns = np.asarray(sums)
         if not samples:
             return dict.fromkeys(["loss", "r2", "mae", "rmse"], math.nan)
         total, squares, squared, absolute = np.split(np.asarray(columns), 4)
@@ -163,8 +162,6 @@ class Regression(Task):
         }
 
     def facts(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The outputs themselves, (N, K), in the targets' units."""
-        del targets
         return outputs
 
     def details(
@@ -185,17 +182,11 @@ class Regression(Task):
             raise ValueError(f"its model was trained with task.standardise={str(was).lower()}; keep it")
         self.mean, self.deviation = mean, deviation
 
-    def predictions(
-        self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
-    ) -> dict[str, NDArray[np.float32] | list[str]]:
+    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Predicted:
         """A column for each number, by its name."""
         if not classes:
             return super().predictions(outputs, classes, top, every=every)
         return dict(zip(classes, outputs.float().cpu().numpy().T, strict=True))
-
-    def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
-        """The mean of several views' numbers, (N, K) float32."""
-        return torch.stack([each.float() for each in outputs]).mean(dim=0)
 
     def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
         """The default comparison, of standardised numbers."""
@@ -208,12 +199,7 @@ class Regression(Task):
 
 
 class InUnits(OutputTransform):
-    """A model of standardised numbers with outputs in the targets' units; its weights have the model's own names.
-
-    Args:
-        model: gives (N, K).
-        task: has the scale.
-    """
+    """A model of standardised numbers with outputs in the targets' units; its weights have the model's own names."""
 
     mean: Tensor
     deviation: Tensor

@@ -25,6 +25,7 @@ from effloop.task.base import (
     Labelled,
     Meter,
     OutputTransform,
+    Predicted,
     TargetSpec,
     Task,
     TaskConfig,
@@ -36,7 +37,7 @@ from effloop.task.base import (
     tasks,
     weights_of,
 )
-from effloop.task.details import Details, Row, largest, share, worst_first
+from effloop.task.details import Details, of_masks
 
 _SAME = 0.99
 """Share of an image's pixels that two forms of a model have to give the same class."""
@@ -123,7 +124,6 @@ class Segmentation(Task):
         LOSS,
     )
     spatial: ClassVar[bool] = True
-    ensembles: ClassVar[bool] = True
     digits: ClassVar[int | None] = 6
     outputs: ClassVar[str] = "logits of each pixel; their softmax is the classes' probabilities"
 
@@ -192,9 +192,9 @@ class Segmentation(Task):
         confusion = confusion_matrices(predicted_classes(outputs), masks, outputs.shape[1]).sum(0)
         return torch.cat([torch.stack([total, counts.sum().double()]), confusion.flatten().double()])
 
-    def scores(self, sums: Sequence[float], since: Sequence[float] | None = None) -> dict[str, float]:
-        loss, images, *cells = np.subtract(sums, since).tolist() if since else sums
-        return {"loss": loss / images if images else math.nan, **pixel_scores(as_matrix(cells))}
+    def scores(self, sums: Sequence[float]) -> dict[str, float]:
+        loss, images, *cells = sums
+        return {"loss": loss / images if images else math.nan, **pixel_scores(_as_matrix(cells))}
 
     @torch.no_grad()
     def facts(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -206,21 +206,15 @@ class Segmentation(Task):
         return torch.cat(columns, dim=1).float()
 
     def details(
-        self,
-        facts: NDArray[np.float32],
-        targets: NDArray[Any],
-        names: Sequence[str],
-        sums: Sequence[float] = (),
+        self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str], sums: Sequence[float] = ()
     ) -> Details:
-        return of_masks(as_matrix(sums[2:]).astype(np.int64) if len(sums) else None, facts, names)
+        return of_masks(_as_matrix(sums[2:]).astype(np.int64) if len(sums) else None, facts, names)
 
     def with_output_transform(self, model: nn.Module) -> nn.Module:
         size = self.config.window_size
         return SlidingWindow(model, size, self.config.stride) if size else model
 
-    def predictions(
-        self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False
-    ) -> dict[str, NDArray[np.float32] | list[str]]:
+    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Predicted:
         """`share_NAME`, the share of an image's pixels that each class has."""
         predicted = predicted_classes(outputs).flatten(1)
         counts = predicted.new_zeros(len(predicted), len(classes))
@@ -229,11 +223,10 @@ class Segmentation(Task):
         return {f"share_{name}": shares[:, label] for label, name in enumerate(classes)}
 
     def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
-        """The logarithms of the mean probabilities of each pixel, (N, K, H, W) float32."""
         return mean_of_views(outputs)
 
     def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """(N, K, H, W) logits twice -> (N,) bool, whether 99 % of an image's pixels have the same class."""
+        """Whether 99 % of an image's pixels have the same class."""
         same = predicted_classes(outputs) == predicted_classes(expected)
         return same.flatten(1).float().mean(dim=1) >= _SAME
 
@@ -255,15 +248,8 @@ def predicted_classes(logits: Tensor) -> Tensor:
 
 
 def confusion_matrices(predicted: Tensor, masks: Tensor, num_classes: int) -> Tensor:
-    """Count, for each image, the pixels of each class by what they are taken for; nothing here waits for the device.
-
-    Args:
-        predicted: (N, H, W) int64 classes.
-        masks: (N, H, W) uint8 classes, or IGNORED.
-        num_classes: K.
-
-    Returns:
-        (N, K, K) int64, on the device: the class in rows, what it is taken for in columns.
+    """(N, H, W) int64 classes, (N, H, W) uint8 classes or IGNORED -> (N, K, K) int64 on the device: for each image the
+    pixels of each class, in rows, by what they are taken for, in columns. Nothing here waits for the device.
     """
     count, cells = len(masks), num_classes**2
     images = torch.arange(count, device=masks.device).view(-1, 1, 1) * cells
@@ -286,50 +272,25 @@ def _histogram(places: Tensor, ignored: Tensor, bins: int) -> Tensor:
     return places.new_zeros(bins + 1).scatter_add_(0, places, torch.ones_like(places))[:bins]
 
 
-def iou_of(confusion: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(..., K, K) -> (..., K) intersection over union of each class; NaN of one that neither occurs nor is
-    predicted.
-    """
-    hits, targets, predicted = _margins(confusion)
-    return _ratio(hits, targets + predicted - hits)
-
-
-def accuracy_of(confusion: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(..., K, K) -> (..., K) the share of each class's pixels that are right; NaN of one that doesn't occur."""
-    hits, targets, _ = _margins(confusion)
-    return _ratio(hits, targets)
-
-
-def pixel_scores(confusion: NDArray[np.float64]) -> dict[str, float]:
-    """(K, K) -> `miou`, `accuracy` and `mean_accuracy`: means over the classes that have one, NaN without pixels."""
-    total = confusion.sum()
-    return {
-        "miou": mean_of(iou_of(confusion)),
-        "accuracy": float(np.trace(confusion) / total) if total else float("nan"),
-        "mean_accuracy": mean_of(accuracy_of(confusion)),
-    }
-
-
-def mean_of(values: NDArray[np.float64]) -> float:
-    """The mean without NaN; NaN if there is nothing else."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
-
-
-def as_matrix(sums: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """K * K numbers -> (K, K)."""
+def _as_matrix(sums: Sequence[float]) -> NDArray[np.float64]:
     side = round(len(sums) ** 0.5)
     return np.asarray(sums, np.float64).reshape(side, side)
 
 
-def _margins(confusion: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Pixels of each class that are right, that there are, and that are predicted."""
-    return np.diagonal(confusion, axis1=-2, axis2=-1), confusion.sum(-1), confusion.sum(-2)
+def pixel_scores(confusion: NDArray[np.float64]) -> dict[str, float]:
+    """(K, K) -> `miou`, `accuracy` and `mean_accuracy`: means over the classes that have one, NaN without pixels."""
+    hits, targets, predicted = np.diagonal(confusion), confusion.sum(1), confusion.sum(0)
+    return {
+        "miou": _mean_share(hits, targets + predicted - hits),
+        "accuracy": _mean_share(hits.sum(keepdims=True), confusion.sum(keepdims=True)[0]),
+        "mean_accuracy": _mean_share(hits, targets),
+    }
 
 
-def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
-    return found
+def _mean_share(part: NDArray[np.float64], whole: NDArray[np.float64]) -> float:
+    """The mean of the shares of what isn't nothing; NaN if all is."""
+    known = whole > 0
+    return float((part[known] / whole[known]).mean()) if known.any() else math.nan
 
 
 # Losses take logits (N, K, H, W), masks (N, H, W) uint8 with IGNORED where a pixel isn't counted, and weights of the
@@ -449,12 +410,7 @@ class SlidingWindow(OutputTransform):
     """A model of pixels that sees an image through windows of one size; where they overlap, logits are averaged.
 
     All images of a batch are seen through the same windows. They begin at multiples of the stride; the last one of a
-    row or column ends with the image.
-
-    Args:
-        model: (N, C, h, w) images -> (N, K, h, w) logits.
-        window: its h and w; smaller images are seen as a whole.
-        stride: from one window to the next, as a share of the window, at most 1.
+    row or column ends with the image. Images smaller than the window are seen as a whole.
     """
 
     def __init__(self, model: nn.Module, window: ImageSize, stride: float) -> None:
@@ -486,66 +442,3 @@ def starts(length: int, window: int, stride: int) -> list[int]:
     """Starts of windows that cover a length, the last one at its end."""
     last = max(length - window, 0)
     return [*range(0, last, stride), last]
-
-
-_NAMED = 4
-"""Classes of an image that are named, the largest first."""
-
-
-def of_masks(confusion: NDArray[np.int64] | None, facts: NDArray[np.float32], names: Sequence[str]) -> Details:
-    """Details where each pixel has one class.
-
-    Args:
-        confusion: (K, K) pixels of each class, in rows, by what they are taken for, in columns; None is not known, and
-            the table then has only what `facts` has.
-        facts: (N, 3 K) of each image the pixels of each class that are right, that there are, and that are predicted.
-        names: of the K classes.
-    """
-    hits, targets, predicted = np.split(facts.astype(np.float64), 3, axis=1)
-    union = targets + predicted - hits
-    ious = np.divide(hits, union, out=np.full(hits.shape, np.nan), where=union > 0)
-    counted = (union > 0).sum(axis=1)
-    means = np.divide(np.nansum(ious, axis=1), counted, out=np.ones(len(ious)), where=counted > 0)
-    worst: list[Row] = [
-        {
-            "id": sample,
-            "target": _shares(targets[sample], names),
-            "predicted": _shares(predicted[sample], names),
-            "iou": float(means[sample]),
-        }
-        for sample in largest(1 - means)
-    ]
-    rows = _rows(hits.sum(axis=0), targets.sum(axis=0), predicted.sum(axis=0), names)
-    if confusion is None:
-        return Details(rows, worst, unit="pixels")
-    places = np.argwhere(confusion)
-    pairs = np.concatenate([places, confusion[tuple(places.T)][:, None]], axis=1).astype(np.int64)
-    return Details(rows, worst, confusion=pairs, unit="pixels")
-
-
-def _rows(
-    hits: NDArray[np.float64], targets: NDArray[np.float64], predicted: NDArray[np.float64], names: Sequence[str]
-) -> list[Row]:
-    """A row for each class, by its IoU: IoU, accuracy, precision, pixels and their share; None where there is none."""
-    total = targets.sum()
-    rows: list[Row] = [
-        {
-            "class": name,
-            "iou": share(hits[label], targets[label] + predicted[label] - hits[label]),
-            "accuracy": share(hits[label], targets[label]),
-            "precision": share(hits[label], predicted[label]),
-            "pixels": int(targets[label]),
-            "share": share(targets[label], total),
-        }
-        for label, name in enumerate(names)
-    ]
-    return worst_first(rows, "iou")
-
-
-def _shares(pixels: NDArray[np.float64], names: Sequence[str]) -> str:
-    """`road 62%, sky 21%`: the largest classes of an image."""
-    total = pixels.sum()
-    if not total or math.isnan(total):
-        return "none"
-    order = [int(label) for label in np.argsort(-pixels, kind="stable")[:_NAMED] if pixels[label] > 0]
-    return ", ".join(f"{names[label]} {pixels[label] / total:.0%}" for label in order)

@@ -269,9 +269,9 @@ class Trainer:
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Validation scores of the averaged weights, as `evaluate` gives them."""
         self.average_buffers()
-        scorer = Scorer(self.task, self.metrics, self.parallel.gather)
+        scorers = [Scorer(self.task, self.metrics, self.parallel.gather)]
         model, batches = self.task.with_output_transform(self.average.model), self.parallel.monitored(batches)
-        return evaluate(model, batches, scorer, self.precision, tune=True)
+        return evaluate(model, batches, scorers, self.precision, tune=True)[0]
 
     def average_buffers(self) -> None:
         """Give all ranks the mean of their running statistics."""

@@ -16,6 +16,6 @@ from effloop.task.classification import Classification
 def test_mixing_is_for_classes(photos: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     config = effloop.compose([f"data.root={photos}", *TINY, f"augment.{key}=0.4"])
     effloop.build_loader(config).close()
-    monkeypatch.setattr(Classification, "mixes", False)  # as of a task whose targets are numbers
+    monkeypatch.setattr(Classification, "mixes", ())  # as of a task whose targets are numbers
     with pytest.raises(ConfigError, match=rf"augment\.{key}: 0\.4 mixes targets as .* set augment\.{key}=0"):
         effloop.build_loader(config)

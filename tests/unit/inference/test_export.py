@@ -1,8 +1,10 @@
-"""Files of an export get their names together."""
+"""What is exported is what was trained, with fewer operations."""
 
 from __future__ import annotations
 
 import json
+import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from effloop import config as configs
-from effloop.errors import ConfigError
-from effloop.inference.export import ExportOptions, _in_place, fold_batch_norm, portable, simplify
-from effloop.inference.formats import OpenVino
-from effloop.inference.program import trace
+from effloop.errors import ConfigError, ParityError
+from effloop.inference.export import ExportOptions, Parity, fold_batch_norm, portable, simplify
+from effloop.inference.formats import trace
+from effloop.task import Meter, Regression
 
 
 @pytest.mark.parametrize("suffix", [".xml", ".bin"])
@@ -23,26 +25,40 @@ def test_out_is_no_folder(suffix: str, tmp_path: Path) -> None:
         ExportOptions("openvino", out=tmp_path / "ov.xml")
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_both_files_or_none(before: bool, tmp_path: Path) -> None:
-    """The name of the second is taken meanwhile."""
-    path = tmp_path / "ov.xml"
-    if before:
-        path.with_suffix(".bin").write_text("old")
+TOP1 = Meter("top1", "Top@1")
+ERROR = Meter("mae", "MAE", higher_is_better=False, percent=False)
+R2 = Regression.meters[0]
+SCORES = {"top1": 0.8, "mae": 4.0, "r2": 0.05}
 
-    def export(name: Path) -> None:
-        with _in_place(OpenVino(), name) as temporary:
-            for file in OpenVino.files(temporary):
-                file.write_text("new")
-            if name.name == "ov.xml":
-                name.mkdir()
 
-    with pytest.raises(ConfigError, match="can't be written"):
-        export(path)
-    left = {each.name: each.read_text() for each in tmp_path.iterdir() if each.is_file()}
-    assert left == ({"ov.bin": "old"} if before else {})
-    export(tmp_path / "other.xml")
-    assert {each.name for each in tmp_path.glob("other.*")} == {"other.xml", "other.bin"}
+@pytest.mark.parametrize(
+    ("meter", "int8", "agreement", "after", "line"),
+    [
+        (TOP1, False, 0.999, 0.8, ""),
+        (TOP1, False, 0.998, 0.8, r"predicts the same for .* of 1,000 images, 99\.9% are needed"),
+        (TOP1, False, math.nan, 0.8, "are needed"),
+        (TOP1, True, 0.96, 0.791, ""),
+        (TOP1, True, 0.96, 0.789, "top1 .* before, .* after; no file was written"),
+        (TOP1, True, 0.96, math.nan, "top1 .* before"),
+        (R2, True, 0.96, 0.041, ""),
+        (R2, True, 0.96, 0.039, "r2 .* before"),
+        (ERROR, True, 0.96, 4.03, ""),
+        (ERROR, True, 0.96, 3.0, ""),
+        (ERROR, True, 0.96, 4.05, "mae .* before"),
+        (TOP1, True, 0.846, 0.8, "warning"),
+    ],
+)
+def test_what_is_good_enough(
+    meter: Meter, int8: bool, agreement: float, after: float, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agreement; of int8 a score, of which a point may be lost, with a warning where few predictions are the
+    same.
+    """
+    parity = Parity(1000, 1e-5, 1.0, agreement, SCORES, {meter.name: after})
+    with nullcontext() if line in ("", "warning") else pytest.raises(ParityError, match=line):
+        parity.check(meter, int8=int8)
+    warned = "effloop: warning: int8 predicts the same for 84.60% of 1,000 images only" in capsys.readouterr().err
+    assert warned == (line == "warning")
 
 
 # Fewer operations with the same outputs.
@@ -81,27 +97,20 @@ def model() -> nn.Module:
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_folded_where_that_is_the_same(model: nn.Module, dynamic: bool) -> None:
-    simple = simplify(model, EXAMPLE, dynamic=dynamic)
-    assert (simple.fused, simple.note) == (2, "")
-    torch.testing.assert_close(simple.model(EXAMPLE), model(EXAMPLE), rtol=1e-4, atol=1e-5)
-
-
-def test_not_in_training(model: nn.Module) -> None:
-    """Whose statistics are the batch's."""
-    graph = trace(model.train(), EXAMPLE, dynamic=True).module(check_guards=False)
-    assert fold_batch_norm(graph) == 0
+    """But not in training, whose statistics are the batch's."""
+    simple, notes = simplify(model, EXAMPLE, dynamic=dynamic)
+    assert notes == ["BatchNorms fused: 2"]
+    torch.testing.assert_close(simple(EXAMPLE), model(EXAMPLE), rtol=1e-4, atol=1e-5)
+    assert fold_batch_norm(trace(model.train(), EXAMPLE, dynamic=dynamic).module(check_guards=False)) == 0
 
 
 def test_branches_are_merged() -> None:
     """RepVGG's three, by timm."""
     timm = pytest.importorskip("timm")
-    model = timm.create_model("test_convnext", num_classes=4)  # without any
-    assert simplify(model.eval(), torch.randn(2, 3, 64, 64), dynamic=True).reparameterized == 0
     layer = timm.models.byobnet.RepVggBlock(8, 8).eval()
-    stem = nn.Conv2d(3, 8, 3)
-    simple = simplify(nn.Sequential(stem, layer).eval(), EXAMPLE, dynamic=True)
-    assert simple.reparameterized == 8 * 8 + 3 * 2 * 8 - 8  # a 1x1 convolution, three BatchNorms; and a bias is new
-    assert simple.note == ""
+    _, notes = simplify(nn.Sequential(nn.Conv2d(3, 8, 3), layer).eval(), EXAMPLE, dynamic=True)
+    saved = 8 * 8 + 3 * 2 * 8 - 8  # a 1x1 convolution, three BatchNorms; and a bias is new
+    assert notes == [f"re-parameterised: {saved} parameters fewer"]
 
 
 class Stateful(nn.Module):
@@ -117,22 +126,20 @@ class Stateful(nn.Module):
         return self.norm(self.conv(images)).mean((2, 3)) * self.calls
 
 
-def test_a_model_that_changes_is_left_as_it_is() -> None:
-    model = Stateful().eval()
-    simple = simplify(model, EXAMPLE, dynamic=True)
-    assert simple.fused == 0
-    assert "changes its outputs" in simple.note
+class Branching(nn.Conv2d):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images if images.sum().item() > 0 else -images)
 
 
-def test_a_model_that_cannot_be_traced_is_left_as_it_is() -> None:
-    class Branching(nn.Conv2d):
-        def forward(self, images: Tensor) -> Tensor:
-            return super().forward(images if images.sum().item() > 0 else -images)
-
-    model = Branching(3, 4, 3).eval()
-    simple = simplify(model, EXAMPLE, dynamic=True)
-    assert simple.model(EXAMPLE).equal(model(EXAMPLE))
-    assert simple.note.startswith("BatchNorm isn't fused")
+@pytest.mark.parametrize(
+    ("model", "words"), [(Stateful(), "changes its outputs"), (Branching(3, 4, 3), "BatchNorm isn't fused")]
+)
+def test_left_as_it_is(model: nn.Module, words: str) -> None:
+    """What changes with each call, or can't be traced."""
+    simple, (note,) = simplify(model.eval(), EXAMPLE, dynamic=True)
+    assert words in note
+    if isinstance(model, Branching):
+        assert simple(EXAMPLE).equal(model(EXAMPLE))
 
 
 # Metadata of exported files.

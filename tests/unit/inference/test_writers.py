@@ -27,9 +27,9 @@ ROWS = [
 
 def written(out: Path) -> Path:
     check_writable(out)
-    with writing(out) as writer:
+    with writing(out) as write:
         for part in PARTS:
-            writer.write(part)
+            write(part)
     return out
 
 
@@ -43,8 +43,8 @@ def test_csv(tmp_path: Path, suffix: str) -> None:
 def test_names_are_no_formulas_in_csv(tmp_path: Path) -> None:
     columns = {"path": ["=a.jpg"], "class": ["=cmd()"], "@x": np.array([-1.5], np.float32), "target": ["-1"]}
     for suffix, wanted in ((".csv", "path,class,'@x,target\n./=a.jpg,'=cmd(),-1.5,-1\n"), (".jsonl", '"=cmd()"')):
-        with writing(tmp_path / f"x{suffix}") as writer:
-            writer.write(columns)
+        with writing(tmp_path / f"x{suffix}") as write:
+            write(columns)
         assert wanted in (tmp_path / f"x{suffix}").read_text()
 
 
@@ -67,8 +67,8 @@ def test_rows() -> None:
 def test_all_digits_of_float32(tmp_path: Path) -> None:
     """As few as tell it from all others."""
     values = np.array([200125.73, -0.1, 1e-9, 16777217, NAN, np.inf], np.float32)
-    with writing(tmp_path / "x.csv", None) as writer:
-        writer.write({"price": values})
+    with writing(tmp_path / "x.csv", None) as write:
+        write({"price": values})
     found = (tmp_path / "x.csv").read_text().splitlines()[1:]
     assert found[:3] == ["200125.73", "-0.1", "1e-09"]
     assert np.array_equal([np.float32(each) for each in found if each and each != '""'], values[~np.isnan(values)])
@@ -80,8 +80,8 @@ def test_a_failure_leaves_the_file_as_it_was(tmp_path: Path, suffix: str) -> Non
         pytest.importorskip("pyarrow")
     out = tmp_path / f"x{suffix}"
     out.write_text("before")
-    with pytest.raises(ValueError), writing(out) as writer:  # noqa: PT011, PT012  it comes in the middle
-        writer.write(PARTS[0])
+    with pytest.raises(ValueError), writing(out) as write:  # noqa: PT011, PT012  it comes in the middle
+        write(PARTS[0])
         raise ValueError
     assert out.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
