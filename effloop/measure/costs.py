@@ -361,7 +361,7 @@ class StepCosts:
 
 def step_costs(trainer: Trainer, seconds: float) -> StepCosts:
     """Measure updates of a trainer on its first batches, kept in memory. The model is trained by it."""
-    updates, finder = Updates(trainer, 1), SyncFinder()
+    updates, finder = Updates(trainer, 1), SyncFinder(trainer.precision.device)
     with finder:
         updates.update()
     parts = [_parts(trainer, updates.groups[0]) for _ in for_seconds(range(20), seconds / 2, 2)]

@@ -43,7 +43,7 @@ class TorchProfiler(StepProfiler):
 
     def __init__(self, config: TorchConfig, *context: Any) -> None:
         super().__init__(config, *context)
-        self._finder = SyncFinder()
+        self._finder = SyncFinder(self.device)
         self._looking = ExitStack()
 
     def __exit__(self, *error: object) -> None:
@@ -122,12 +122,16 @@ _OPTIM = os.path.join(_TORCH, "optim") + os.sep
 class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts, while it is entered, where the host reads values, in the thread that has entered it.
 
+    Args:
+        device: the model's. On a CPU every read counts, as it would wait on a GPU.
+
     Attributes:
         found: (file, line, function, what) -> how often.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
         self.found: Counter[tuple[str, int, str, str]] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -135,8 +139,9 @@ class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = function.name().partition(".")[0]
         kwargs = kwargs or {}
         source = next((each for each in args if isinstance(each, torch.Tensor)), None)
-        if source is not None and name in _READS and _reads(name, source, args, kwargs):
-            self._note(_READS[name], on_gpu=source.is_cuda)
+        here = source is not None and source.device.type == self._device.type
+        if here and name in _READS and _reads(name, source, args, kwargs):
+            self._note(_READS[name], on_gpu=self._device.type == "cuda")
         return function(*args, **kwargs)
 
     def _note(self, what: str, *, on_gpu: bool) -> None:
@@ -149,7 +154,7 @@ class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.found[frame.filename, frame.lineno or 0, frame.name, what] += 1
 
 
-def _reads(name: str, source: torch.Tensor, args: Any, kwargs: Any) -> bool:
+def _reads(name: str, source: Any, args: Any, kwargs: Any) -> bool:
     """Whether such an operation does need a result on the host: an index may be numbers, a copy to anywhere."""
     if name == "aten::index":
         return any(each is not None and each.dtype is torch.bool for each in args[1])

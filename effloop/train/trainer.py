@@ -172,6 +172,7 @@ class Trainer:
                     for line in self.profiler.report():
                         self.recorder.note(line)
                     return scores
+                self.nan.check()
                 position, ends = self.position(), self.out_of_time()
                 scores = self.end_epoch(position, last=bool(ends))
                 self.recorder.epoch(position, scores)
@@ -211,7 +212,6 @@ class Trainer:
                     return
                 self.saving.updated()
         self.recorder.trained(self.position(), self.metrics, self.optimizer.param_groups[0]["lr"])
-        self.nan.check()
 
     def out_of_time(self) -> str:
         """After an epoch was trained: why it is the last, if it isn't for the number of epochs; else empty."""

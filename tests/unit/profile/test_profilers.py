@@ -103,11 +103,11 @@ def test_where_values_are_read() -> None:
     """Lines of whoever calls torch; not the counters of an optimizer, which are on the host."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight], lr=0.1)
-    with SyncFinder() as finder:
+    with SyncFinder(CPU) as finder:
         weight.sum().backward()
         optimizer.step()
     assert not finder.found
-    with SyncFinder() as finder:
+    with SyncFinder(CPU) as finder:
         weight[weight > 0.5].sum()
         if weight.sum() > 0:
             weight.detach().tolist()
