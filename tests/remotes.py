@@ -1,4 +1,4 @@
-"""Servers of files on this machine: plain HTTP with listings, an S3-like one, and their faults."""
+"""Servers of files on this machine: plain HTTP, an S3-like one, and their faults."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
-
-from written import Writing
+from urllib.parse import parse_qs, unquote, urlsplit
 
 
 @dataclass
@@ -26,8 +24,7 @@ class Fault:
         times: how often.
         cut: bytes after which the connection is closed.
         of: the end of the paths that it is for.
-        act, after: called before the answer, and after it.
-        method: of the requests that it is for; empty is any.
+        act, after: called before the file is read, and before its bytes are sent.
         on_listing: whether listings, and sizes, have it, too.
     """
 
@@ -35,7 +32,6 @@ class Fault:
     times: int = 1
     cut: int | None = None
     of: str = ""
-    method: str = ""
     on_listing: bool = False
     act: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
@@ -51,14 +47,11 @@ class Server:
         faults: those that are left.
         requests: method, path and range of each request so far.
         queries: what stood behind `?` in them, and the header `Authorization`.
-        etags: path -> content and ETag of what came in parts.
-        parts: of uploads that aren't complete: their ID -> number -> what came.
         connections: that were opened so far.
         pause_s: before each piece of 64 KiB.
         ranges: whether parts can be asked for.
         shift: bytes by which the parts that are sent begin before those that were asked for.
         short: bytes that are missing at the end of answers of more than one byte.
-        listings: whether folders can be listed.
         encoding: of files, as the server says.
     """
 
@@ -67,40 +60,22 @@ class Server:
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     queries: list[tuple[str, str]] = field(default_factory=list)
-    etags: dict[Path, tuple[bytes, str]] = field(default_factory=dict)
-    parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     connections: int = 0
     pause_s: float = 0.0
     ranges: bool = True
     shift: int = 0
     short: int = 0
-    listings: bool = True
     encoding: str = ""
     lock: Any = field(default_factory=threading.Lock)
 
-    def fault(self, path: str, *, listing: bool, method: str = "GET") -> Fault | None:
+    def fault(self, path: str, *, listing: bool) -> Fault | None:
         """The next fault for a request."""
         with self.lock:
             for fault in self.faults:
-                if (
-                    fault.times
-                    and fault.method in ("", method)
-                    and path.endswith(fault.of)
-                    and (fault.on_listing or not listing)
-                ):
+                if fault.times and path.endswith(fault.of) and (fault.on_listing or not listing):
                     fault.times -= 1
                     return fault
         return None
-
-    def etag(self, path: Path) -> str:
-        """That of a file, which may have been changed since it came."""
-        data = path.read_bytes()
-        came, etag = self.etags.get(path, (b"", ""))
-        return etag if etag and came == data else hashlib.md5(data).hexdigest()
-
-    def put(self) -> list[str]:
-        """The paths that were written to, once for each part."""
-        return [path for method, path, _ in self.requests if method == "PUT"]
 
     def fetched(self) -> list[str]:
         """The paths of whose content more than a byte was asked for."""
@@ -124,9 +99,14 @@ def serving(root: Path) -> Iterator[Server]:
             thread.join()
 
 
-class _Handler(Writing, BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
+    of: Server
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # a body waits 40 ms for its header to be acknowledged
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a client that has gone
+            super().handle()
 
     def setup(self) -> None:
         super().setup()
@@ -144,46 +124,29 @@ class _Handler(Writing, BaseHTTPRequestHandler):
         name, query, part = unquote(asked.path), parse_qs(asked.query), self.headers.get("Range", "")
         self.of.requests.append((self.command, name, part))
         self.of.queries.append((asked.query, self.headers.get("Authorization", "")))
-        listing = "list-type" in query or name.endswith("/") or part == "bytes=0-0" or self.command == "HEAD"
-        fault = self.of.fault(name, listing=listing, method=self.command)
-        if self._failed(fault):
-            return
+        listing = "list-type" in query or part == "bytes=0-0" or self.command == "HEAD"
+        fault = self.of.fault(name, listing=listing)
+        if fault is not None:
+            fault.act()
+            if fault.status:
+                self._answer(fault.status, b"")
+                return
         path = self.of.root / name.strip("/")
         if "list-type" in query:
             self._list_bucket(path, query)
-        elif path.is_dir() and self.of.listings and "Authorization" not in self.headers:
-            self._list_folder(path, name, fault)
         elif path.is_file():
             self._file(path, part, fault)
         else:
             self._answer(404, b"")
 
-    def _failed(self, fault: Fault | None) -> bool:
-        """Whether a fault was the answer."""
-        if fault is None:
-            return False
-        fault.act()
-        if fault.status:
-            self._answer(fault.status, b"")
-        return bool(fault.status)
-
-    def _answer(self, status: int, body: bytes, cut: int | None = None, **headers: str) -> None:
+    def _answer(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body[:cut])
-        self.close_connection = cut is not None
-
-    def _list_folder(self, path: Path, name: str, fault: Fault | None) -> None:
-        if not name.endswith("/"):
-            self._answer(301, b"", Location=quote(name) + "/")
-            return
-        names = sorted(each.name + "/" * each.is_dir() for each in path.iterdir())
-        links = "".join(f'<a href="{quote(each)}">{escape(each)}</a>\n' for each in ("../", *names))
-        self._answer(200, links.encode(), fault and fault.cut, Content_Type="text/html")
+            self.wfile.write(body)
 
     def _list_bucket(self, bucket: Path, query: dict[str, list[str]]) -> None:
         prefix, start = (query.get(key, [""])[0] for key in ("prefix", "continuation-token"))
@@ -191,8 +154,9 @@ class _Handler(Writing, BaseHTTPRequestHandler):
         keys = [key for key in keys if key.startswith(prefix) and key >= start]
         rows = "".join(
             f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-            f'<ETag>"{self.of.etag(bucket / key)}"</ETag><Size>{(bucket / key).stat().st_size}</Size></Contents>'
+            f'<ETag>"{hashlib.md5(data).hexdigest()}"</ETag><Size>{len(data)}</Size></Contents>'
             for key in keys[:1000]
+            for data in [(bucket / key).read_bytes()]
         )
         more = f"<NextContinuationToken>{escape(keys[1000])}</NextContinuationToken>" if len(keys) > 1000 else ""
         flag = str(bool(more)).lower()
@@ -203,7 +167,8 @@ class _Handler(Writing, BaseHTTPRequestHandler):
         self._answer(200, xml.encode(), Content_Type="application/xml")
 
     def _file(self, path: Path, part: str, fault: Fault | None) -> None:
-        data, etag = path.read_bytes(), f'"{self.of.etag(path)}"'
+        data = path.read_bytes()
+        etag = f'"{hashlib.md5(data).hexdigest()}"'
         if (wanted := self.headers.get("If-Match")) and wanted != etag:
             self._answer(412, b"")
             return
@@ -229,6 +194,8 @@ class _Handler(Writing, BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(2)
             return
+        if fault is not None:
+            fault.after()
         for start in range(0, len(body), 1 << 16):
             time.sleep(self.of.pause_s)
             try:
@@ -236,5 +203,3 @@ class _Handler(Writing, BaseHTTPRequestHandler):
             except OSError:
                 self.close_connection = True
                 return
-        if fault is not None:
-            fault.after()

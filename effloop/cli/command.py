@@ -28,7 +28,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from effloop.data.remote.location import Url, is_remote
+from effloop.data.remote.location import is_remote
 from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import either, field_meanings
 
@@ -113,7 +113,7 @@ class RunOptions:
 class Kind:
     """What an option takes, from the type of its field.
 
-    bool, int, float, str, Path and Url are what they say. A Literal has the words that are taken; a tuple is given with
+    bool, int, float, str and Path are what they say. A Literal has the words that are taken; a tuple is given with
     commas between, each value once; of a union the first type that fits is taken, and None can't be given.
     Annotated holds the values that are allowed (a range, the names of a table), or a sentence for the error line.
 
@@ -168,12 +168,6 @@ def _first_that_fits(kinds: Sequence[Kind], text: str) -> Any:
     raise ValueError
 
 
-def _url(text: str) -> Url:
-    if not is_remote(text):
-        raise ValueError
-    return Url(text)
-
-
 def _path(text: str) -> Path:
     path = Path(os.path.expanduser(text))
     # A URL would become a folder 's3:'; with a longer name the first look at the path raises an OSError.
@@ -187,8 +181,7 @@ _LONGEST_NAME = 255
 
 _PLAIN = {
     str: Kind("TEXT", ("TEXT",), str),
-    Path: Kind("PATH", (f"a PATH whose names have at most {_LONGEST_NAME} bytes",), _path),
-    Url: Kind("URL", ("a URL",), _url),
+    Path: Kind("PATH", (f"a PATH on this machine, whose names have at most {_LONGEST_NAME} bytes",), _path),
     int: Kind("N", ("a whole number",), int),
     float: Kind("X", ("a number",), float),
     bool: Kind("true|false", ("true", "false"), lambda text: ("false", "true").index(text) == 1),

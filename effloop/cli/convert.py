@@ -14,12 +14,10 @@ from effloop.config import Config
 from effloop.convert import index, verify
 from effloop.convert.convert import convert
 from effloop.convert.options import ConvertOptions, Splits, split_names
-from effloop.convert.work import WorkFolder
 from effloop.data.decode import decoders
 from effloop.data.source import Source
 from effloop.data.source.config import Index
 from effloop.data.source.entropy import with_indexes
-from effloop.data.source.root import download_folder
 from effloop.data.source.splits import open_part, open_split
 from effloop.data.source.storage.columns import Comparing, comparing
 from effloop.data.source.view import shuffled
@@ -31,16 +29,13 @@ def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     """Write the data in another storage format, re-encoded or as it is.
 
     The output is atomic, nothing is overwritten, and the same command resumes an interrupted conversion.
-    num_workers=N sets the threads. What goes to a URL is written to data.download_dir first, and uploaded when it is
-    complete.
+    num_workers=N sets the threads.
     """
     config = configs.compose(overrides)
-    work = WorkFolder([*options.outputs], download_folder(config.data))
-    work.check_absent()
     opened = _open_splits(config, options.splits)
     if options.shuffle:
         opened["train"] = shuffled(opened["train"], config.seed)
-    convert(options, opened, decoders.build(config.decode), num_workers(config), effloop.__version__, work)
+    convert(options, opened, decoders.build(config.decode), num_workers(config), effloop.__version__)
     return 0
 
 

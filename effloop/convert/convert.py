@@ -22,8 +22,6 @@ from effloop.convert.reencode import Recipe, Recode
 from effloop.convert.work import WorkFolder, is_disk_full, size, tree_size
 from effloop.data.decode import Decoder
 from effloop.data.image.entropy import VERSION
-from effloop.data.remote.location import Url
-from effloop.data.remote.store import MOST_FILES
 from effloop.data.source import Kind, sources
 from effloop.data.source.base import Source
 from effloop.data.source.splits import check_same_classes
@@ -44,7 +42,6 @@ def convert(
     decoder: Decoder,
     threads: int,
     version: str,
-    work: WorkFolder | None = None,
 ) -> None:
     """Write the datasets, show the progress, and print a table of the results.
 
@@ -64,7 +61,6 @@ def convert(
         decoder: decodes the images.
         threads: how many re-encode images; 0 means one.
         version: of EffLoop; the work of another version is not continued.
-        work: of the options' outputs; None makes it beside them.
 
     Raises:
         ConfigError: an output is there already or being written, or the disk can't take it.
@@ -75,18 +71,13 @@ def convert(
     if len(splits) > 1:
         check_same_classes(splits["train"], splits["val"])
     recodes = {out: Recode(recipe, decoder) if recipe else None for out, recipe in options.outputs.items()}
-    work = work or WorkFolder([*recodes])
-    files = sum(map(len, splits.values()))
-    if options.to == "folder" and files > MOST_FILES and any(isinstance(out, Url) for out in recodes):
-        raise ConfigError(
-            f"to: a folder of {files:,} files can't be read behind a URL, which may have {MOST_FILES:,}; set to=tar"
-        )
+    work = WorkFolder([*recodes])
+    work.check_absent()
     if options.skip_bad:
-        work.check_absent()
         with Meter() as meter:
             splits = Inspector(splits, decoder, threads, meter, whole=any(recodes.values())).sound()
     job = _job(options, splits, decoder, version)
-    with work.held(job, {**job, "splits": [source.fingerprint() for source in splits.values()]}):
+    with work.held(job):
         conversion = _Conversion(options, splits, decoder, max(1, threads), work)
         with conversion.cleaning_up():
             with Meter() as conversion.meter:
@@ -149,7 +140,7 @@ class _Conversion:
     def _inspector(self) -> Inspector:
         return Inspector(self.splits, self.decoder, self.threads, self.meter)
 
-    def write_output(self, out: Path | Url, recode: Recode | None) -> dict[str, int]:
+    def write_output(self, out: Path, recode: Recode | None) -> dict[str, int]:
         """Write one output, short of publishing it; returns the bytes of each split's images."""
         if self.work.is_finished(out):
             return self.work.noted(out)
@@ -174,7 +165,7 @@ class _Conversion:
         common = {"threads": self.threads, "size_of": self.decoder.size, "indexes": self.options.writes_indexes}
         return SplitRecords(self.splits[name], self.meter, name, **{**common, **options})
 
-    def _recode(self, out: Path | Url, recode: Recode) -> dict[str, SplitRecords]:
+    def _recode(self, out: Path, recode: Recode) -> dict[str, SplitRecords]:
         """Re-encode all images, or those that an earlier run of this job has not."""
         # Fails early where a package is missing or the file system doesn't suit the format.
         firsts = {
@@ -198,13 +189,13 @@ class _Conversion:
             for name, journal in journals.items()
         }
 
-    def _write(self, out: Path | Url, records: Mapping[str, SplitRecords], recipe: Recipe | None) -> None:
+    def _write(self, out: Path, records: Mapping[str, SplitRecords], recipe: Recipe | None) -> None:
         first = next(iter(self.splits.values()))
         about = recipe.about() if recipe else _about([*self.splits.values()])
         dataset = Dataset(first.classes, records, about, Targets.of(first))
         writers[self.options.to](self.work.writing(out), dataset, self.options.shard_bytes)
 
-    def _read_back(self, out: Path | Url, copied: bool) -> None:
+    def _read_back(self, out: Path, copied: bool) -> None:
         """Open what was written as training will open it, and compare it with what went in.
 
         Raises:
@@ -250,12 +241,12 @@ class _Conversion:
             again = "continues from there" if self._keep() else "starts again"
             raise InterruptedRunError(f"interrupted; running the same command again {again}") from None
         except Exception as error:
-            if not self.work.complete and is_disk_full(error, self.work.path):  # of a server's the error itself tells
+            if is_disk_full(error, self.work.path):
                 wrote = tree_size(self.work.path / "journal") + sum(each.bytes_taken for each in self._records.values())
                 self.work.remove()
                 raise ConfigError(
                     f"out: the disk of {self.work.path.parent} is full after {size(wrote)}; {size(self._needed)} of "
-                    f"images are needed, and what the format adds; make room or set {self.work.room}"
+                    f"images are needed, and what the format adds; make room or set out=PATH"
                 ) from error
             self._keep()
             if isinstance(error, OSError) and not isinstance(error, EffLoopError):
@@ -291,7 +282,7 @@ def _about(splits: Sequence[Source]) -> Mapping[str, Any]:
     return first if all(about == first for about in others) else {"payload": "original"}
 
 
-def _show(out: Path | Url, splits: Mapping[str, Source], num_bytes: Mapping[str, int]) -> None:
+def _show(out: Path, splits: Mapping[str, Source], num_bytes: Mapping[str, int]) -> None:
     table = Table()
     for heading in ("split", "images", "before", "after", "ratio", "mean before", "mean after"):
         table.add_column(heading, justify="left" if heading == "split" else "right")

@@ -8,8 +8,6 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from effloop.convert.reencode import Recipe
-from effloop.data.remote.location import Url, meant_url
-from effloop.data.remote.upload import check_url
 from effloop.data.source.storage.writing import SHARD_BYTES, writers
 from effloop.errors import ConfigError
 
@@ -38,8 +36,7 @@ class ConvertOptions:
 
     Attributes:
         to: the format.
-        out: the file or folder to write, here or at s3://, gs://, az:// and the like; with several sizes a dataset for
-            each, NAME-500, NAME-256.
+        out: the file or folder to write; with several sizes a dataset for each, NAME-500, NAME-256.
         payload: the images' bytes as they are, JPEG, or decoded pixels; without it original, and jpeg with any of
             max_side, quality, color and restart.
         quality: of a JPEG, 90 without it; source keeps the original's tables, lossless its coefficients (by jpegtran).
@@ -59,7 +56,7 @@ class ConvertOptions:
     """
 
     to: Annotated[str, writers]
-    out: Path | Url
+    out: Path
     payload: Literal["original", "jpeg", "raw"] | None = None
     quality: Literal["source", "lossless"] | Annotated[int, range(1, 101)] | None = None
     max_side: tuple[Side, ...] = ()
@@ -78,23 +75,19 @@ class ConvertOptions:
                     raise ConfigError(f"{other}: contradicts {key}={value}; drop one of them")
         if self.shuffle and "train" not in self.splits:
             raise ConfigError("shuffle: only the training split is shuffled; drop it, or split=val")
-        if isinstance(self._out, Url):
-            check_url(self._out)
-        elif not os.path.isdir(self._out.parent):  # unlike Path's own, it never raises
-            url = meant_url(str(self.out))
-            fix = f"a URL has two slashes: out={url}" if url else "make it or set out=PATH"
-            raise ConfigError(f"out: '{self.out}' can't be made, the folder {self._out.parent} is not there; {fix}")
-        elif not self._out.name:
+        if not os.path.isdir(self._out.parent):  # unlike Path's own, it never raises
+            raise ConfigError(
+                f"out: '{self.out}' can't be made, the folder {self._out.parent} is not there; make it or set out=PATH"
+            )
+        if not self._out.name:
             raise ConfigError(f"out: '{self.out}' has no name; set out=PATH")
 
     @property
-    def _out(self) -> Path | Url:
-        if isinstance(self.out, Url):
-            return Url(self.out.rstrip("/"))
+    def _out(self) -> Path:
         return Path(os.path.abspath(os.path.expanduser(self.out)))
 
     @property
-    def outputs(self) -> dict[Path | Url, Recipe | None]:
+    def outputs(self) -> dict[Path, Recipe | None]:
         """{path or URL: how its images are re-encoded}, a dataset for each size; None copies them as they are."""
         if self.payload == "original" or not any(getattr(self, key) for key in ("payload", *_RECODING)):
             return {self._out: None}

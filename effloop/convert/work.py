@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from effloop.data.remote.location import Url
-from effloop.data.remote.upload import There, look, send
 from effloop.errors import ConfigError
 from effloop.system.files import describe_failure, fsync, try_lock, write_text
 
@@ -24,8 +20,8 @@ _FULL = 1 << 20  # a disk with less than this free is full: a writer that failed
 
 
 class WorkFolder:
-    """A folder that keeps what a conversion has done: `.NAME.partial/` beside the output, or, where outputs are URLs,
-    in the folder for downloads. One process at a time holds its lock.
+    """A folder that keeps what a conversion has done: `.NAME.partial/` beside the output. One process at a time holds
+    its lock.
 
         job.json         determines the bytes of the outputs; a folder of another job is emptied
         N/NAME           output N while it is written, and until it is published
@@ -41,21 +37,12 @@ class WorkFolder:
             work.publish()
 
     Args:
-        outs: what will be published, all of it at once: in one folder, or at URLs.
-        folder: for the work of outputs at URLs.
+        outs: what will be published, all of it at once, in one folder.
     """
 
-    def __init__(self, outs: Sequence[Path | Url], folder: Path | None = None) -> None:
-        self.outs, first = outs, outs[0]
-        self._there: dict[Path | Url, There] = {}
-        if isinstance(first, Url):
-            name = re.sub(r"[^A-Za-z0-9.]+", "-", first.name)[:100]
-            folder = (folder or Path()) / "upload"
-            self.path = folder / f"{name}-{hashlib.sha256(first.encode()).hexdigest()[:16]}.partial"
-            self._other, self.room = "out=URL", "data.download_dir=FOLDER"  # another output; another disk
-        else:
-            self.path = first.parent / f".{first.name}.partial"
-            self._other = self.room = "out=PATH"
+    def __init__(self, outs: Sequence[Path]) -> None:
+        self.outs = outs
+        self.path = outs[0].parent / f".{outs[0].name}.partial"
         self._away = self.path.with_suffix(".deleted")  # as long: a name that fits makes both fit
 
     def check_absent(self) -> None:
@@ -63,41 +50,28 @@ class WorkFolder:
 
         Raises:
             ConfigError: one is.
-            DataError: a URL can't be written.
         """
         for out in self.outs:
-            there = self._exists(out)  # whether it can be written, too
-            if there and not self.path.exists():
+            if os.path.lexists(out) and not self.path.exists():
                 self._refuse(out)
 
     @contextmanager
-    def held(self, job: Mapping[str, Any], contents: Mapping[str, Any] | None = None) -> Iterator[None]:
+    def held(self, job: Mapping[str, Any]) -> Iterator[None]:
         """Hold the folder for a job, and keep what is there if it is of the same one.
 
         Args:
             job: a description for JSON; equal descriptions give equal outputs.
-            contents: the same for any machine: whoever has the same may continue an upload.
 
         Raises:
             ConfigError: the folder can't be made, another process holds it, or an output is there already.
         """
-        self._job = json.dumps(job, indent=1, sort_keys=True)
-        self._upload_job = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
         shutil.rmtree(self._away, ignore_errors=True)  # left by a kill during `remove`
         with self._explained():
             self.check_absent()
-            for out, there in self._there.items():
-                if there.job not in (None, self._upload_job):
-                    raise ConfigError(
-                        f"out: {out} has what another conversion has uploaded and not completed; remove it or set "
-                        "out=URL"
-                    )
-            if isinstance(self.outs[0], Url):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = self._lock()
         try:
             with self._explained():
-                self._adopt()
+                self._adopt(json.dumps(job, indent=1, sort_keys=True))
             yield
         finally:
             os.close(lock)
@@ -122,22 +96,20 @@ class WorkFolder:
                 if not held:
                     raise ConfigError(
                         f"out: another process is writing {self.outs[0]}, it holds {self.path}; wait for it or set "
-                        f"{self._other}"
+                        "out=PATH"
                     )
             time.sleep(0.01)
 
-    def _adopt(self) -> None:
+    def _adopt(self, job: str) -> None:
         """Keep what is there if it is of the same job, else start from scratch."""
         description = self.path / "job.json"
         known = description.exists()
-        same = known and description.read_text() == self._job
+        same = known and description.read_text() == job
         published = [out for out in self.outs if self.is_finished(out) and not self.written(out).exists()]
-        lost = not all(map(self._exists, published))  # one was moved away since
-        ours: list[Path | Url] = []  # nothing is published before all are finished
-        if same and self.complete and not lost:
-            ours = [out for out in self.outs if out in published or isinstance(out, Url)]  # `send` compares
+        lost = not all(map(os.path.lexists, published))  # one was moved away since
+        ours = published if same and self.complete and not lost else []  # nothing is published before all are finished
         for out in self.outs:
-            if out not in ours and self._exists(out):
+            if out not in ours and os.path.lexists(out):
                 if not known or len(published) == len(self.outs):  # a kill before or after all the work left it
                     self.remove()
                 self._refuse(out)
@@ -148,7 +120,7 @@ class WorkFolder:
                     shutil.rmtree(path)
                 elif path.name != "lock":
                     path.unlink()
-            write_text(description, self._job, sync=True)
+            write_text(description, job, sync=True)
         self.discard()
 
     @property
@@ -156,16 +128,16 @@ class WorkFolder:
         """Whether all outputs are finished: those that aren't here were published before a kill."""
         return all(map(self.is_finished, self.outs))
 
-    def is_finished(self, out: Path | Url) -> bool:
+    def is_finished(self, out: Path) -> bool:
         """Whether this output is finished."""
         return self._note(out).exists()
 
-    def noted(self, out: Path | Url) -> dict[str, int]:
+    def noted(self, out: Path) -> dict[str, int]:
         """What was noted of an output when it was finished."""
         noted: dict[str, int] = json.loads(self._note(out).read_text())
         return noted
 
-    def writing(self, out: Path | Url) -> Path:
+    def writing(self, out: Path) -> Path:
         """Where to write an output: a path that isn't there, in a folder without anything else."""
         self.discard()
         path = self.written(out)
@@ -178,7 +150,7 @@ class WorkFolder:
             if not self.is_finished(out):
                 shutil.rmtree(self.written(out).parent, ignore_errors=True)
 
-    def finish(self, out: Path | Url, note: Mapping[str, int]) -> None:
+    def finish(self, out: Path, note: Mapping[str, int]) -> None:
         """The output is complete: give it ordinary permissions, sync it to the disk, and keep a note of it."""
         path = self.written(out)
         mask = os.umask(0)
@@ -193,16 +165,10 @@ class WorkFolder:
         """Move all outputs to their places, and remove the folder."""
         here = [out for out in self.outs if self.written(out).exists()]
         for out in here:
-            if not isinstance(out, Url) and self._exists(out):
+            if os.path.lexists(out):
                 self._refuse(out)
         for out in here:
-            path = self.written(out)
-            if isinstance(out, Url):
-                print(send(path, out, self._upload_job).line(out))
-                os.rename(path, path.with_name(".sent"))  # at once: half of it would be another output
-                shutil.rmtree(path.parent, ignore_errors=True)
-            else:
-                os.rename(path, out)
+            os.rename(self.written(out), out)
         fsync(self.path.parent)
         self.remove()
 
@@ -212,30 +178,23 @@ class WorkFolder:
         os.rename(self.path, self._away)
         shutil.rmtree(self._away, ignore_errors=True)
 
-    def journal(self, out: Path | Url, split: str) -> Path:
+    def journal(self, out: Path, split: str) -> Path:
         """The folder of an output's re-encoded images."""
         return self.path / "journal" / str(self.outs.index(out)) / split
 
-    def written(self, out: Path | Url) -> Path:
+    def written(self, out: Path) -> Path:
         """An output while it is here."""
         return self.path / str(self.outs.index(out)) / out.name
 
-    def _note(self, out: Path | Url) -> Path:
+    def _note(self, out: Path) -> Path:
         return self.path / f"{self.outs.index(out)}.json"
 
-    def _exists(self, out: Path | Url) -> bool:
-        if not isinstance(out, Url):
-            return os.path.lexists(out)
-        if out not in self._there:
-            self._there[out] = look(out)
-        return self._there[out].whole
-
-    def _refuse(self, out: Path | Url) -> None:
-        raise ConfigError(f"out: {out} is there already, and nothing is overwritten; remove it or set {self._other}")
+    def _refuse(self, out: Path) -> None:
+        raise ConfigError(f"out: {out} is there already, and nothing is overwritten; remove it or set out=PATH")
 
     def unwritable(self, error: OSError) -> ConfigError:
         """The error where the folder can't be written."""
-        return ConfigError(f"out: {describe_failure(self.path, error)}; set {self.room}")
+        return ConfigError(f"out: {describe_failure(self.path, error)}; set out=PATH")
 
     def check_free(self, needed: int, what: str, there: int = 0) -> None:
         """Refuse to write what doesn't fit on the disk.
@@ -251,7 +210,7 @@ class WorkFolder:
         if needed - there > (free := shutil.disk_usage(self.path).free):
             raise ConfigError(
                 f"out: {what} needs {size(needed - there)}, {self.path} has {size(free)} free; make room or set "
-                f"{self.room}"
+                "out=PATH"
             )
 
 

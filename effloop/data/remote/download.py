@@ -1,52 +1,37 @@
 """The child that lists and fetches: `python -m effloop.data.remote.download`, run by `fetch`.
 
-It sends {"manifest": NAME} after listing. By then it has locked that dataset, which keeps it from being removed.
+Threads and connections of network clients don't survive the fork of workers. It answers with lines of JSON:
+{"manifest": NAME} after listing, when it has locked that dataset, which keeps it from being removed; {"total": N}
+bytes to fetch; {"bytes": N} fetched so far, 5 times a second; and at its end {"done": VALUE} or
+{"error": LINE, "kind": KIND}.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from effloop.data.remote.buckets import BUCKETS, BucketStore
 from effloop.data.remote.cache import DONE, PART, Cache
-from effloop.data.remote.child import moved, say, serve
-from effloop.data.remote.filesystems import FsspecStore
-from effloop.data.remote.http import HttpStore
 from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest, RemoteFile
-from effloop.data.remote.store import ChangedError, FetchError, Store, in_threads, retried
-from effloop.errors import ConfigError
+from effloop.data.remote.stores import ChangedError, FetchError, Store, in_threads, retried, store_of
+from effloop.errors import ConfigError, EffLoopError
+from effloop.system import children
 from effloop.system.files import describe_failure
+from effloop.system.signals import ignore_interrupts, ignore_stops, unblock_interrupts
 
-_BY_FSSPEC = (
-    *("box", "bos", "cos", "dbfs", "dropbox", "ftp", "gdrive", "github", "hdfs", "hf", "lakefs", "obs", "oci", "oss"),
-    *("sftp", "smb", "ssh", "tos", "webdav", "webhdfs"),
-)
-"""Schemes of fsspec for remote files; others read this machine, wrap files in files or keep caches of their own."""
+_REPORT_S = 0.2
 _locks: list[IO[str]] = []
 """Held until this process ends."""
-
-
-def store_of(location: Location) -> Store:
-    """The store that reads a location.
-
-    Raises:
-        ConfigError: a package is missing, or nothing reads such a URL.
-    """
-    if location.is_http:
-        return HttpStore(location)
-    if location.scheme in BUCKETS:
-        return BucketStore(location)
-    if location.scheme in _BY_FSSPEC:
-        return FsspecStore(location)
-    known = ", ".join(("s3", "gs", "az", "https", *BUCKETS[4:], *_BY_FSSPEC))
-    raise ConfigError(f"data.root: '{location.root}' is of no scheme that EffLoop reads; have {known}")
 
 
 @cache
@@ -123,11 +108,16 @@ class Part:
 
 
 class Download:
-    """Fetches the files of a manifest into the cache by threads, which request `chunk_bytes` at a time."""
+    """Fetches the files of a manifest into the cache by threads, which request `chunk_bytes` at a time.
+
+    Attributes:
+        moved: bytes that came, less those that have to come again.
+    """
 
     def __init__(self, store: Store, manifest: Manifest, cache: Cache, chunk_bytes: int) -> None:
         self._store, self._manifest, self._cache, self._chunk_bytes = store, manifest, cache, chunk_bytes
         self._lock = threading.Lock()
+        self.moved = 0
 
     def run(self) -> None:
         """Fetch what is missing.
@@ -156,6 +146,10 @@ class Download:
             for start, stop in part.missing:
                 yield part, start, stop
 
+    def _count(self, num_bytes: int) -> None:
+        with self._lock:
+            self.moved += num_bytes
+
     def _fetch(self, part: Part, start: int, stop: int) -> None:
         at = start
 
@@ -167,12 +161,12 @@ class Download:
                         raise FetchError(f"it has more than {stop:,} bytes")
                     part.write(data, at)
                     at += len(data)
-                    moved(len(data))
+                    self._count(len(data))
                 if at < stop:
                     raise FetchError(f"the answer ended after {at:,} of {part.file.size:,} bytes", again=True)
             except FetchError:
                 if not part.file.ranges:  # else the next attempt continues there
-                    moved(start - at)
+                    self._count(start - at)
                     at = start
                 raise
 
@@ -194,34 +188,55 @@ class Download:
         part.finish()
 
 
-def _run(request: dict[str, Any]) -> dict[str, int]:
-    cache, location = Cache(Path(request["folder"])), Location.of(request["root"])
-    store = store_of(location)
-    manifest = store.manifest()
-    _locks.append(cache.use(manifest))
-    say(manifest=manifest.folder)
-    if missing := cache.missing(manifest):
-        say(total=sum(file.size for file in missing))
-        _fetch(store, manifest, cache, request)
-    cache.link(manifest)
-    return {"files": len(manifest.files), "bytes": manifest.bytes}
+def _serve() -> None:
+    """Do the work of this child's request."""
+    answers = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what packages print is no answer
+    ignore_interrupts()
+    ignore_stops()
+    unblock_interrupts()
+    request = children.receive()
+    begun: list[Download] = []
 
+    def say(**facts: Any) -> None:
+        try:
+            os.write(answers, json.dumps(facts).encode() + b"\n")  # a line at once, whichever thread sends it
+        except BrokenPipeError:  # the parent is gone
+            os._exit(1)
 
-def _fetch(store: Store, manifest: Manifest, cache: Cache, request: dict[str, Any]) -> None:
+    def report() -> None:
+        say(bytes=sum(each.moved for each in begun))
+
+    def keep_reporting() -> None:
+        while True:  # other ranks wait as long as a child does so; 100,000 files may take minutes to list
+            time.sleep(_REPORT_S)
+            report()
+
+    threading.Thread(target=keep_reporting, daemon=True).start()
+    folder = Path(request["folder"])
     try:
-        cache.make_room(manifest, request["limit"])
-        Download(store, manifest, cache, request["chunk_bytes"]).run()
+        cache, location = Cache(folder), Location.of(request["root"])
+        store = store_of(location)
+        manifest = store.manifest()
+        _locks.append(cache.use(manifest))
+        say(manifest=manifest.folder)
+        if missing := cache.missing(manifest):
+            say(total=sum(file.size for file in missing))
+            cache.make_room(manifest, request["limit"])
+            begun.append(Download(store, manifest, cache, request["chunk_bytes"]))
+            begun[0].run()
+        cache.link(manifest)
+        report()
+        say(done={"files": len(manifest.files), "bytes": manifest.bytes})
+    except EffLoopError as error:
+        say(error=str(error), kind="config" if isinstance(error, ConfigError) else "data")
     except OSError as error:
-        raise ConfigError(
-            f"data.download_dir: {describe_failure(cache.folder, error)}; make room there, or set "
-            "data.download_dir=FOLDER"
-        ) from None
-
-
-def _unwritable(request: dict[str, Any], error: OSError) -> str:
-    path = Path(os.fsdecode(error.filename)) if error.filename else Path(request["folder"])
-    return f"data.download_dir: {describe_failure(path, error)}; set another folder"
+        path = Path(os.fsdecode(error.filename)) if error.filename else folder
+        line = f"data.download_dir: {describe_failure(path, error)}; make room there, or set data.download_dir=FOLDER"
+        say(error=line, kind="config")
+    while True:  # the parent ends this process, whose locks it has taken over by then
+        signal.pause()
 
 
 if __name__ == "__main__":
-    serve(_run, _unwritable)
+    _serve()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from effloop.data.remote import child
 from effloop.data.remote.cache import Cache
 from effloop.data.remote.location import Location, this_process
 from effloop.data.remote.manifest import Manifest
-from effloop.errors import ConfigError, EffLoopError
+from effloop.errors import ConfigError, DataError, EffLoopError
+from effloop.system import children
 from effloop.system.files import describe_failure
+from effloop.system.processes import how_ended
 
 CHUNK_BYTES = 16 << 20
 """Size of the parts that a thread requests: what a killed process, or a broken connection, begins again."""
@@ -181,8 +183,7 @@ def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
 
         limit = None if limit_gb is None else limit_gb * 1e9
         request = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES}
-        who = f"data.root: '{root}': the process that fetches"
-        done, moved = child.run("effloop.data.remote.download", who, root, request, heard, [place.fileno()])
+        done, moved = _run_child(request, heard, place)
         manifest, lock = used[-1]
         fetched = Fetched(done["files"], done["bytes"], moved, time.monotonic() - began)
         facts = {"name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched), "by": this_process.run}
@@ -190,6 +191,52 @@ def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
         cache.note(place, {"roots": dict(recent)})
         held.pop_all()
     return _Opened(cache.root(manifest), manifest, fetched, folder, lock)
+
+
+def _run_child(
+    request: Mapping[str, Any], heard: Callable[[Mapping[str, Any]], None], lock: IO[str]
+) -> tuple[dict[str, int], int]:
+    """Run `download` to its end, and show its progress.
+
+    Args:
+        request: its request.
+        heard: gets each of its messages.
+        lock: an open file that it keeps open.
+
+    Returns:
+        The value that it has "done", and how many bytes it has fetched.
+
+    Raises:
+        ConfigError, DataError: the child's, or it was killed.
+    """
+    from effloop.system.progress import Meter  # by rich, which a child starts faster without
+
+    total = moved = 0
+    with Meter(stderr=True, in_bytes=True) as meter:
+        process = children.start("effloop.data.remote.download", stdout=subprocess.PIPE, fds=[lock.fileno()])
+        assert process.stdout is not None
+        try:
+            children.send(process, request)
+            for message in map(json.loads, process.stdout):
+                if "error" in message:
+                    raise (ConfigError if message["kind"] == "config" else DataError)(message["error"])
+                if not total and (total := message.get("total", 0)):
+                    meter.begin(request["root"], total)
+                if more := message.get("bytes", moved) - moved:
+                    moved += more
+                    meter.advance(more)
+                heard(message)
+                if "done" in message:
+                    return message["done"], moved
+            code = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    line = f"data.root: '{request['root']}': the process that fetches (pid {process.pid}) {how_ended(code)}"
+    if code >= 0:
+        raise RuntimeError(line)  # a bug, of which it has printed more
+    raise DataError(f"{line}; start again: what was fetched is kept")
 
 
 def _just_listed(listed: Mapping[str, Any] | None, cache: Cache) -> _Opened | None:

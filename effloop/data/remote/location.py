@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import takewhile
 from urllib.parse import quote, unquote
 
-from effloop.errors import ConfigError, printable
+from effloop.errors import ConfigError, optional_package, printable
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)/?(.*)", re.DOTALL)
 _ONE_SLASH = re.compile(r"(s3|gs|az|hf|https?|s?ftp|hdfs|oss):/?([^/].*)", re.IGNORECASE | re.DOTALL)
@@ -56,19 +56,6 @@ def meant_url(root: str) -> str:
     """The URL that `s3:/bucket/x`, with a slash too few, stands for; empty for another text."""
     found = _ONE_SLASH.fullmatch(root)
     return f"{found[1]}://{found[2]}" if found else ""
-
-
-class Url(str):
-    """The URL of a file or folder to write."""
-
-    @property
-    def name(self) -> str:
-        """The part after the last slash."""
-        return self.rpartition("/")[2]
-
-    def with_name(self, name: str) -> Url:
-        """A URL beside this one."""
-        return Url(f"{self.rpartition('/')[0]}/{name}")
 
 
 def local_name(root: str) -> str:
@@ -194,13 +181,6 @@ class Location:
         shared = takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False))
         return self.key("".join(f"{name}/" for name, *_ in shared))
 
-    @property
-    def levels(self) -> int | None:
-        """How many folders below `base` the deepest file may be; None for any number, with `**`."""
-        if any("**" in name for name in self._typed):
-            return None
-        return max(name.count("/") for name in self.names) - self.base.count("/")
-
     def matches(self, key: str) -> bool:
         """Whether the patterns name a file."""
         return any(pattern.fullmatch(key) for pattern in self._patterns) or key in self._plain
@@ -211,13 +191,11 @@ class Location:
 
     @cached_property
     def _patterns(self) -> list[re.Pattern[str]]:
+        utils = optional_package("fsspec.utils", f"data.root: '{self.root}'", "effloop[remote]")
         try:
-            typed = [name for name in self._typed if _GLOB.search(name)]
-            return [re.compile(_translated(name, self.key), re.DOTALL) for name in typed]
-        except re.error as error:
-            raise ConfigError(
-                f"data.root: '{self.root}' has brackets that name nothing: {error}; correct them"
-            ) from None
+            return [re.compile(utils.glob_translate(name)) for name in self._typed if _GLOB.search(name)]
+        except (re.error, ValueError) as error:
+            raise ConfigError(f"data.root: '{self.root}' has a wrong pattern: {error}; correct it") from None
 
     def missing(self, keys: set[str]) -> list[str]:
         """The files named without wildcards that aren't among `keys`."""
@@ -257,19 +235,3 @@ def _choices(inside: str) -> list[str]:
         last = first + (step * _MOST_NAMES if last > first else -step * _MOST_NAMES)
     numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
     return [f"{number:0{width}d}" for number in numbers]
-
-
-def _translated(name: str, key: Callable[[str], str]) -> str:
-    """A pattern of a path as a regular expression: `*` stays in a folder, `**` doesn't."""
-    parts = filter(None, re.split(r"(\*\*/?|\*|\?|\[[^\]]+\])", name))
-    return "".join(_translated_part(part, key) for part in parts)
-
-
-def _translated_part(part: str, key: Callable[[str], str]) -> str:
-    known = {"*": "[^/]*", "?": "[^/]", "**": ".*", "**/": "(?:.*/)?"}
-    if part in known:
-        return known[part]
-    if part.startswith("[") and part.endswith("]") and len(part) > 2:
-        inside = part[1:-1].replace("\\", r"\\")
-        return f"(?!/)[^{inside[1:]}]" if inside[0] == "!" else f"(?!/)[{inside}]"
-    return re.escape(key(part))

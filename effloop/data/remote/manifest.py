@@ -15,8 +15,6 @@ from effloop.data.remote.location import Location
 from effloop.errors import DataError
 from effloop.system.files import write_text
 
-UPLOADING = "effloop-uploading.json"
-"""A file in a folder that `convert` uploads to, until all of it is there."""
 _LONGEST_NAME = 60
 
 
@@ -108,14 +106,7 @@ class Manifest:
             return None
 
 
-def manifest_of(
-    location: Location,
-    files: Sequence[RemoteFile],
-    *,
-    alone: bool,
-    base: str,
-    listed: Sequence[RemoteFile] | None = None,
-) -> Manifest:
+def manifest_of(location: Location, files: Sequence[RemoteFile], *, alone: bool, base: str) -> Manifest:
     """The manifest of a listing; empty files and the markers of folders are left out.
 
     Args:
@@ -123,15 +114,11 @@ def manifest_of(
         files: the files that it names.
         alone: see `Manifest`.
         base: see `Manifest`.
-        listed: also the files beside them; None is `files`.
 
     Raises:
-        DataError: there are no files, one that is named is missing or can't be a local file's name, or the files are
-            being uploaded.
+        DataError: there are no files, or one that is named is missing or can't be a local file's name.
     """
-    keys = {file.key for file in files}
-    missing = location.missing(keys) if location.has_patterns else []
-    _refuse_unfinished(location, [*keys, *missing], files if listed is None else listed)
+    missing = location.missing({file.key for file in files}) if location.has_patterns else []
     found = sorted((file for file in files if file.size and not file.key.endswith("/")), key=lambda file: file.key)
     root = location.root
     if missing:
@@ -148,13 +135,3 @@ def manifest_of(
         if strange or any("/".join(parts[:depth]) in names for depth in range(1, len(parts))):
             raise DataError(f"data.root: '{root}' has a file '{name}', which can't be a local file's name; rename it")
     return Manifest(root, location.place, base, alone, tuple(found))
-
-
-def _refuse_unfinished(location: Location, keys: Sequence[str], listed: Sequence[RemoteFile]) -> None:
-    folders = [file.key.removesuffix(UPLOADING) for file in listed if f"/{file.key}".endswith(f"/{UPLOADING}")]
-    for folder in folders:
-        if any(key.startswith(folder) for key in keys):
-            raise DataError(
-                f"data.root: {location.url(folder)} isn't complete: effloop convert uploads to it, or was ended "
-                f"before it was done (it contains {UPLOADING}); give its command again, or remove what is there"
-            )

@@ -1,20 +1,22 @@
-"""The folder of what was fetched, as several processes use it."""
+"""Fetching into the folder for fetched files, and that folder as several processes use it."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from remotes import serving
+from remotes import Fault, Server, serving
 
-from effloop.data.remote import cache, child
-from effloop.data.remote.cache import Cache
+from effloop.data.remote import cache, stores
+from effloop.data.remote.cache import DONE, Cache
+from effloop.data.remote.download import Download, Part
+from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest, RemoteFile
-from effloop.errors import ConfigError
+from effloop.data.remote.stores import store_of
+from effloop.errors import ConfigError, DataError
 
 HUGE = Manifest("s3://b/x", "s3://b", "", True, (RemoteFile("x", 10**18, "v"),))
 
@@ -24,23 +26,20 @@ def kept(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "kept")
 
 
-def test_what_was_just_listed_is_in_use(kept, tmp_path):
-    (tmp_path / "served").mkdir()
-    (tmp_path / "served/a.tar").write_bytes(b"whole")
-    heard = []
-
-    def hear(message: Mapping[str, Any]) -> None:
-        if {"manifest", "done"} & message.keys():
-            with pytest.raises(ConfigError, match="has room for"):
-                kept.make_room(HUGE, None)  # as another run does before this one has a lock of its own
-            heard.append(kept.manifest(message.get("manifest") or heard[0].folder))
-
-    with serving(tmp_path / "served") as server:
-        request = {"root": f"{server.url}/a.tar", "folder": str(kept.folder), "limit": None, "chunk_bytes": 100}
-        done = child.run("effloop.data.remote.download", "the process that fetches", "", request, hear)
-    assert done == ({"files": 1, "bytes": 5}, 5)
-    assert len(heard) == 2
-    assert all(heard)
+def test_what_is_in_use_is_not_removed(kept):
+    (kept.folder / "objects/left").write_bytes(b"nobody's")
+    file = RemoteFile("a.tar", 5, "v")
+    manifest = Manifest("s3://b/a.tar", "s3://b", "", True, (file,))
+    kept.content(manifest, file).write_bytes(b"whole")
+    for remains in (True, False):
+        lock = kept.use(manifest)
+        if not remains:
+            lock.close()
+        with pytest.raises(ConfigError, match="has room for"):
+            kept.make_room(HUGE, None)
+        assert (kept.manifest(manifest.folder) is not None, not kept.missing(manifest)) == (remains, remains)
+        lock.close()
+    assert not [*kept.folder.glob("objects/*")]
 
 
 def test_another_run_is_waited_for(kept, monkeypatch, capsys):
@@ -64,3 +63,58 @@ def test_another_run_is_waited_for(kept, monkeypatch, capsys):
     assert order == ["other", "this"]
     assert noted["roots"] == {"s3://b/x": 1}
     assert f"process {os.getpid()} on " in capsys.readouterr().err
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server of `a.tar`, of 300,000 bytes."""
+    monkeypatch.setattr(stores, "FIRST_PAUSE_S", 0.001)
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served/a.tar").write_bytes(b"whole" * 60_000)
+    with serving(tmp_path / "served") as found:
+        yield found
+
+
+def fetch(server: Server, cache: Cache) -> tuple[bytes, int]:
+    """What is fetched of its file, and how many bytes are said to be."""
+    reads = store_of(Location.of(f"{server.url}/a.tar"))
+    manifest = reads.manifest()
+    download = Download(reads, manifest, cache, 1 << 20)
+    download.run()
+    return cache.content(manifest, manifest.files[0]).read_bytes(), download.moved
+
+
+def test_a_whole_file_that_breaks_off_is_fetched_anew(server, tmp_path):
+    server.ranges = False
+    server.faults = [Fault(cut=100_000, times=99)]
+    with pytest.raises(DataError, match=r"a\.tar can't be fetched: .* \(4 attempts\); start again"):
+        fetch(server, Cache(tmp_path / "kept"))
+    server.faults = [Fault(cut=100_000, times=3)]
+    assert fetch(server, Cache(tmp_path / "kept")) == (b"whole" * 60_000, 300_000)
+
+
+def test_an_answer_that_is_shorter_than_it_says_is_continued(server, tmp_path):
+    server.short = 1
+    assert fetch(server, Cache(tmp_path / "kept")) == (b"whole" * 60_000, 300_000)
+    server.short = 300_000  # of each answer but its first byte
+    with pytest.raises(DataError, match=r"a\.tar can't be fetched: the answer ended after 4 of 300,000 bytes \(4 att"):
+        fetch(server, Cache(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("boot", [None, "another", ""])
+def test_parts_are_known_until_the_machine_starts_again(boot, tmp_path):
+    file, path = RemoteFile("a.tar", 10, "v"), tmp_path / "a"
+    part = Part(file, path, 4)
+    part.write(b"0123", 0)
+    assert not part.chunk_done(0, 4)
+    part.close()
+    done = path.with_name(path.name + DONE)
+    if boot is not None:
+        done.write_text("\n".join([boot, *done.read_text().splitlines()[1:], ""]))
+    again = Part(file, path, 4)
+    assert again.missing == [(0, 4), (4, 8), (8, 10)][boot is None :]
+    assert not again.chunk_done(4, 8)
+    again.close()
+    last = Part(file, path, 4)  # what a second start has added is known as well
+    assert len(last.missing) == (1 if boot is None else 2)
+    last.close()
