@@ -485,7 +485,8 @@ class FsspecStore(Store):
         path = self._path(folder).rstrip("/")
         if self._system.isfile(path):
             return []
-        found, pending = [], [path]
+        found: list[RemoteFile] = []
+        pending = [path]
         while pending and len(found) <= MOST_FILES:  # `find` and `walk` leave out folders that can't be listed
             folder = pending.pop()
             for row in self._system.ls(folder, detail=True):
