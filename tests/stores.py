@@ -83,11 +83,12 @@ def write_hdf5_files(root: Path, splits: Splits) -> Path:
 
 
 def write_zarr(root: Path, splits: Splits, version: int = 3) -> Path:
-    """Groups of compressed chunks."""
+    """Groups of compressed chunks, of version 3 in shards."""
     group = zarr.open_group(str(root), mode="w", zarr_format=version)
     for split, (images, labels) in splits.items():
         of = group.create_group(split)
-        of.create_array("images", data=images, chunks=(7, 9, 8, 3))
+        shards = (8, 9, 8, 3) if version == 3 else None
+        of.create_array("images", data=images, chunks=(4, 9, 8, 3), shards=shards)
         of.create_array("labels", data=labels.astype(np.int64))
     return root
 
@@ -135,10 +136,10 @@ def tensors(split: tuple[NDArray[np.uint8], NDArray[Any]]) -> tuple[torch.Tensor
 
 
 def write_pairs(root: Path, splits: Splits, legacy: bool = False) -> Path:
-    """As torchvision once kept MNIST: (images, labels) in MNIST/processed."""
-    (root / "MNIST" / "processed").mkdir(parents=True)
+    """As torchvision once kept MNIST: (images, labels)."""
+    root.mkdir()
     for split, arrays in splits.items():
-        file = root / "MNIST" / "processed" / f"{'training' if split == 'train' else split}.pt"
+        file = root / f"{'training' if split == 'train' else split}.pt"
         torch.save(tensors(arrays), file, _use_new_zipfile_serialization=not legacy)
     return root
 
@@ -180,18 +181,6 @@ def write_n5_array(path: Path, values: NDArray[Any], turned: bool) -> None:
     meta = {"dimensions": values.shape, "blockSize": block, "dataType": "uint8", "compression": {"type": "gzip"}}
     spec = {"driver": "n5", "kvstore": {"driver": "file", "path": str(path)}, "metadata": meta}
     store.open(spec, create=True).result()[...].write(values).result()
-
-
-def write_zarr_zip(path: Path, splits: Splits) -> Path:
-    """An archive of shards."""
-    store = zarr.storage.ZipStore(path, mode="w")
-    group = zarr.open_group(store, mode="w")
-    for split, (images, labels) in splits.items():
-        of = group.create_group(split)
-        of.create_array("images", data=images, chunks=(4, 9, 8, 3), shards=(8, 9, 8, 3))
-        of.create_array("labels", data=labels)
-    store.close()
-    return path
 
 
 def write_zarr_folders(root: Path, splits: Splits) -> Path:

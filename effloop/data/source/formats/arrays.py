@@ -5,10 +5,10 @@ are read, from their beginning to their end.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.source.base import WHOLE, Kind, NoSplitError
+from effloop.data.source.base import Kind, NoSplitError
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedSource, raw_image
 from effloop.data.source.storage.packed import PackedConfig
@@ -54,39 +54,29 @@ class ArraysConfig(PackedConfig):
     classes: list[str] | None = None
 
 
-class StoredArray(ABC):
+@dataclass(frozen=True)
+class StoredArray:
     """An array in a file, read from its beginning to its end.
 
     Attributes:
         name: file and name, for messages.
         shape: its shape.
         dtype: its dtype; of objects, where rows are encoded images or text.
+        blocks: all rows, so many at a time; raises a DataError with the file if they can't be read.
         chunk_rows: how many rows are stored together.
         num_bytes: of encoded images together, if that is known.
         about: how encoded images are encoded, as of `Contents`.
+        check_written: refuses, or warns about, what was never written, and is read as zeros.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    blocks: Callable[[int], Iterator[NDArray[Any]]]
     chunk_rows: int = 1
     num_bytes: int | None = None
-    about: Mapping[str, Any] = ORIGINAL
-
-    @abstractmethod
-    def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
-        """All rows, so many at a time.
-
-        Raises:
-            DataError: they can't be read; the message has the file.
-        """
-
-    def check_written(self) -> None:  # noqa: B027  (most formats can't leave anything out)
-        """Refuse, or warn about, what was never written, and is read as zeros.
-
-        Raises:
-            DataError: part of it certainly wasn't.
-        """
+    about: Mapping[str, Any] = field(default_factory=lambda: ORIGINAL)
+    check_written: Callable[[], None] = lambda: None
 
     def load(self) -> NDArray[Any]:
         """All of it."""
@@ -97,20 +87,13 @@ class StoredArray(ABC):
         return self.shape[0] if self.shape else 0
 
 
-class HeldArray(StoredArray):
-    """An array in memory, or mapped.
+def sliced(name: str, values: Any, **options: Any) -> StoredArray:
+    """What has a shape, a dtype and slices, in memory or mapped."""
 
-    Args:
-        name: for messages.
-        values: it.
-    """
+    def blocks(rows: int) -> Iterator[NDArray[Any]]:
+        return (values[start : start + rows] for start in range(0, len(values), rows))
 
-    def __init__(self, name: str, values: NDArray[Any]) -> None:
-        self.name, self.shape, self.dtype, self._values = name, values.shape, values.dtype, values
-
-    def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
-        for start in range(0, len(self), rows):
-            yield self._values[start : start + rows]
+    return StoredArray(name, tuple(values.shape), values.dtype, blocks, **options)
 
 
 # Which of several named arrays are the images and the labels of a split.
@@ -137,51 +120,43 @@ class ArrayNames:
         """
         found = [name for name in self.names if is_of_split(name, split)]
         images = _chosen(found, self.config.image, IMAGE_WORDS)
-        if not images and (splits := self.splits()):
-            there = ", ".join(each for each in splits if each != WHOLE) or "none"
+        if not images and (all_images := _chosen(self.names, self.config.image, IMAGE_WORDS)):
+            splits = ("_".join(dict.fromkeys(split_of(name))) for name in all_images)
+            there = ", ".join(dict.fromkeys(filter(None, splits))) or "none"
             raise NoSplitError(
                 f"{self.where} has no split '{split}'; it has {there}: set data.train_split or data.val_split"
             )
-        labels = self._labels(found)
-        return self._one(images, "images", "image"), self._one(labels, "labels", "label")
+        return self._one(images, "images", "image"), self._one(self.labels(found), "labels", "label")
 
-    def splits(self) -> list[str]:
-        """The splits that there are images of; `.` is one without a name."""
-        images = _chosen(self.names, self.config.image, IMAGE_WORDS)
-        return [*dict.fromkeys("_".join(dict.fromkeys(split_of(name))) or WHOLE for name in images)]
-
-    def labels(self) -> list[str]:
-        """The arrays of labels of all splits."""
-        return self._labels(self.names)
+    def labels(self, names: Sequence[str] | None = None) -> list[str]:
+        """Those of these arrays, or of all, that have labels: what is called `classes` only where nothing else is."""
+        found = _chosen(self.names if names is None else names, self.config.label, LABEL_WORDS)
+        return [name for name in found if _own_words(name) != {"classes"}] or found
 
     def class_names(self) -> list[str]:
         """Arrays that may hold the names of the classes."""
-        own = {name: {*words(name.rpartition("/")[2])} for name in self.names}
+        own = {name: _own_words(name) for name in self.names}
         found = [name for name, has in own.items() if has <= NAMES_WORDS and has & SEVERAL_WORDS]
         return [name for name in found if name not in self.labels()]
-
-    def _labels(self, names: Sequence[str]) -> list[str]:
-        """Those of these arrays that have labels: what is called `classes` only where nothing else is."""
-        found = _chosen(names, self.config.label, LABEL_WORDS)
-        return [name for name in found if {*words(name.rpartition("/")[2])} != {"classes"}] or found
 
     def _one(self, found: Sequence[str], what: str, key: str) -> str:
         if len(found) == 1:
             return found[0]
-        named = getattr(self.config, key)
-        wanted = f"no array '{named}'" if named else f"no array that looks like {what}"
-        got = (
-            f"several arrays that may be {what}, {_listed(found)}"
-            if found
-            else f"{wanted}; it has {_listed(self.names)}"
-        )
+        got = f"several arrays that may be {what}, {_listed(found)}"
+        if not found:
+            named = getattr(self.config, key)
+            wanted = f"no array '{named}'" if named else f"no array that looks like {what}"
+            got = f"{wanted}; it has {_listed(self.names)}"
         raise DataError(f"{self.where} has {got}: set data.{key}=NAME")
+
+
+def _own_words(name: str) -> set[str]:
+    return {*words(name.rpartition("/")[2])}
 
 
 def _chosen(names: Sequence[str], wanted: str | None, role: frozenset[str]) -> list[str]:
     """The arrays with a given name, or else of a role."""
-    own = {name: {*words(name.rpartition("/")[2])} for name in names}
-    whole = {name: {*words(name)} for name in names}
+    own, whole = {name: _own_words(name) for name in names}, {name: {*words(name)} for name in names}
     if wanted is None:
         of_role = [name for name, has in own.items() if has & role and not has & OTHER_WORDS]
         return of_role or [name for name in names if whole[name] & role and own[name] <= SPLIT_WORDS]
@@ -203,13 +178,7 @@ def has_split(name: str) -> bool:
     return bool({*words(name)} & SPLIT_WORDS)
 
 
-def named_after_splits(root: Path, files: Sequence[Path]) -> bool:
-    """Whether files in a folder are its dataset: one has the name of a usual split in its own, and no folder has."""
-    named = any(has_split(file.stem) for file in files)
-    return named and not any((root / split).is_dir() for split in SPLIT_WORDS)
-
-
-# What arrays of labels mean: classes, several labels a sample, or numbers; and what the classes are called.
+# What labels mean: classes, several of them a sample, or numbers; and what the classes are called.
 
 _ROW_BYTES = 16  # of memory for what a label becomes
 _MOST_CLASSES = 1 << 20  # without names; see `indexed`
@@ -244,7 +213,11 @@ def flat(labels: StoredArray) -> NDArray[Any]:
     return values
 
 
-def stored_names(names: ArrayNames, open_array: Callable[[str], StoredArray]) -> list[list[str]]:
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _stored_names(names: ArrayNames, open_array: Callable[[str], StoredArray]) -> list[list[str]]:
     """What may be the names of the classes: different texts beside the labels, such as `class_names`."""
     found: list[list[str]] = []
     for name in names.class_names():
@@ -257,25 +230,21 @@ def stored_names(names: ArrayNames, open_array: Callable[[str], StoredArray]) ->
     return found
 
 
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-
-
 @dataclass(frozen=True)
 class Learned:
     """What labels mean.
 
     Attributes:
         classes: names, in order.
+        name: of the array or column, for messages.
         targets: what the targets are, where they aren't classes.
-        places: the class of each text.
-        name: of the array, for messages.
+        places: the class of each text; None where labels are numbers.
     """
 
     classes: Sequence[str]
     name: str
     targets: Targets = CLASSES
-    places: dict[str, int] | None = None
+    places: Mapping[str, int] | None = None
 
     def take(self, values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """(N,) labels, and (N, K) targets that aren't classes.
@@ -283,51 +252,102 @@ class Learned:
         Raises:
             DataError: a label isn't one of the classes.
         """
+        if self.targets and values.dtype.kind == "O":
+            targets = np.zeros((len(values), len(self.classes)), np.uint8)
+            for row, each in zip(targets, values, strict=True):
+                row[self._places(each)] = 1
+            return np.zeros(len(values), np.int64), targets
         if self.targets:
             return np.zeros(len(values), np.int64), values.reshape(len(values), -1).astype(self.targets.dtype)
+        return self._places(values.argmax(1) if values.ndim == 2 else values), None
+
+    def _places(self, labels: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
         if self.places is not None:
-            wrong = next((value for value in values if value not in self.places), None)
+            wrong = next((label for label in labels if label not in self.places), None)
             if wrong is not None:
-                raise DataError(f"{self.name} has the label '{wrong}', which data.classes doesn't name; add it")
-            return np.array([self.places[value] for value in values], np.int64), None
-        labels = (values.argmax(1) if values.ndim == 2 else values).astype(np.int64)
-        if len(labels) and labels.min() < 0:
-            raise DataError(f"{self.name} has the label {labels.min()}; allowed are 0 to {len(self.classes) - 1}")
-        return labels, None
+                raise DataError(f"{self.name} has the label '{_text(wrong)[:80]}', which isn't named; add it")
+            return np.array([self.places[label] for label in labels], np.int64)
+        found = np.array(labels, np.int64)
+        for wrong in (found.min(initial=0), found.max(initial=0)):
+            if not 0 <= wrong < max(1, len(self.classes)):
+                raise DataError(f"{self.name} has the label {wrong}; allowed are 0 to {len(self.classes) - 1}")
+        return found
 
 
 def infer_targets(
-    labels: Sequence[NDArray[Any]], config: ArraysConfig, name: str, stored: Sequence[Sequence[str]] = ()
+    labels: Sequence[NDArray[Any]],
+    name: str,
+    names: Sequence[str] | None = None,
+    stored: Sequence[Sequence[str]] = (),
+    said: Targets = CLASSES,
+    *,
+    typed: bool = False,
 ) -> Learned:
     """What the labels of all splits mean.
 
     Args:
-        labels: as `flat` gives them.
-        config: of the source.
-        name: of the array, for messages.
-        stored: what may be the names of the classes, as of `stored_names`.
+        labels: of each split: (N,) or (N, K) integers, floats or text, or (N,) lists of a sample's classes, as objects.
+        name: of the array or column, for messages.
+        names: of the classes, if these are given.
+        stored: what may be these names, of arrays beside the labels.
+        said: what a file says that the targets are.
+        typed: floats are numbers, and whole numbers classes, whatever their values.
 
     Raises:
         DataError: they can't be told.
     """
-    columns = {values.shape[1] if values.ndim == 2 else 1 for values in labels}
-    text = {values.dtype.kind == "O" for values in labels}
-    if len(columns) > 1 or len(text) > 1:
+    shapes = {(values.dtype.kind == "O", values.shape[1:]) for values in labels}
+    if len(shapes) > 1:
         raise DataError(f"{name} and the labels of other splits have different shapes or types; give them the same")
-    width = columns.pop()
-    names: Sequence[str]
-    if text.pop():
-        if width > 1:
-            raise DataError(f"{name} has {width} texts a sample; one class each is read: set data.label=NAME")
-        found = {value for values in labels for value in values}
-        names = config.classes or next((each for each in stored if found <= {*each}), sorted(found))
-        return Learned(names, name, places={each: place for place, each in enumerate(names)})
+    [(is_object, shape)] = shapes
+    names = names or said.classes or None
+    found = (
+        _infer_objects(labels, name, names, stored)
+        if is_object
+        else _infer_numbers(labels, name, names, stored, said, typed)
+    )
+    if said and (found.targets.kind is not said.kind or len(found.targets.names) != len(said.names)):
+        raise DataError(f"{name} doesn't hold {said.kind.value} of {len(said.names):,} names, as targets.json says")
+    if found.places is not None and shape:
+        raise DataError(f"{name} has {shape[0]} texts a sample; one class each is read: set data.label=NAME")
+    return found
+
+
+def _infer_objects(
+    labels: Sequence[NDArray[Any]], name: str, names: Sequence[str] | None, stored: Sequence[Sequence[str]]
+) -> Learned:
+    """Of texts, or of lists of texts or classes' numbers."""
+    rows = [row for values in labels for row in values.reshape(-1)]
+    lists = any(not isinstance(row, str) for row in rows)
+    found = {*chain.from_iterable(rows)} if lists else {*rows}
+    if not all(isinstance(each, str) for each in found):
+        if names is None:
+            raise DataError(
+                f"data.label: {name} has lists of numbers without names; name the classes in a targets.json beside "
+                'it: {"kind": "flags", "names": ["name of 0", ...]}'
+            )
+        return Learned(names, name, Targets(Kind.flags, tuple(names)))
+    texts = names or next((each for each in stored if found <= {*each}), sorted(found))
+    targets = Targets(Kind.flags, tuple(texts)) if lists else CLASSES
+    return Learned(texts, name, targets, {each: place for place, each in enumerate(texts)})
+
+
+def _infer_numbers(
+    labels: Sequence[NDArray[Any]],
+    name: str,
+    names: Sequence[str] | None,
+    stored: Sequence[Sequence[str]],
+    said: Targets,
+    typed: bool,
+) -> Learned:
+    """Of integers or floats."""
+    width = labels[0].shape[1] if labels[0].ndim == 2 else 1
+    is_float = any(values.dtype.kind == "f" for values in labels)
+    if said.kind is Kind.numbers or (typed and is_float):
+        own = (name,) if width == 1 else tuple(f"{name}{place}" for place in range(width))
+        return Learned((), name, said or Targets(Kind.numbers, own))
     if width == 1:
-        if any(
-            not np.isfinite(values).all() or (values != np.floor(values)).any()
-            for values in labels
-            if values.dtype.kind == "f"
-        ):
+        if is_float and any((values != np.floor(values)).any() or not np.isfinite(values).all() for values in labels):
             return Learned((), name, Targets(Kind.numbers, (name.rpartition("/")[2].rpartition(":")[2],)))
         largest = max((int(values.max()) for values in labels if len(values)), default=0)
         if largest >= _MOST_CLASSES:
@@ -335,28 +355,25 @@ def infer_targets(
         together = sum(map(len, labels))
         of_samples = {*map(len, labels), together} - {largest + 1}  # as many texts are names of files
         stored = [each for each in stored if len(each) not in of_samples]
-        return Learned(_class_names(config, largest + 1, name, stored), name)
+        return Learned(_class_names(names, largest + 1, name, stored), name)
     if all(((values == 0) | (values == 1)).all() for values in labels):
-        names = _class_names(config, width, name, [each for each in stored if len(each) == width])
-        one_hot = all((values.sum(1, dtype=np.int64) == 1).all() for values in labels)
-        if one_hot:
-            return Learned(names, name)
-        if len(names) > width:
-            raise DataError(f"{name} has {width} columns, but data.classes names {len(names)}; name as many")
-        return Learned(names, name, Targets(Kind.flags, tuple(names)))
+        classes = _class_names(names, width, name, [each for each in stored if len(each) == width])
+        if all((values.sum(1, dtype=np.int64) == 1).all() for values in labels):  # one-hot
+            return Learned(classes, name)
+        if len(classes) > width:
+            raise DataError(f"{name} has {width} columns, but {len(classes)} classes are named; name as many")
+        return Learned(classes, name, Targets(Kind.flags, tuple(classes)))
     return Learned((), name, Targets(Kind.numbers, tuple(str(number) for number in range(width))))
 
 
-def _class_names(config: ArraysConfig, count: int, name: str, stored: Sequence[Sequence[str]]) -> Sequence[str]:
+def _class_names(names: Sequence[str] | None, count: int, name: str, stored: Sequence[Sequence[str]]) -> Sequence[str]:
     """The names of so many classes or more: of several in the data, the shortest list that has enough."""
-    if config.classes is None:
+    if names is None:
         enough = [each for each in stored if len(each) >= count]
         return min(enough, key=len, default=[str(number) for number in range(count)])
-    if len(config.classes) < count:
-        raise DataError(
-            f"{name} has the label {count - 1}, but data.classes names {len(config.classes)}; add the missing names"
-        )
-    return config.classes
+    if len(names) < count:
+        raise DataError(f"{name} has the label {count - 1}, but {len(names)} classes are named; add the missing names")
+    return names
 
 
 # Samples from an array of images and one of labels.
@@ -392,7 +409,7 @@ def contents_of(
     of_all = [(own if name == label else flat(open_array(name))) for name in names.labels()]
     images.check_written()
     labels.check_written()
-    form = infer_targets(of_all, config, labels.name, stored_names(names, open_array))
+    form = infer_targets(of_all, labels.name, config.classes, _stored_names(names, open_array))
     classes, targets = form.take(own)
 
     def records() -> Iterator[Record]:
@@ -473,7 +490,11 @@ class ArraysSource(ImportedSource):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        return named_after_splits(root, cls.files_of(root)) if root.is_dir() else cls.is_one(root)
+        """A file, or a folder of some of which one has a split in its name, if no folder has."""
+        if not root.is_dir():
+            return cls.is_one(root)
+        named = any(has_split(file.stem) for file in cls.files_of(root))
+        return named and not any((root / split).is_dir() for split in SPLIT_WORDS)
 
     def originals(self) -> Sequence[Path]:
         root = expand_root(self.config)

@@ -24,38 +24,23 @@ from effloop.errors import ConfigError, DataError
 
 _SIDE = 32
 _BYTES = 3 * _SIDE * _SIDE
-_COPIED = _BYTES + 16  # with the header of PNM
 
 
 class _Layout(NamedTuple):
-    """Files of the splits and of the classes' names, and the keys of labels and names in them, fine and coarse."""
+    """Files of the splits, and of the names of the classes; `prefix` of the keys of labels and names."""
 
-    folder: str
-    train: tuple[str, ...]
-    test: str
+    splits: dict[str, list[str]]
     meta: str
-    labels: tuple[str, ...]
-    names: tuple[str, ...]
+    prefix: str
 
 
-_LAYOUTS = (
-    _Layout(
-        "cifar-10-batches-py",
-        tuple(f"data_batch_{number}" for number in range(1, 6)),
-        "test_batch",
-        "batches.meta",
-        ("labels",),
-        ("label_names",),
+_LAYOUTS = {
+    "cifar-10-batches-py": _Layout(
+        {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}, "batches.meta", ""
     ),
-    _Layout(
-        "cifar-100-python",
-        ("train",),
-        "test",
-        "meta",
-        ("fine_labels", "coarse_labels"),
-        ("fine_label_names", "coarse_label_names"),
-    ),
-)
+    "cifar-100-python": _Layout({"train": ["train"], "test": ["test"]}, "meta", "fine_"),
+}
+"""By the folder that the archive unpacks."""
 
 
 @dataclass
@@ -88,16 +73,15 @@ class CifarSource(ImportedSource):
             there = " and ".join(str(folder) for folder, _ in found)
             raise ConfigError(f"data.root: '{self.config.root}' has several datasets, {there}; set data.root to one")
         raise ConfigError(
-            f"data.root: '{self.config.root}' has none of {', '.join(each.folder for each in _LAYOUTS)} (the binary "
-            "version isn't read); set data.root=FOLDER to the one that the archive was unpacked into"
+            f"data.root: '{self.config.root}' has none of {', '.join(_LAYOUTS)} (the binary version isn't read); set "
+            "data.root=FOLDER to the one that the archive was unpacked into"
         )
 
     def originals(self) -> Sequence[Path]:
         folder, layout = self._place()
-        splits = {"train": layout.train, "test": (layout.test,)}
-        if self.split not in splits:
+        if self.split not in layout.splits:
             raise NoSplitError(f"data.root: '{self.config.root}' has the splits train and test, and no '{self.split}'")
-        files = [folder / name for name in splits[self.split]]
+        files = [folder / name for name in layout.splits[self.split]]
         if missing := [file for file in files if not file.is_file()]:
             raise DataError(f"{missing[0]} is missing; unpack the archive again")
         meta = folder / layout.meta
@@ -105,31 +89,31 @@ class CifarSource(ImportedSource):
 
     def contents(self, files: Sequence[Path]) -> Contents:
         _, layout = self._place()
-        if self.config.coarse and len(layout.labels) < 2:
+        if self.config.coarse and not layout.prefix:
             raise ConfigError("data.coarse: true is for CIFAR-100; leave it out")
-        chosen = -1 if self.config.coarse else 0
+        prefix = "coarse_" if self.config.coarse else layout.prefix
         classes: list[str] | None = None
         batches: list[tuple[str, Sequence[int], NDArray[np.uint8]]] = []
         for file in files:
             if file.name == layout.meta:
-                classes = _names(file, layout.names[chosen])
+                classes = _names(file, f"{prefix}label_names")
             else:
-                batches.append((file.name, *_batch(file, layout.labels[chosen])))
-        count = sum(len(labels) for _, labels, _ in batches)
+                batches.append((file.name, *_batch(file, f"{prefix}labels")))
         last = max(max(labels, default=0) for _, labels, _ in batches)
-        return Contents(_records(batches), count, count * _COPIED, classes or [*map(str, range(last + 1))], about=RAW)
+        count = sum(len(labels) for _, labels, _ in batches)
+        names = classes or [*map(str, range(last + 1))]
+        return Contents(_records(batches), count, count * (_BYTES + 16), names, about=RAW)
 
 
 def _found(root: Path) -> list[tuple[Path, _Layout]]:
     """The folders that have a dataset's files, which are `root` or in it."""
     found: dict[str, tuple[Path, _Layout]] = {}
-    for layout in _LAYOUTS:
-        for folder in (root, root / layout.folder):
-            names = [layout.train[0], layout.test]
-            if layout.meta == "meta":
-                names.append("meta")  # for the others `train` and `test` may be anything
-            if all((folder / name).is_file() for name in names):
-                found.setdefault(layout.folder, (folder, layout))
+    for name, layout in _LAYOUTS.items():
+        # The names of CIFAR-10 are its own without `meta`; `train` and `test` alone may be anything.
+        needed = [layout.splits["train"][0], *layout.splits["test"], *([layout.meta] if layout.prefix else [])]
+        for folder in (root, root / name):
+            if all((folder / file).is_file() for file in needed):
+                found.setdefault(name, (folder, layout))
     return [*found.values()]
 
 

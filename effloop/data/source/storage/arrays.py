@@ -36,18 +36,16 @@ INDEXES = ("entropy", "entropy_end")
 MASKS = ("mask", "mask_end", "mask_crc32c")
 """Those of masks: end to end, where each ends, and its checksum."""
 
-DIMENSIONS = {"target": 2}
-"""Of those that have more than one."""
-
 
 @dataclass(frozen=True)
 class Array:
-    """An uncompressed array, row after row: index in `MappedFiles`, first byte, dtype, number of values."""
+    """An uncompressed array, row after row: index in `MappedFiles`, first byte, dtype, number of values, dimensions."""
 
     file: int
     offset: int
     dtype: np.dtype[Any]
     count: int
+    dimensions: int = 1
 
     @property
     def end(self) -> int:
@@ -118,10 +116,12 @@ def _column(name: str, array: Array | None, files: MappedFiles, header: Mapping[
     """An array as a view of its file, compared with its checksum in the header, if that has one."""
     if array is None:
         raise DataError(f"{where} is damaged: it has no array '{name}'; convert it again")
-    if array.dtype.newbyteorder("=") not in DTYPES[name]:
+    dimensions = 2 if name == "target" else 1
+    if array.dtype.newbyteorder("=") not in DTYPES[name] or array.dimensions != dimensions:
         allowed = " or ".join(np.dtype(dtype).name for dtype in DTYPES[name])
         raise DataError(
-            f"{where} is damaged: its array '{name}' is {array.dtype.name}, not {allowed}; convert it again"
+            f"{where} is damaged: its array '{name}' is {array.dimensions}-dimensional {array.dtype.name}, not "
+            f"{dimensions}-dimensional {allowed}; convert it again"
         )
     if not array.count:
         return np.empty(0, array.dtype)

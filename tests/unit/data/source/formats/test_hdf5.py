@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,44 +79,15 @@ def test_foreign_file(tmp_path: Path) -> None:
         open_source("hdf5", path, "val")
 
 
-def test_other_length(path: Path) -> None:
-    replace(path, "end", data=np.array([3, 3], np.uint64))
-    wanted = (
-        f"{path}:train is damaged: 3 labels and 2 images with 10 bytes of keys and 3 of images should be there; "
-        "the keys have 10, the images 503: convert it again"
-    )
-    with comparing(Comparing.none), pytest.raises(DataError, match=line(wanted)):
-        open_source("hdf5", path)
-    with pytest.raises(
-        DataError, match="its array 'end' doesn't match the checksum that it was written with; convert it again"
-    ):
-        open_source("hdf5", path)
-
-
-MAPPED = "only contiguous, uncompressed datasets can be mapped: convert it again"
+MAPPED = "/payload is not an array in one piece; only contiguous, uncompressed datasets in the file itself"
+DAMAGED = " is damaged: its array '{}' is {}, not 1-dimensional "
 BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
-    "labels": (
-        "label",
-        {"dtype": np.int64},
-        " is damaged: its array 'label' is int64, not uint8 or uint16 or uint32; convert it again",
-    ),
-    "ends": ("end", {"dtype": np.float64}, " is damaged: its array 'end' is float64, not uint64; convert it again"),
-    "payload": (
-        "payload",
-        {"dtype": np.uint16},
-        " is damaged: its array 'payload' is uint16, not uint8; convert it again",
-    ),
-    "chunks": ("payload", {"chunks": (16,)}, f"/payload is chunked; {MAPPED}"),
-    "compressed": (
-        "payload",
-        {"chunks": (16,), "compression": "gzip"},
-        f"/payload is chunked, gzip compression; {MAPPED}",
-    ),
-    "matrix": (
-        "crc32c",
-        {"data": np.zeros((3, 1), np.uint32)},
-        "/crc32c is not a one-dimensional dataset; convert it again",
-    ),
+    "labels": ("label", {"dtype": np.int64}, DAMAGED.format("label", "1-dimensional int64")),
+    "matrix": ("crc32c", {"data": np.zeros((3, 1), np.uint32)}, DAMAGED.format("crc32c", "2-dimensional uint32")),
+    "length": ("end", {"data": np.array([3, 3], np.uint64)}, " is damaged: 3 labels and 2 images with 10 bytes of key"),
+    "chunks": ("payload", {"chunks": (16,)}, MAPPED),
+    "compressed": ("payload", {"chunks": (16,), "compression": "gzip"}, MAPPED),
+    "external": ("payload", {"external": [("raw", 0, 503)]}, MAPPED),
 }
 
 
@@ -123,15 +95,13 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_can_not_be_mapped(what: str, path: Path) -> None:
     name, options, message = BROKEN[what]
     replace(path, name, **options)
-    with pytest.raises(DataError, match=line(f"{path}:train{message}")):
+    with comparing(Comparing.none), pytest.raises(DataError, match=re.escape(f"{path}:train{message}")):
         open_source("hdf5", path)
 
 
 def test_values_outside_of_the_file(path: Path, tmp_path: Path) -> None:
-    """An external file, a link to another HDF5 file, a virtual dataset: none is in the file that is mapped."""
-    wanted = "{}:train/payload is {}; only contiguous, uncompressed datasets can be mapped: convert it again"
+    """A link to another HDF5 file, a virtual dataset: neither is in the file that is mapped."""
     linked, virtual = write("hdf5", tmp_path / "linked.h5"), write("hdf5", tmp_path / "virtual.h5")
-    replace(path, "payload", external=[(str(tmp_path / "raw"), 0, 503)])
     with group(linked) as train:
         del train["payload"]
         train["payload"] = h5py.ExternalLink(str(path), "val/payload")
@@ -140,15 +110,9 @@ def test_values_outside_of_the_file(path: Path, tmp_path: Path) -> None:
         layout = h5py.VirtualLayout((4,), np.uint8)
         layout[:] = h5py.VirtualSource(str(path), "val/payload", (4,))
         train.create_virtual_dataset("payload", layout)
-    for file, found in ((path, "in another file"), (linked, "in another file"), (virtual, "virtual")):
-        with pytest.raises(DataError, match=line(wanted.format(file, found))):
+    for file in (linked, virtual):
+        with pytest.raises(DataError, match=re.escape(f"{file}:train{MAPPED}")):
             open_source("hdf5", file)
-
-
-def test_folder_instead_of_a_file(tmp_path: Path) -> None:
-    wanted = f"data.root: '{tmp_path}' has no HDF5 files, such as train.h5; set data.root=PATH"
-    with pytest.raises(ConfigError, match=line(wanted)):
-        open_source("hdf5", tmp_path)
 
 
 def test_without_h5py(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import random
-import struct
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,105 +94,45 @@ def calls(name: str, protocol: int = 0) -> bytes:
     )
 
 
-def laughs(after: bytes) -> bytes:
-    """A tuple of two of the same tuple, and so on, 60 deep: 2^60 elements for whoever goes through them."""
-    return b")q\x00" + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60)) + after
-
-
-COMMANDS = (
+COMMANDS = [
     "os.system",
     "posix.system",
-    "nt.system",
-    "subprocess.Popen",
-    "subprocess.check_output",
     "builtins.eval",
-    "builtins.exec",
-    "builtins.getattr",
-    "builtins.__import__",
-    "__builtin__.eval",
     "__builtin__.apply",
-    "commands.getoutput",
-    "pty.spawn",
-    "runpy._run_code",
-    "importlib.import_module",
     "pickle.loads",
-    "marshal.loads",
-    "shutil.rmtree",
-    "types.FunctionType",
     "functools.partial",
-    "operator.attrgetter",
     "copyreg._reconstructor",
-    "copy_reg._reconstructor",
     "_codecs.decode",
     "numpy.load",
-    "numpy.testing._private.utils.runstring",
-    "numpy.f2py.crackfortran.myeval",
     "torch.storage._load_from_bytes",
-    "PIL.Image.Image",
     "collections.OrderedDict",
-)
+]
 HOSTILE: dict[str, bytes] = {
     **{name: calls(name) for name in COMMANDS},
     "os.system by protocol 4": calls("os.system", 4),
     **{f"protocol {n}": pickle.dumps(Payload(), n) for n in range(6)},
-    "within a sample": pickle.dumps((b"image", Payload())),
     "within a dict": pickle.dumps({"data": [{"x": ((Payload(),),)}]}),
     "as a key": pickle.dumps({Payload(): 1}),
     "an attribute of what is allowed": b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.",
-    "only named": b"cos\nsystem\n.",
     "named and dropped": b"cos\nsystem\n0N.",
     "a name with control characters": b"cos\x1b[31m\nsystem\n.",
     "INST": b"(S'x'\nios\nsystem\n.",
     "OBJ": b"(cos\nsystem\nS'x'\no.",
     "OBJ of what is allowed": b"(cnumpy\nndarray\no.",
-    "NEWOBJ": b"\x80\x02cnumpy\ndtype\n)\x81.",
-    "NEWOBJ_EX": b"\x80\x04cnumpy\ndtype\n)}\x92.",
     "EXT1": b"\x80\x02\x82\x01)R.",
-    "EXT2": b"\x80\x02\x83\x01\x00)R.",
-    "EXT4": b"\x80\x02\x84\x01\x00\x00\x00)R.",
     "PERSID": b"Pfile:///etc/passwd\n.",
-    "BINPERSID": b"X\x01\x00\x00\x00xQ.",
-    "buffer": b"\x80\x05\x97.",
-    "set": pickle.dumps({1, 2}),
     "calls a text": b"S'os.system'\n(S'x'\ntR.",
-    "calls a list": b"](tR.",
-    "calls with no tuple": b"c_codecs\nencode\n]R.",
-    "numpy.ndarray is called": b"cnumpy\nndarray\n(K\x09tR.",
     "another codec": b"c_codecs\nencode\n(Vx\nVzip\ntR.",
     "bytes of a size": b"cbuiltins\nbytes\n(J\xff\xff\xff\x7ftR.",
     "another class of arrays": b"cnumpy\nmatrix\n.",
     "array of objects": pickle.dumps(np.array([Payload()], object)),
     "dtype with fields": pickle.dumps(np.zeros(2, "u1,f4")),
     "state of a dict": b"}}b.",
+    "state of a function": b"c_codecs\nencode\nN}S'__defaults__'\nNs\x86b.",
     "state of a dtype": b"cnumpy\ndtype\n(Vu1\nI00\nI01\ntR}b.",
-    "keys that take forever": laughs(b"}h\x3cNs."),
-    "text made again and again": b"c_codecs\nencode\nq\x00(X"
-    + struct.pack("<I", 1000)
-    + b"a" * 1000
-    + b"Vlatin1\ntq\x01"
-    + b"h\x00h\x01R" * 99
-    + b".",
-    "bytes without end": b"\x80\x04\x8e" + b"\xff" * 8 + b"x.",
     "text without end": b"X\xff\xff\xff\xffx.",
-    "length below 0": b"T\xff\xff\xff\xffx.",
-    "number without end": b"\x80\x02\x8b\xff\xff\xff\x7fx.",
-    "digits without end": b"I" + b"9" * 100_000 + b"\n.",
-    "array without end": pickle.dumps(np.zeros((3, 4), np.uint8), 2).replace(
-        b"K\x03K\x04\x86", b"\x8a\x08" + b"\x7f" * 8 + b"K\x04\x86"
-    ),
     "array of another size": pickle.dumps(np.zeros(8, np.uint8), 2).replace(b"K\x08\x85", b"K\x09\x85"),
     "stack underflow": b"\x85.",
-    "nothing there": b".",
-    "only a mark": b"(.",
-    "no mark": b"NNt.",
-    "pop of nothing": b"0.",
-    "nothing stored": b"h\x07.",
-    "append to a number": b"K\x01Na.",
-    "item of a number": b"K\x01NNs.",
-    "key without a value": b"(Nd.",
-    "a name that is no text": b"\x80\x04NN\x93.",
-    "text that is none": b"X\x01\x00\x00\x00\xff.",
-    "quotes that don't close": b"S'x\n.",
     "no pickle": b"\xff\xd8\xff\xe0",
     "empty": b"",
 }
@@ -223,63 +161,6 @@ def test_cut_anywhere() -> None:
         for length in range(len(whole) - 1):
             with pytest.raises(DataError):
                 unpickle(whole[:length])
-
-
-def test_memory_follows_the_size() -> None:
-    """100,000 lists within each other, a list within itself, and a memo of 2^31 places."""
-    deep = b"]" * 100_000 + b"a" * 99_999 + b"."
-    tracemalloc.start()
-    for data in (deep, b"]q\x00h\x00a."):
-        assert isinstance(unpickle(data), list)
-    assert unpickle(b"Nr\xff\xff\xff\x7f.") is None
-    assert tracemalloc.get_traced_memory()[1] < 300 * len(deep)
-    tracemalloc.stop()
-
-
-ONE = b"\x80\x04]" + b"\x94"  # a list that is kept, so that the next place is 1
-REPEATED = {
-    "tuples in each other as a key": b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.",
-    "a tuple twice, kept behind an operation that leaves it": ONE + b")\x85Nb\x94h\x01\x86.",
-    "a tuple twice, kept behind a place that is written again": b"\x80\x04]q\x00q\x00)\x85\x94h\x01\x86.",
-    "bytes of a text, again and again": (
-        b"\x80\x04\x8c\x08builtins\x8c\x05bytes\x93\x94X\x00\x10\x00\x00"
-        + b"a" * 4096
-        + b"\x94]("
-        + b"h\x00h\x01\x85R" * 1000
-        + b"e."
-    ),
-    "numbers of bytes, again and again": (
-        b"\x80\x04\x8c\x15numpy.core.multiarray\x8c\x06scalar\x93\x94cnumpy\ndtype\n\x8c\x05S4096\x85R\x94"
-        + b"B\x00\x10\x00\x00"
-        + b"a" * 4096
-        + b"\x94]("
-        + b"h\x00h\x01h\x02\x86R" * 1000
-        + b"e."
-    ),
-}
-
-
-# [a, a] of the one before, 40 times: 2^40 words, if it is printed.
-_DOUBLED = b"\x80\x02]q\x00" + b"".join(b"]q%c(h%ch%ce" % (n, n - 1, n - 1) for n in range(1, 41))
-REPEATED |= {
-    "lists in a name": _DOUBLED + b"cnumpy\ndtype\nh%c\x85R." % 40,
-    "lists as a codec": _DOUBLED + b"c_codecs\nencode\nX\x01\x00\x00\x00ah%c\x86R." % 40,
-    "lists as a byte order": _DOUBLED + b"cnumpy\ndtype\nX\x02\x00\x00\x00i4\x85RK\x00h%c\x86b." % 40,
-}
-
-
-@pytest.mark.parametrize("name", REPEATED)
-def test_neither_time_nor_memory_grows_faster_than_the_file(name: str) -> None:
-    with pytest.raises(
-        DataError, match=r"in each other|a tuple twice|more bytes than it has|the state of a tuple|a list where"
-    ):
-        unpickle(REPEATED[name])
-
-
-@pytest.mark.parametrize("protocol", [0, 2])
-def test_a_number_too_long_to_be_shown(protocol: int) -> None:
-    with pytest.raises(DataError, match="64 bits"):
-        unpickle(pickle.dumps((b"image", 1 << 10_000 if protocol else -(1 << 100)), protocol))
 
 
 def test_2000_mutations() -> None:

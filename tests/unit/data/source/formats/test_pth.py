@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import resource
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from arrays import Bomb, rezip, save, slices, write
 from plans import line, open_source, read_bytes, write_as, write_records
 
 from effloop.data.source.storage.columns import Comparing, comparing
-from effloop.errors import ConfigError, DataError
+from effloop.errors import DataError
 
 
 @pytest.fixture
@@ -61,21 +59,6 @@ def _read_with_little_memory(path: Path) -> tuple[str, int]:
     return "", 0
 
 
-def test_full_disk(tmp_path: Path) -> None:
-    """What torch.save makes of it is "unexpected pos 704 vs 598"."""
-    assert in_a_child(_write_with_little_space, tmp_path / "set.pth") == errno.EFBIG
-
-
-def _write_with_little_space(path: Path) -> int | None:
-    most = (1 << 20) + 1000  # the images fit, the archive that holds them doesn't
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    try:
-        write_records("pth", path, ["a"], train=[(b"k", 0, bytes(1 << 20))])
-    except OSError as error:
-        return error.errno
-    return None
-
-
 @pytest.mark.parametrize("legacy", [False, True])
 def test_nothing_is_run(path: Path, legacy: bool) -> None:
     content = {"header": "{}", "splits": {}, "more": Bomb()}
@@ -104,65 +87,44 @@ def changed(how: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]
     return change
 
 
-def torchscript(path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that TorchScript is old
-        torch.jit.script(torch.nn.Linear(2, 3)).save(path)
-
-
 def photo(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("photo.jpg", b"...")
-
-
-def header(text: str) -> Callable[[Path], object]:
-    return lambda path: save(path, {**torch.load(path, weights_only=True), "header": text})
 
 
 def end(found: Any) -> Callable[[Path], object]:
     return changed(lambda train: train.update(end=found))
 
 
-NOT_OURS = "{path} is not a dataset written by EffLoop: "
+NOT_OURS = "{path} is damaged, or not of torch.save: it is compressed, or has no data.pkl; convert it again"
 NO_IMAGES = "{path} has no array that looks like images; it has %s: set data.image=NAME"
-NO_VECTOR = "{path}:train/end is %s, not a vector of unsigned integers; convert it again"
 NOT_WHOLE = "{path}:train/%s is not the whole of a record of the archive; convert it again"
 DESCRIBES_NOTHING = "{path} is damaged: its header doesn't describe its splits; convert it again"
-COMPRESSED = f"{NOT_OURS}it is compressed, and can't be mapped; convert the images again"
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights": (lambda path: save(path, torch.nn.Linear(2, 3).state_dict()), NO_IMAGES % "weight, bias"),
-    "a tensor": (lambda path: save(path, torch.zeros(3)), NO_IMAGES % "none"),
-    "a list": (lambda path: save(path, [1]), NO_IMAGES % "none"),
+    "a list": (lambda path: save(path, [1.5, "a"]), NO_IMAGES % "none"),
     "no splits": (lambda path: save(path, {"header": "{}"}), NO_IMAGES % "none"),
-    "no header": (
-        lambda path: save(path, {"header": {}, "splits": {}}),
-        f"{NOT_OURS}it has no header; convert the images again",
+    "no header": (lambda path: save(path, {"header": {}, "splits": {}}), DESCRIBES_NOTHING),
+    "half a header": (
+        lambda path: save(path, {**torch.load(path, weights_only=True), "header": "{"}),
+        DESCRIBES_NOTHING,
     ),
-    "half a header": (header("{"), DESCRIBES_NOTHING),
-    "a list as header": (header("[]"), DESCRIBES_NOTHING),
-    "torchscript": (torchscript, COMPRESSED),
-    "compressed": (lambda path: rezip(path, zipfile.ZIP_DEFLATED), COMPRESSED),
-    "another zip": (
-        photo,
-        f"{NOT_OURS}it is a zip archive with 0 files named data.pkl; convert the images again",
+    "compressed": (lambda path: rezip(path, zipfile.ZIP_DEFLATED), NOT_OURS),
+    "another zip": (photo, NOT_OURS),
+    "sparse": (
+        end(torch.zeros(3, dtype=torch.uint8).to_sparse()),
+        "{path}:train/end is torch.uint8; convert it again",
     ),
-    "floats": (end(torch.zeros(3)), NO_VECTOR % "torch.float32 of shape (3,)"),
-    "a matrix": (end(torch.zeros(3, 1, dtype=torch.int64)), NO_VECTOR % "torch.int64 of shape (3, 1)"),
-    "sparse": (end(torch.zeros(3, dtype=torch.uint8).to_sparse()), NO_VECTOR % "torch.uint8 of shape (3,)"),
-    "no tensor": (end([3, 3, 503]), NO_VECTOR % "no tensor"),
+    "no tensor": (end([3, 3, 503]), "{path}:train/end is no tensor; convert it again"),
     "labels as torch has them": (
         changed(lambda train: train.update(label=train["label"].long())),
-        "{path}:train is damaged: its array 'label' is uint64, not uint8 or uint16 or uint32; convert it again",
+        "{path}:train is damaged: its array 'label' is 1-dimensional uint64, not 1-dimensional uint8 or uint16 or "
+        "uint32; convert it again",
     ),
     "a slice": (end(torch.arange(4)[1:]), NOT_WHOLE % "end"),
-    "every other": (end(torch.arange(6)[::2]), NOT_WHOLE % "end"),
     "expanded": (end(torch.arange(1).expand(3)), NOT_WHOLE % "end"),
     # torch.load computes offsets by how torch.save lays out an archive; another's are not believed.
     "packed again": (rezip, NOT_WHOLE % "payload"),
-    "another byte order": (
-        lambda path: rezip(path, byteorder=b"big"),
-        "{path} holds big-endian tensors, this machine is little; convert it again here",
-    ),
 }
 
 
@@ -182,9 +144,3 @@ def test_negative_end(path: Path) -> None:
         DataError, match=line("is damaged: bytes 0 to 18,446,744,073,709,551,614 are not inside the 503 that are there")
     ):
         read_bytes(source, 0)
-
-
-def test_folder_instead_of_a_file(tmp_path: Path) -> None:
-    wanted = f"data.root: '{tmp_path}' has no .pt or .pth files; set data.root=PATH"
-    with pytest.raises(ConfigError, match=line(wanted)):
-        open_source("pth", tmp_path)
