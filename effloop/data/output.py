@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.native import address, library
+from effloop.native import address, function
 from effloop.system.cached import cached_property
 
 
@@ -77,7 +76,8 @@ class NormalizedOutput(Output):
         rows = self._memory(images)[start:stop]
         channels, size = images.shape[1], rows[:1].size
         assert channels == len(self.scale) == len(self.offset)
-        _normalize()(address(rows), len(rows), size, channels, not self.channels_last, self.fused, *self._factors)
+        normalize = function("effloop_normalize", "pkkkiipp")
+        normalize(address(rows), len(rows), size, channels, not self.channels_last, self.fused, *self._factors)
 
     @cached_property
     def _factors(self) -> tuple[ctypes.Array[ctypes.c_float], ctypes.Array[ctypes.c_float]]:
@@ -93,14 +93,6 @@ class NormalizedOutput(Output):
         memory: NDArray[np.float32] = (images.permute(0, 2, 3, 1) if self.channels_last else images).numpy()
         assert memory.flags.c_contiguous
         return memory
-
-
-@functools.cache
-def _normalize() -> Callable[..., int]:
-    function = library().effloop_normalize
-    numbers, array = ctypes.c_size_t, ctypes.c_void_p
-    function.argtypes = [array, numbers, numbers, numbers, ctypes.c_int, ctypes.c_int, array, array]
-    return function
 
 
 def normalized_like(

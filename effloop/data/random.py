@@ -6,9 +6,7 @@ One NumPy generator per sample would take 11 µs; here 23 numbers of a sample ta
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.native import address, library
+from effloop.native import address, function
 from effloop.system.cached import cached_property
 
 Uint64s = NDArray[np.uint64]
@@ -58,38 +56,22 @@ def stream(keys: Uint64s, salt: int) -> Uint64s:
 def _keyed(name: str, values: NDArray[Any], key: int) -> Uint64s:
     """(N,) values -> (N,) keys."""
     out = np.empty(len(values), np.uint64)
-    _functions()[name](address(values), len(values), key, address(out))
+    function(name, "plkp")(address(values), len(values), key, address(out))
     return out
 
 
 def words(keys: Uint64s, first: int, count: int) -> Uint64s:
     """(N,) keys -> (N, count) uint64, each key's numbers from `first` on; row i depends on keys[i] alone."""
     keys, out = np.ascontiguousarray(keys), np.empty((len(keys), count), np.uint64)
-    _functions()["effloop_words"](address(keys), len(keys), first, count, address(out))
+    function("effloop_words", "plllp")(address(keys), len(keys), first, count, address(out))
     return out
 
 
 def uniforms(keys: Uint64s, count: int) -> NDArray[np.float64]:
     """(N,) keys -> (N, count) float64 in [0, 1), the first of each key's stream."""
     keys, out = np.ascontiguousarray(keys), np.empty((len(keys), count))
-    _functions()["effloop_uniforms"](address(keys), len(keys), count, address(out))
+    function("effloop_uniforms", "pllp")(address(keys), len(keys), count, address(out))
     return out
-
-
-@functools.cache
-def _functions() -> dict[str, Callable[..., None]]:
-    """Those of native/random.c, by name."""
-    array, count, key = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
-    found = {
-        "effloop_sample_keys": (array, count, key, array),
-        "effloop_stream": (array, count, key, array),
-        "effloop_words": (array, count, count, count, array),
-        "effloop_uniforms": (array, count, count, array),
-    }
-    functions: dict[str, Any] = {name: library()[name] for name in found}
-    for name, function in functions.items():
-        function.argtypes, function.restype = found[name], None
-    return functions
 
 
 def hashes(texts: Sequence[bytes], seed: int) -> Uint64s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,23 @@ def library() -> ctypes.CDLL:
     found.effloop_sources.restype = ctypes.c_char_p
     if found.effloop_sources().decode() != digest():
         raise EffLoopError(f"effloop.native: {_LIBRARY} was compiled from other sources; {fix}")
+    return found
+
+
+_TYPES: dict[str, Any] = {
+    "p": ctypes.c_void_p,
+    "i": ctypes.c_int,
+    "u": ctypes.c_uint32,
+    "l": ctypes.c_int64,
+    "k": ctypes.c_uint64,
+}
+
+
+@functools.cache
+def function(name: str, arguments: str, result: str = "") -> Callable[..., Any]:
+    """A function of the library; p is a pointer, i and u are 32 bits with and without a sign, l and k 64."""
+    found = library()[name]
+    found.argtypes, found.restype = [_TYPES[each] for each in arguments], _TYPES.get(result)
     return found
 
 

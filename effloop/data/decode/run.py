@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ from effloop.data.decode.base import Box, Resizes
 from effloop.data.image.encoded import ROW, EncodedImages, Headers, Kind
 from effloop.data.image.header import Encoded, Header
 from effloop.data.in_progress import in_progress
-from effloop.native import address, library
+from effloop.native import address, function
 
 NEVER_CUT = -1
 """No number of bytes outside of a box for which a JPEG is cut."""
@@ -41,7 +38,7 @@ def load_run(
     samples, kept = _samples(images, headers, rows, wanted.boxes, flips)
     target = _target(wanted.out, wanted.at_least, least_saved, jpegs=jpegs)
     done = np.zeros(len(wanted.out), np.bool_)
-    _function("effloop_load")(address(samples), address(target), *in_progress.addresses(), address(done))
+    function("effloop_load", "ppppp")(address(samples), address(target), *in_progress.addresses(), address(done))
     del kept
     return done
 
@@ -62,7 +59,7 @@ def decode_box(data: Encoded, header: Header, box: Box, out: NDArray[np.uint8], 
     one, boxes, flips = EncodedImages.of([data]), np.array([box], np.int64), np.zeros(1, np.bool_)
     samples, kept = _samples(one, Headers(row, {}, index), slice(0, 1), boxes, flips)
     target = _target(out[None], None, least_saved, jpegs=True)
-    done = _function("effloop_decode")(address(samples), address(target), factor)
+    done = function("effloop_decode", "ppi", "i")(address(samples), address(target), factor)
     del kept
     return bool(done)
 
@@ -86,17 +83,3 @@ def _target(
 ) -> NDArray[np.int64]:
     """As `Target` in native/load.c."""
     return np.array([address(out), out.strides[0], *out.shape[1:], *(at_least or (0, 0)), least_saved, jpegs], np.int64)
-
-
-@functools.cache
-def _function(name: str) -> Callable[..., int]:
-    found = library()[name]
-    found.argtypes = _ARGUMENTS[name]
-    return found
-
-
-_POINTER = ctypes.c_void_p
-_ARGUMENTS: dict[str, list[Any]] = {
-    "effloop_load": [_POINTER] * 5,
-    "effloop_decode": [_POINTER, _POINTER, ctypes.c_int],
-}

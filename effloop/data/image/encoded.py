@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from itertools import chain
@@ -13,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded, Header
-from effloop.native import address, library, pointer
+from effloop.native import address, function, pointer
 from effloop.system.cached import cached_property
 
 Int64s = NDArray[np.int64]
@@ -188,19 +186,11 @@ def read_headers(images: EncodedImages, read: Callable[[int], Header]) -> Header
         read: reads the header of one of them, which isn't usual; by its place.
     """
     rows = np.empty(len(images), ROW)
-    left = _function()(address(images.addresses), address(images.sizes), len(images), address(rows))
+    left = function("effloop_headers", "pplp", "l")(
+        address(images.addresses), address(images.sizes), len(images), address(rows)
+    )
     headers = Headers(rows, {})
     for row in np.flatnonzero(rows["kind"] == Kind.other).tolist() if left else ():
         headers.others[row] = found = read(row)
         rows["height"][row], rows["width"][row] = found.height, found.width
     return headers
-
-
-@functools.cache
-def _function() -> Callable[..., int]:
-    found = library().effloop_headers
-    found.restype, found.argtypes = (
-        ctypes.c_int64,
-        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
-    )
-    return found

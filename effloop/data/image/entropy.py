@@ -7,30 +7,13 @@ it the bits of a crop are spliced into an ordinary smaller JPEG, whose pixels ar
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
-from collections.abc import Callable
 
 import numpy as np
 
 from effloop.data.image.header import Encoded
 from effloop.data.image.jpeg import Part
-from effloop.native import library
-
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
-_ARGUMENTS = {
-    "effloop_jpeg_index": (_POINTER, _SIZE, _POINTER, _SIZE),
-    "effloop_jpeg_index_matches": (_POINTER, _SIZE, _POINTER, _SIZE),
-    "effloop_jpeg_crop": (_POINTER, _SIZE, _POINTER, _SIZE, _POINTER, ctypes.c_int32, _POINTER, _SIZE, _POINTER),
-}
-
-
-@functools.cache
-def function(name: str) -> Callable[..., int]:
-    """One of the functions, ready to be called; returns a number of bytes, 0 for a refusal."""
-    found = library()[name]
-    found.argtypes, found.restype = _ARGUMENTS[name], _SIZE
-    return found
+from effloop.native import function
 
 
 def address(data: Encoded) -> bytes | int:
@@ -54,7 +37,7 @@ class _Scratch:
     def __init__(self) -> None:
         self.box, self.shown = (ctypes.c_int32 * 4)(), (ctypes.c_int32 * 4)()
         self.box_at, self.shown_at = ctypes.addressof(self.box), ctypes.addressof(self.shown)
-        self.crop = function("effloop_jpeg_crop")
+        self.crop = function("effloop_jpeg_crop", "plplpiplp", "l")
         self.grow(_SPARE)
 
     def grow(self, room: int) -> None:
@@ -120,7 +103,7 @@ def build_index(data: Encoded) -> bytes | None:
     """
     room = int(len(data) * _SHARE)
     out = ctypes.create_string_buffer(room)
-    size = function("effloop_jpeg_index")(address(data), len(data), out, room)
+    size = function("effloop_jpeg_index", "plpl", "l")(address(data), len(data), out, room)
     if size < 0:
         raise MemoryError
     return out.raw[:size] if size else None
@@ -128,4 +111,6 @@ def build_index(data: Encoded) -> bytes | None:
 
 def matches(data: Encoded, index: Encoded) -> bool:
     """Whether an index is undamaged and belongs to these bytes of a file."""
-    return bool(function("effloop_jpeg_index_matches")(address(data), len(data), address(index), len(index)))
+    return bool(
+        function("effloop_jpeg_index_matches", "plpl", "l")(address(data), len(data), address(index), len(index))
+    )

@@ -9,7 +9,6 @@ Nothing outside is entropy-decoded, which is three quarters of the time that dec
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.native import address, library, pointer
+from effloop.native import address, function, pointer
 
 _EOI, _APP9 = 0xD9, 0xE9
 _NAME = b"EffLoop\0"  # 8 bytes
@@ -61,7 +60,7 @@ def read_layout(data: Encoded, sof_at: int) -> Layout | None:
         sof_at: offset of its frame header, from its `Header`.
     """
     found = _LAYOUT()
-    return Layout(*found) if _functions()[0](*pointer(data), sof_at, found) else None
+    return Layout(*found) if function("effloop_jpeg_layout", "pllp", "i")(*pointer(data), sof_at, found) else None
 
 
 def with_interval_lengths(data: Encoded, sof_at: int) -> bytes:
@@ -116,19 +115,10 @@ def crop(data: Encoded, sof_at: int, box: tuple[int, int, int, int], *, bottom: 
         interval, or markers aren't at their positions.
     """
     out, shown = np.empty(len(data), np.uint8), _SHOWN()
-    size = _functions()[1](*pointer(data), sof_at, _BOX(*box), bottom, address(out), shown)
+    cut = function("effloop_jpeg_cut", "pllpipp", "l")
+    size = cut(*pointer(data), sof_at, _BOX(*box), bottom, address(out), shown)
     top, left, height, width, trailing = shown
     return Part(out.data[:size], top, left, height, width, bool(trailing)) if size else None
-
-
-@functools.cache
-def _functions() -> tuple[Any, Any]:
-    """`effloop_jpeg_layout` and `effloop_jpeg_cut` of native/jpeg_markers.c."""
-    layout, crop = library().effloop_jpeg_layout, library().effloop_jpeg_cut
-    data = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
-    layout.argtypes = (*data, _LAYOUT)
-    crop.restype, crop.argtypes = ctypes.c_int64, (*data, _BOX, ctypes.c_int, ctypes.c_void_p, _SHOWN)
-    return layout, crop
 
 
 def _scan_interval_lengths(data: Encoded, scan_at: int) -> NDArray[Any]:

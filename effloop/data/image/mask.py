@@ -18,7 +18,7 @@ from PIL import PngImagePlugin
 
 from effloop.data.image.header import Encoded, pnm_header, read_header
 from effloop.errors import DataError, reason
-from effloop.native import address, library
+from effloop.native import address, function
 from effloop.system.cached import cached_property
 
 # The values in a PNG, as they are stored: palette indices, and grey of fewer than 8 bits without scaling.
@@ -442,7 +442,7 @@ def crop_mask(mask: Mask, box: Sequence[int], out: Mask) -> None:
     """
     rows = _rows_contiguous(mask)
     assert out.strides[1] == 1
-    _call(_crop(), _described(rows), _box(box), address(out), out.strides[0], *out.shape)
+    _call("effloop_mask_crop", "plllpplll", rows, _box(box), address(out), out.strides[0], *out.shape)
 
 
 def count_classes(mask: Mask, box: Sequence[int], size: Sequence[int]) -> NDArray[np.int64]:
@@ -454,7 +454,7 @@ def count_classes(mask: Mask, box: Sequence[int], size: Sequence[int]) -> NDArra
         size: height and width in which it would be written.
     """
     rows, counts = _rows_contiguous(mask), np.empty(256, np.int64)
-    _call(_count(), _described(rows), _box(box), *size, address(counts))
+    _call("effloop_mask_count", "plllpllp", rows, _box(box), *size, address(counts))
     return counts
 
 
@@ -468,30 +468,10 @@ def _rows_contiguous(mask: Mask) -> Mask:
     return mask if mask.strides[1] == 1 else np.ascontiguousarray(mask)
 
 
-def _described(mask: Mask) -> tuple[int, int, int, int]:
-    return address(mask), mask.strides[0], mask.shape[0], mask.shape[1]
-
-
 def _box(box: Sequence[int]) -> Any:
     return (ctypes.c_int64 * 4)(*box[:4])
 
 
-def _call(function: Any, mask: tuple[int, ...], *rest: Any) -> None:
-    if function(*mask, *rest):
+def _call(name: str, types: str, mask: Mask, *rest: Any) -> None:
+    if function(name, types, "i")(address(mask), mask.strides[0], *mask.shape, *rest):
         raise MemoryError("for the columns of a mask")
-
-
-@functools.cache
-def _crop() -> Any:
-    found = library().effloop_mask_crop
-    number, array = ctypes.c_int64, ctypes.c_void_p
-    found.argtypes = [array, number, number, number, array, array, number, number, number]
-    return found
-
-
-@functools.cache
-def _count() -> Any:
-    found = library().effloop_mask_count
-    number, array = ctypes.c_int64, ctypes.c_void_p
-    found.argtypes = [array, number, number, number, array, number, number, array]
-    return found

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from effloop.errors import optional_package
-from effloop.native import library
+from effloop.native import function
 
 
 class Level(IntEnum):
@@ -60,18 +58,11 @@ def resized_by_vectors(
     """`resize_into` by vector instructions; False, and nothing is written, where there are none for it."""
     if not (isinstance(region, np.ndarray) and isinstance(out, np.ndarray) and region.dtype == out.dtype == np.uint8):
         return False
-    done: int = _kernel()(id(region) + _HEAD, id(out) + _HEAD, flip, level)
-    return done == 1
+    resize = function("effloop_resize", "ppii", "i")
+    return bool(resize(id(region) + _HEAD, id(out) + _HEAD, flip, level) == 1)
 
 
 _HEAD = object.__basicsize__  # bytes before an array object's own fields
-
-
-@functools.cache
-def _kernel() -> Callable[..., int]:
-    found = library().effloop_resize
-    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
-    return found
 
 
 class FastResize:

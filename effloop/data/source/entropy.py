@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import functools
 import hashlib
 import mmap
 import os
@@ -27,7 +25,7 @@ from effloop.data.source.config import DataConfig, Index
 from effloop.data.source.storage.kept import kept_folder
 from effloop.data.source.view import View
 from effloop.errors import DataError, warn
-from effloop.native import address, library, pointer
+from effloop.native import address, function, pointer
 from effloop.system.files import replacing, try_lock
 
 SHARE = 1 / 6
@@ -221,7 +219,7 @@ class EntropyFile:
         mapped = self._mapped
         at, lengths = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
         while True:
-            _functions().effloop_entropy_find(
+            function("effloop_entropy_find", "pllpppplpp")(
                 *(*pointer(memoryview(mapped.data)), mapped.slots, address(names.addresses), address(names.sizes)),
                 *(None if images is None else address(images.addresses), address(sizes), len(names)),
                 *(address(at), address(lengths)),
@@ -323,27 +321,15 @@ def _identity(fd: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-@functools.cache
-def _functions() -> Any:
-    """The functions of native/entropy_file.c."""
-    found, array, number = library(), ctypes.c_void_p, ctypes.c_int64
-    found.effloop_entropy_key.restype, found.effloop_entropy_key.argtypes = ctypes.c_uint64, (array, number)
-    found.effloop_entropy_checksum.restype = ctypes.c_uint32
-    found.effloop_entropy_checksum.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, array, number)
-    found.effloop_entropy_find.restype = None
-    found.effloop_entropy_find.argtypes = (array, number, number, array, array, array, array, number, array, array)
-    return found
-
-
 def _hash(name: bytes) -> int:
     """64 bits."""
-    found: int = _functions().effloop_entropy_key(name, len(name))
+    found: int = function("effloop_entropy_key", "pl", "k")(name, len(name))
     return found
 
 
 def _summed(key: int, offset: int, size: int, index: Encoded) -> int:
     """The checksum in a slot."""
-    found: int = _functions().effloop_entropy_checksum(key, offset, size, *pointer(index))
+    found: int = function("effloop_entropy_checksum", "kkkpl", "u")(key, offset, size, *pointer(index))
     return found
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -36,7 +34,7 @@ from effloop.data.image.grey import to_grey
 from effloop.data.image.mask import IGNORED, Mask, count_classes, crop_mask
 from effloop.data.image.resize import hflip, vflip
 from effloop.data.random import uniforms
-from effloop.native import address, library
+from effloop.native import address, function
 
 _ATTEMPTS = 10  # torchvision's; of RandomScaleCrop mmseg's: the eleventh crop is taken as it is
 
@@ -256,21 +254,10 @@ def random_resized_boxes(
     boxes = np.empty((len(keys), 4), np.int64)
     images = address(keys), address(sizes), len(keys)
     numbers = address(areas), address(aspects)
-    draw, choose = _functions()
-    draw(*images, address(ranges), *numbers)
+    function("effloop_crop_attempts", "pplppp")(*images, address(ranges), *numbers)
     np.exp(aspects, out=aspects)
-    choose(*images, address(ratios), *numbers, address(boxes))
+    function("effloop_crop_boxes", "pplpppp")(*images, address(ratios), *numbers, address(boxes))
     return boxes
-
-
-@functools.cache
-def _functions() -> tuple[Callable[..., None], Callable[..., None]]:
-    """Those of native/crops.c."""
-    draw, choose = library().effloop_crop_attempts, library().effloop_crop_boxes
-    array, count = ctypes.c_void_p, ctypes.c_int64
-    draw.restype, draw.argtypes = None, (array, array, count, array, array, array)
-    choose.restype, choose.argtypes = None, (array, array, count, array, array, array, array)
-    return draw, choose
 
 
 def shaped_boxes(sizes: NDArray[np.int64], size: tuple[int, int], share: float) -> NDArray[np.int64]:

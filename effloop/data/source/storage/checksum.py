@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.in_progress import in_progress
-from effloop.native import address, library, pointer
+from effloop.native import address, function, pointer
 
 _BLOCK = 1 << 20
 _VALUES = 1 << 18  # bytes that are copied at a time: 3.9 GB/s, of 64 KiB 2.6, of 4 MiB 3.1
@@ -27,32 +25,16 @@ def crc32c(data: Encoded) -> int:
 
 def extended(checksum: int, data: Encoded) -> int:
     """The CRC-32C of what `checksum` is of, followed by `data`; the checksum of nothing is 0."""
-    longer: int = _update()(checksum, *pointer(data))
+    longer: int = function("effloop_crc32c", "upl", "u")(checksum, *pointer(data))
     return longer
-
-
-@functools.cache
-def _update() -> Any:
-    """The function in native/crc32c.c."""
-    found = library().effloop_crc32c
-    found.restype, found.argtypes = ctypes.c_uint32, (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int64)
-    return found
 
 
 def differs(images: EncodedImages, checksums: NDArray[Any]) -> bool:
     """Whether the CRC-32C of any of (N,) images isn't the one that is wanted, in one call without the GIL."""
     wanted = checksums.astype(np.uint64)
     arrays = (address(images.addresses), address(images.sizes), address(wanted))
-    found: int = _differs()(*arrays, len(images), *in_progress.addresses())
+    found: int = function("effloop_crc32c_differs", "ppplpp", "l")(*arrays, len(images), *in_progress.addresses())
     return found >= 0
-
-
-@functools.cache
-def _differs() -> Any:
-    found = library().effloop_crc32c_differs
-    array, count = ctypes.c_void_p, ctypes.c_int64
-    found.restype, found.argtypes = count, (array, array, array, count, array, array)
-    return found
 
 
 def crc32c_of_values(values: NDArray[Any]) -> int:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import functools
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +17,7 @@ from effloop.data.image.encoded import EncodedImages
 from effloop.data.in_progress import in_progress
 from effloop.data.source.base import printable
 from effloop.errors import ConfigError, DataError
-from effloop.native import address, library
+from effloop.native import address, function
 
 EXTENSIONS = tuple(map(str.encode, header.EXTENSIONS))
 """Of the files that are read as images; their format is detected from their content."""
@@ -85,7 +82,7 @@ def read_files(folder: bytes, names: EncodedImages, sizes: NDArray[np.int64]) ->
     memory = np.empty(1, np.uint8)
     if count and sizes.min() > 0 and sizes.max() <= MAX_BYTES and ends[-1] <= MAX_BYTES:
         memory = np.empty(int(ends[-1]) + 1, np.uint8)
-        _reader()(
+        function("effloop_read_files", "plppplpppp")(
             *(folder, len(folder), address(names.addresses), address(names.sizes), address(sizes), count),
             *(address(memory), address(whole), *in_progress.addresses()),
         )
@@ -97,15 +94,6 @@ def read_files(folder: bytes, names: EncodedImages, sizes: NDArray[np.int64]) ->
         in_progress.reach(row)
         found.append(images[row] if there else read_file(os.path.join(folder, bytes(names[row]))))
     return EncodedImages.of(found)
-
-
-@functools.cache
-def _reader() -> Any:
-    """The function in native/files.c."""
-    found, pointer, size = library().effloop_read_files, ctypes.c_void_p, ctypes.c_int64
-    found.restype = None
-    found.argtypes = (ctypes.c_char_p, size, pointer, pointer, pointer, size, pointer, pointer, pointer, pointer)
-    return found
 
 
 def unreadable(path: bytes, error: OSError) -> DataError:
