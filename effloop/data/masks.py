@@ -23,37 +23,19 @@ from effloop.data.source import Source
 
 @dataclass(slots=True)
 class MaskedInfo:
-    """What a decoder has read from an image's header, and the image's mask.
-
-    Attributes:
-        image: the decoder's.
-        mask: encoded; dropped once it is decoded.
-    """
+    """What a decoder has read from an image's header, its size, and its encoded mask, dropped once it is decoded."""
 
     image: ImageInfo
     mask: Encoded
-
-    @property
-    def height(self) -> int:
-        """Rows of the stored image."""
-        return self.image.height
-
-    @property
-    def width(self) -> int:
-        """Columns of the stored image."""
-        return self.image.width
+    height: int
+    width: int
 
 
 class MaskDecoder:
     """Decodes masks, and compares them with their images."""
 
-    def decode(self, data: Encoded, image: ImageInfo, source: Source) -> Mask:
+    def decode(self, data: Encoded, image: MaskedInfo, source: Source) -> Mask:
         """(H, W) uint8, an image's mask as class indices and `IGNORED`.
-
-        Args:
-            data: the encoded mask.
-            image: that it is of.
-            source: how it is stored, and its classes.
 
         Raises:
             DataError: it can't be decoded, isn't of the image's size, or has a value that is no class.
@@ -72,9 +54,6 @@ class MaskPlan(Plan):
 
     They lie behind the images, in the same memory: in as many more images' places as they need. So an engine has one
     slot for both, which workers share and a GPU's copies are started from.
-
-    Attributes:
-        masks: decodes them.
     """
 
     masks: MaskDecoder = field(default_factory=MaskDecoder)
@@ -104,7 +83,7 @@ class MaskPlan(Plan):
         try:
             for sample, info in zip(without_repeats(ids).tolist(), infos, strict=True):
                 in_progress.begin(sample)
-                masked.append(MaskedInfo(info, self.source.read_mask(sample)))
+                masked.append(MaskedInfo(info, self.source.read_mask(sample), info.height, info.width))
         except Exception as error:
             self._reraise(sample, error)
         finally:
@@ -130,11 +109,7 @@ class MaskPlan(Plan):
 
 
 def masks_of(images: Tensor) -> Tensor:
-    """(B, H, W) uint8: the masks behind the images of a batch, in the same memory.
-
-    Args:
-        images: (B, C, H, W), as `MaskPlan.images` makes them.
-    """
+    """(B, H, W) uint8: the masks behind (B, C, H, W) images, in the same memory, as `MaskPlan.images` makes them."""
     count, _, height, width = images.shape
     begin = images.storage_offset() * images.element_size() + images.nbytes
     empty = torch.empty(0, dtype=torch.uint8)

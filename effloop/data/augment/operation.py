@@ -16,7 +16,6 @@ from effloop.data.augment.framing import (
     Image,
     ResizeInto,
     Sizes,
-    WriteCrop,
     clip_boxes,
     crop_and_flip_batch,
     crop_mask_batch,
@@ -40,82 +39,57 @@ class BadParameterError(ValueError):
     """A bad parameter of an operation: `NAME: got is not allowed; set ...`."""
 
 
-def check_probability(name: str, value: object) -> float:
-    """Check and return a probability.
-
-    Raises:
-        BadParameterError: it is not a number from 0 to 1.
-    """
-    if not _is_number(value) or not 0 <= value <= 1:  # type: ignore[operator]
-        raise BadParameterError(f"{name}: {value} is not allowed; set a probability from 0 to 1")
-    return float(value)  # type: ignore[arg-type]
+def bad(name: str, value: object, allowed: str) -> BadParameterError:
+    """The error for a parameter's value."""
+    return BadParameterError(f"{name}: {value} is not allowed; set {allowed}")
 
 
 def check_range(name: str, value: object, low: float, high: float, *, above: bool = False) -> tuple[float, float]:
-    """Check and return [smallest, largest], from `low` (exclusive with `above`) to `high`.
-
-    Raises:
-        BadParameterError: it is something else.
-    """
-    pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    """Check and return [smallest, largest], from `low` (exclusive with `above`) to `high`."""
+    pair = as_list(value)
     fits = len(pair) == 2 and all(map(_is_number, pair)) and low <= pair[0] <= pair[1] <= high
     if not fits or (above and pair[0] == low):
         bounds = f"{'above' if above else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
-        raise BadParameterError(f"{name}: {value} is not allowed; set [smallest, largest], {bounds}")
+        raise bad(name, value, f"[smallest, largest], {bounds}")
     return float(pair[0]), float(pair[1])
 
 
-def check_number(name: str, value: object, low: float, high: float) -> float:
-    """Check and return a number.
-
-    Raises:
-        BadParameterError: it is not a number from `low` to `high`.
-    """
-    if not _is_number(value) or not low <= value <= high:  # type: ignore[operator]
-        bound = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
-        raise BadParameterError(f"{name}: {value} is not allowed; set a number {bound}")
-    return float(value)  # type: ignore[arg-type]
+def check_number(name: str, value: Any, low: float, high: float) -> float:
+    """Check and return a number from `low` to `high`."""
+    if not _is_number(value) or not low <= value <= high:
+        bounds = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
+        raise bad(name, value, f"a number {bounds}")
+    return float(value)
 
 
 def check_whole(name: str, value: object, low: int, high: int) -> int:
-    """Check and return a whole number.
-
-    Raises:
-        BadParameterError: it is not a whole number from `low` to `high`.
-    """
+    """Check and return a whole number from `low` to `high`."""
     if type(value) is not int or not low <= value <= high:
-        raise BadParameterError(f"{name}: {value} is not allowed; set a whole number from {low} to {high}")
+        raise bad(name, value, f"a whole number from {low} to {high}")
     return value
 
 
 def check_size(name: str, value: object) -> tuple[int, int]:
-    """Height and width, from a pair or one number for both.
-
-    Raises:
-        BadParameterError: it is neither, or too large.
-    """
-    pair: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
+    """Height and width, from a pair or one number for both."""
+    pair = as_list(value) or [value, value]
     if len(pair) != 2 or not all(type(side) is int and 0 < side <= MOST_SIDE for side in pair):
-        raise BadParameterError(
-            f"{name}: {value} is not allowed; set a number of pixels from 1 to {MOST_SIDE}, or [height, width]"
-        )
+        raise bad(name, value, f"a number of pixels from 1 to {MOST_SIDE}, or [height, width]")
     return pair[0], pair[1]
 
 
 def check_levels(name: str, value: object, *, whole: bool = True, other: str = "") -> tuple[float, float, float]:
-    """Levels of red, green and blue, from three or one for all.
+    """Levels of red, green and blue, 0 to 255, from three or one for all; `other` is what else is allowed."""
+    levels = as_list(value) or [value] * 3
+    fits = len(levels) == 3 and all(_is_number(each) and 0 <= each <= 255 for each in levels)
+    if not fits or (whole and any(int(each) != each for each in levels)):
+        some = "" if other else "or "
+        raise bad(name, value, f"a {'whole ' * whole}number from 0 to 255, {some}three of them{other}")
+    return levels[0], levels[1], levels[2]
 
-    Raises:
-        BadParameterError: they aren't from 0 to 255, or not `whole`; `other` is what else is allowed.
-    """
-    levels: list[Any] = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value] * 3
-    if len(levels) != 3 or not all(_is_number(each) and 0 <= each <= 255 for each in levels):
-        levels = []
-    if not levels or (whole and any(int(each) != each for each in levels)):
-        allowed = f"{'whole ' * whole}number from 0 to 255, {'' if other else 'or '}three of them{other}"
-        raise BadParameterError(f"{name}: {value} is not allowed; set a {allowed}")
-    red, green, blue = levels
-    return red, green, blue
+
+def as_list(value: object) -> list[Any]:
+    """The items of a list or another sequence, but of a text; empty for what is none."""
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
 
 
 def _is_number(value: object) -> bool:
@@ -143,23 +117,19 @@ class Operation(ABC):
 
     @abstractmethod
     def draw(self, keys: Keys, sizes: Sizes) -> Any:
-        """Draw for N samples at once.
-
-        Args:
-            keys: (N,) uint64.
-            sizes: (N, 2) height and width of the inputs.
+        """Draw for N samples at once: (N,) uint64 keys and (N, 2) height and width of the inputs.
 
         Returns:
             The other methods' `drawn`; row i depends on keys[i] and sizes[i] only.
         """
 
-    @abstractmethod
     def out_sizes(self, sizes: Sizes) -> Sizes:
         """(N, 2) sizes of inputs -> (N, 2) sizes of outputs.
 
         Raises:
             BadParameterError: an image is too small.
         """
+        return sizes
 
     @abstractmethod
     def apply_host(self, image: Image, drawn: Any, row: int, out: Image | None, resize: ResizeInto) -> Image:
@@ -195,12 +165,10 @@ class Operation(ABC):
 
         What lies outside of the image is `IGNORED`.
         """
-        del drawn, row
         return mask
 
     def apply_mask_batch(self, masks: Tensor, drawn: Any) -> Tensor:
         """(N, H, W) uint8 masks on their device, which may be written -> (N, h, w), the pixels of `apply_mask`."""
-        del drawn
         return masks
 
 
@@ -221,9 +189,9 @@ class CropOperation(Operation):
     resizes: ClassVar[bool] = True
     pads: bool = False
 
-    @abstractmethod
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
-        """(N, 4) top, left, height, width."""
+        """(N, 4) top, left, height, width; the whole image."""
+        return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
     def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
         """(N, 6): top, left, height, width, and height and width of the output."""
@@ -241,24 +209,18 @@ class CropOperation(Operation):
         self.write(image[top : top + height, left : left + width], box, target, resize)
         return target
 
-    write: WriteCrop = staticmethod(write_crop)
+    write = staticmethod(write_crop)
     """Writes a crop to its output; arguments as of `write_crop`."""
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.int64]) -> Tensor:
         return crop_and_flip_batch(images, drawn, np.zeros(len(drawn), np.bool_))
 
     def choose(self, drawn: NDArray[np.int64], row: int, mask: Mask) -> bool:
-        """Look at an image's mask before the image is decoded, and write another box into `drawn[row]` or not.
-
-        Args:
-            drawn: from `draw`; its row may be written.
-            row: the image's index in it.
-            mask: (H, W) uint8, of the whole image.
+        """Look at an image's (H, W) mask before the image is decoded, and write another box into `drawn[row]` or not.
 
         Returns:
             Whether it is another.
         """
-        del drawn, row, mask
         return False
 
     def apply_mask(self, mask: Mask, drawn: NDArray[np.int64], row: int) -> Mask:
@@ -276,19 +238,9 @@ class PixelOperation(Operation):
 
     @abstractmethod
     def apply_inplace(self, image: Image, drawn: Any, row: int) -> None:
-        """Change one image in place, on the host.
-
-        Args:
-            image: (H, W, 3) uint8 RGB, contiguous.
-            drawn: from `draw`.
-            row: the image's index in it.
-        """
-
-    def out_sizes(self, sizes: Sizes) -> Sizes:
-        return sizes
+        """Change one (H, W, 3) uint8 RGB image, contiguous, in place, on the host; `row` is its index in `drawn`."""
 
     def apply_host(self, image: Image, drawn: Any, row: int, out: Image | None, resize: ResizeInto) -> Image:
-        del out, resize
         self.apply_inplace(image, drawn, row)
         return image
 
@@ -307,11 +259,6 @@ __all__ = [
     "Operation",
     "PixelOperation",
     "Sizes",
-    "check_number",
-    "check_probability",
-    "check_range",
-    "check_size",
-    "check_whole",
     "operation",
     "operations",
     "to_device",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from effloop.data.decode.base import DecodeConfig, decoders
 from effloop.data.decode.common import PlainDecoder
 from effloop.data.image.grey import to_grey
-from effloop.data.image.header import Encoded, Header
+from effloop.data.image.header import Encoded, Header, png_chunk_valid, png_chunks
 from effloop.errors import optional_package
 
 
@@ -85,18 +83,12 @@ def png_checksums_valid(data: Encoded) -> bool:
     libpng prints warnings to stderr and sometimes accepts what Pillow refuses; this takes 0.1 ms for 440 KB, of
     2.6 ms for decoding them.
     """
-    view, at, pixels_seen = memoryview(data), 8, False
-    while at + 12 <= len(view):
-        length, kind = struct.unpack_from(">I4s", view, at)
-        end = at + 8 + length
-        if end + 4 > len(view) or (pixels_seen and kind not in (b"IDAT", b"IEND")):
+    kind, end, pixels_seen = b"", 0, False
+    for kind, start, end in png_chunks(data):
+        if (pixels_seen and kind not in (b"IDAT", b"IEND")) or not png_chunk_valid(data, start, end):
             return False
-        if zlib.crc32(view[at + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
-            return False
-        if kind == b"IEND":
-            return bool(end + 4 == len(view))
-        at, pixels_seen = end + 4, pixels_seen or kind == b"IDAT"
-    return False
+        pixels_seen = pixels_seen or kind == b"IDAT"
+    return kind == b"IEND" and end + 4 == len(data)
 
 
 _VALIDATORS = {"JPEG": jpeg_markers_valid, "PNG": png_checksums_valid}

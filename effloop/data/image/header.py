@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 import struct
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -203,6 +205,7 @@ def _next_segment(data: Encoded, at: int) -> int:
 
 # PNG: chunks of four bytes of length, type, payload, CRC; IHDR first, IEND last.
 
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_HEADER = struct.Struct(">I4sIIBBBBB")
 _PNG_CHUNK = struct.Struct(">I4s")
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -220,6 +223,23 @@ def _read_png(data: Encoded) -> Header:
         raise DataError(f"is a damaged PNG: its first chunk is {kind!r} of {length:,} bytes, not IHDR of 13")
     plain = bits == 8 and colour in (0, 2) and _png_chunks_plain(data)  # 0 is grey, 2 is RGB
     return _header("PNG", height, width, plain, data[-12:] == _PNG_END)
+
+
+def png_chunks(data: Encoded) -> Iterator[tuple[bytes, int, int]]:
+    """(kind, first byte, end) of the payload of each whole chunk of a PNG, up to IEND."""
+    at, kind = 8, b""
+    while at + 12 <= len(data) and kind != b"IEND":
+        length, kind = _PNG_CHUNK.unpack_from(data, at)
+        if at + 12 + length > len(data):
+            return
+        yield kind, at + 8, at + 8 + length
+        at += 12 + length
+
+
+def png_chunk_valid(data: Encoded, start: int, end: int) -> bool:
+    """Whether a chunk matches its checksum."""
+    view = memoryview(data)
+    return zlib.crc32(view[start - 4 : end]) == int.from_bytes(view[end : end + 4], "big")
 
 
 def _png_chunks_plain(data: Encoded) -> bool:
@@ -345,7 +365,7 @@ def _pnm_layout(data: Encoded) -> tuple[int, int, int, int]:
 
 _FORMATS = (
     (b"\xff\xd8\xff", _read_jpeg),
-    (b"\x89PNG\r\n\x1a\n", _read_png),
+    (PNG_SIGNATURE, _read_png),
     (b"RIFF", _read_webp),
     (b"BM", _read_bmp),
     (b"P6", _read_pnm),

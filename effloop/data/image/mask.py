@@ -9,14 +9,21 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import PngImagePlugin
 
-from effloop.data.image.header import Encoded, pnm_header, read_header
+from effloop.data.image.header import (
+    PNG_SIGNATURE,
+    Encoded,
+    png_chunk_valid,
+    png_chunks,
+    pnm_header,
+    pnm_pixels,
+    read_header,
+)
 from effloop.errors import DataError, reason
 from effloop.native import address, function
 from effloop.system.cached import cached_property
@@ -25,144 +32,65 @@ from effloop.system.cached import cached_property
 #
 # https://www.w3.org/TR/png-3/
 
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = struct.Struct(">IIBBBBB")
 _GREY, _RGB, _PALETTE, _GREY_ALPHA, _RGBA = 0, 2, 3, 4, 6
 _PEEKED = 8  # rows, at most
-_KINDS = {_GREY_ALPHA: "grey with alpha"}
 _FIX = "copy or write it again"
 
 
-@dataclass(frozen=True)
-class Png:
-    """The chunks of a PNG that matter for its values.
-
-    Attributes:
-        height, width, bits, colour, interlaced: from its header; `colour` is the type of colour, 3 with a palette.
-        chunks: of compressed pixels, without length, kind and CRC.
-        data: the whole file.
-        bare: whether it has no other chunks.
-    """
-
-    height: int
-    width: int
-    bits: int
-    colour: int
-    interlaced: bool
-    chunks: list[memoryview]
-    data: Encoded
-    bare: bool
-
-
-def open_png(data: Encoded) -> Png | None:
-    """The chunks of a PNG, compared with their CRCs; None if it is none.
-
-    Raises:
-        DataError: damaged or cut short. The message begins with "is ...".
-    """
-    if bytes(data[:8]) != SIGNATURE:
-        return None
-    view, at, chunks, bare, ended = memoryview(data), 8, [], True, False
-    while at + 12 <= len(view) and not ended:
-        length, kind = struct.unpack_from(">I4s", view, at)
-        end = at + 8 + length
-        if end + 4 > len(view):
-            break
-        if zlib.crc32(view[at + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
-            raise DataError(f"is a damaged PNG: its chunk {kind!r} doesn't match its checksum; {_FIX}")
-        if kind == b"IDAT":
-            chunks.append(view[at + 8 : end])
-        bare, ended = bare and kind in (b"IHDR", b"IDAT", b"IEND"), kind == b"IEND"
-        at = end + 4
-    if not ended or not chunks:
-        raise DataError(f"is a truncated PNG: ends after {len(data):,} bytes; {_FIX}")
-    width, height, bits, colour, _, _, interlace = _HEADER.unpack_from(data, 16)
-    return Png(height, width, bits, colour, bool(interlace), chunks, data, bare)
-
-
-def png_values(png: Png) -> NDArray[np.uint8]:
+def _png_values(data: Encoded) -> NDArray[np.uint8]:
     """(H, W) uint8: grey of 1 to 8 bits or palette indices, as they are stored; or (H, W, 3) RGB, without any alpha.
 
     Raises:
-        DataError: of 16 bits or of another kind, or damaged. The message begins with "is ...".
+        DataError: of 16 bits or of another kind, damaged or cut short. The message begins with "is ...".
     """
-    if png.bits == 16:
+    kind, pixels = b"", []
+    for kind, start, end in png_chunks(data):
+        if not png_chunk_valid(data, start, end):
+            raise DataError(f"is a damaged PNG: its chunk {kind!r} doesn't match its checksum; {_FIX}")
+        pixels += [memoryview(data)[start:end]] if kind == b"IDAT" else []
+    if kind != b"IEND" or not pixels:
+        raise DataError(f"is a truncated PNG: ends after {len(data):,} bytes; {_FIX}")
+    width, height, bits, colour, _, _, interlaced = _HEADER.unpack_from(data, 16)
+    if bits == 16:
         raise DataError("is a PNG of 16 bits; allowed are 1 to 8: write the classes, 0 to 254, in 8 bits")
-    if png.colour in (_RGB, _RGBA):
-        return _decoded(bytes(png.data))[:, :, :3]
-    if png.colour not in (_GREY, _PALETTE):
-        kind = _KINDS.get(png.colour, "unknown colours")
-        raise DataError(f"is a PNG in {kind}; allowed are grey, palette and RGB: write the classes as grey")
-    if (plain := _unfiltered(png)) is not None:
+    if colour not in (_GREY, _PALETTE, _RGB, _RGBA):
+        kinds = "grey with alpha" if colour == _GREY_ALPHA else "unknown colours"
+        raise DataError(f"is a PNG in {kinds}; allowed are grey, palette and RGB: write the classes as grey")
+    simple = bits == 8 and colour in (_GREY, _PALETTE) and not interlaced
+    if simple and (plain := _unfiltered(b"".join(pixels), height, width)) is not None:
         return plain
-    # A palette's indices are stored as grey values are, so that any decoder gives them for a header that says grey.
-    grey = png.data if png.bare and png.colour == _GREY else _as_grey(png)
-    values = _decoded(bytes(grey))
-    # Decoders scale grey of fewer bits to 0-255, exactly.
-    return values if png.bits == 8 else values // np.uint8(255 // ((1 << png.bits) - 1))
-
-
-def _unfiltered(png: Png) -> NDArray[np.uint8] | None:
-    """(H, W) uint8 of a PNG of 8 bits whose rows aren't filtered, as palettes usually aren't, by zlib alone."""
-    if png.bits != 8 or png.interlaced:
-        return None
-    row, stream, data = 1 + png.width, zlib.decompressobj(), b"".join(png.chunks)
-    try:
-        head = stream.decompress(data, min(_PEEKED, png.height) * row)
-        if any(head[::row]):  # the filter of each of these rows
-            return None
-        rest = stream.decompress(stream.unconsumed_tail, png.height * row - len(head) + 1)
-    except zlib.error:
-        return None
-    if not stream.eof or len(head) + len(rest) != png.height * row:
-        return None
-    rows = np.frombuffer(head + rest, np.uint8).reshape(png.height, row)
-    return None if rows[:, 0].any() else np.ascontiguousarray(rows[:, 1:])
-
-
-def _as_grey(png: Png) -> bytes:
-    head = _HEADER.pack(png.width, png.height, png.bits, _GREY, 0, 0, png.interlaced)
-    pixels = [_chunk(b"IDAT", chunk) for chunk in png.chunks]
-    return b"".join([SIGNATURE, _chunk(b"IHDR", head), *pixels, _chunk(b"IEND", b"")])
-
-
-def _chunk(kind: bytes, data: bytes | memoryview) -> bytes:
-    return b"".join((struct.pack(">I", len(data)), kind, data, struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))))
-
-
-def _decoded(data: bytes) -> NDArray[np.uint8]:
-    """(H, W) or (H, W, 3 or 4) uint8, RGB first."""
-    cv2 = _opencv()
-    if cv2 is not None:
-        try:
-            found: NDArray[np.uint8] | None = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-        except cv2.error:
-            found = None
-        if found is not None:
-            return found if found.ndim == 2 else found[:, :, [2, 1, 0]]
-    return _by_pillow(data)
-
-
-def _by_pillow(data: bytes) -> NDArray[np.uint8]:
     try:
         with PngImagePlugin.PngImageFile(io.BytesIO(data)) as image:
-            values = np.asarray(image)
+            values = np.asarray(image).astype(np.uint8)
     except MemoryError:
         raise
     except Exception as error:  # a damaged file can make Pillow raise nearly anything
         raise DataError(f"is a damaged PNG: {reason(error)}; {_FIX}") from None
-    found: NDArray[np.uint8] = values.astype(np.uint8)
-    return found * np.uint8(255) if values.dtype == np.bool_ else found
+    if values.ndim == 3:
+        return values[:, :, :3]
+    # Pillow scales grey of 2 and 4 bits to 0-255, exactly.
+    return values // np.uint8(255 // ((1 << bits) - 1)) if colour == _GREY and bits in (2, 4) else values
 
 
-@functools.cache
-def _opencv() -> ModuleType | None:
+def _unfiltered(data: bytes, height: int, width: int) -> NDArray[np.uint8] | None:
+    """(H, W) uint8 of a PNG of 8 bits whose rows aren't filtered, as palettes usually aren't, by zlib alone."""
+    row, stream = 1 + width, zlib.decompressobj()
     try:
-        import cv2
-    except ImportError:  # not installed, or without a system library it needs
+        head = stream.decompress(data, min(_PEEKED, height) * row)
+        if any(head[::row]):  # the filter of each of these rows
+            return None
+        rest = stream.decompress(stream.unconsumed_tail, height * row - len(head) + 1)
+    except zlib.error:
         return None
-    cv2.setNumThreads(0)
-    return cv2
+    if not stream.eof or len(head) + len(rest) != height * row:
+        return None
+    rows = np.frombuffer(head + rest, np.uint8).reshape(height, row)
+    return None if rows[:, 0].any() else np.ascontiguousarray(rows[:, 1:])
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return b"".join((struct.pack(">I", len(data)), kind, data, struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))))
 
 
 def png_bytes(values: NDArray[np.uint8]) -> bytes:
@@ -172,7 +100,7 @@ def png_bytes(values: NDArray[np.uint8]) -> bytes:
     rows[:, 1:] = values
     head = _HEADER.pack(width, height, 8, _GREY, 0, 0, 0)
     pixels = zlib.compress(rows.data, 9)
-    return b"".join([SIGNATURE, _chunk(b"IHDR", head), _chunk(b"IDAT", pixels), _chunk(b"IEND", b"")])
+    return b"".join([PNG_SIGNATURE, _chunk(b"IHDR", head), _chunk(b"IDAT", pixels), _chunk(b"IEND", b"")])
 
 
 IGNORED = 255
@@ -245,7 +173,7 @@ def decode_mask(data: Encoded, form: MaskFormat = PLAIN) -> NDArray[np.uint8]:
                 "name` for each class"
             )
         values = _classes_of_colours(values, form.colors, form.ignored)
-        return values if not form.reduce_zero else _reduced(values)
+        form = MaskFormat(reduce_zero=form.reduce_zero)
     lookup = form.lookup
     return values if lookup is None else lookup[values]
 
@@ -331,11 +259,11 @@ def _values(data: Encoded) -> NDArray[np.uint8]:
         return _decode_runs(data)
     if magic[:2] in (b"P5", b"P6"):
         return _pnm(data, height, width)
-    try:
-        if (png := open_png(data)) is not None:
-            return png_values(png)
-    except DataError as error:
-        raise DataError(f"has a mask that {error}") from None
+    if magic == PNG_SIGNATURE:
+        try:
+            return _png_values(data)
+        except DataError as error:
+            raise DataError(f"has a mask that {error}") from None
     raise DataError(
         f"has a mask in {read_header(data).format}; allowed are PNG and PNM, which lose nothing: write it as PNG"
     )
@@ -351,9 +279,8 @@ def _pnm(data: Encoded, height: int, width: int) -> NDArray[np.uint8]:
         raise DataError(
             "has a mask in PNM of other than 8 bits; allowed are 8 bits, with a largest value of 255: write it as PNG"
         )
-    channels = 1 if bytes(data[:2]) == b"P5" else 3
-    pixels = np.frombuffer(data, np.uint8)[-height * width * channels :]
-    return pixels.reshape((height, width) if channels == 1 else (height, width, 3))
+    pixels = pnm_pixels(data, header)
+    return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
 
 
 def _encode_runs(mask: NDArray[np.uint8]) -> bytes:
@@ -372,12 +299,6 @@ def _decode_runs(data: Encoded) -> NDArray[np.uint8]:
             values = np.frombuffer(data, np.uint8, count, _RUNS_HEADER.size + 4 * count)
             return np.repeat(values, lengths).reshape(height, width)
     raise DataError("has a mask that is damaged: its runs don't add up to its size; convert the dataset again")
-
-
-def _reduced(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    lookup = MaskFormat(reduce_zero=True).lookup
-    assert lookup is not None
-    return lookup[values]
 
 
 def _classes_of_colours(
@@ -423,8 +344,6 @@ def undigested(digests: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 # Boxes of masks in another size, by nearest neighbour: pixel centres, as torch's `nearest-exact`, in whole numbers.
-
-__all__ = ["IGNORED", "Mask", "count_classes", "crop_mask", "nearest_places"]
 
 Mask = NDArray[np.uint8]
 """(H, W) uint8, class indices or `IGNORED`."""

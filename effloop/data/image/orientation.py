@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.image.header import Encoded, Header, open_other
+from effloop.data.image.header import Encoded, Header, open_other, png_chunks
 
 _TRANSPOSED = frozenset({5, 6, 7, 8})
 _ROWS_FLIPPED, _COLUMNS_FLIPPED = frozenset({3, 4, 7, 8}), frozenset({2, 3, 6, 7})  # after transposing
@@ -24,10 +24,9 @@ def read_orientation(data: Encoded, header: Header) -> int:
             segments = _jpeg_segments(data, header.sof_at)
             found = (part[6:] for kind, part in segments if kind == 0xE1 and part[:6] == b"Exif\0\0")
         case "PNG":
-            found = (part for kind, part in _chunks(data, 8, ">I4s", extra=4, even=False) if kind == b"eXIf")
+            found = (bytes(data[start:end]) for kind, start, end in png_chunks(data) if kind == b"eXIf")
         case "WEBP":
-            parts = (part for kind, part in _chunks(data, 12, "<4sI", extra=0, even=True) if kind == b"EXIF")
-            found = (part[6:] if part[:6] == b"Exif\0\0" else part for part in parts)
+            found = (part.removeprefix(b"Exif\0\0") for part in _webp_exif(data))
         case "BMP" | "PNM" | "TIFF":
             return 1
         case _:
@@ -94,10 +93,11 @@ def _jpeg_segments(data: Encoded, end: int) -> Iterator[tuple[int, bytes]]:
         at = following
 
 
-def _chunks(data: Encoded, at: int, form: str, *, extra: int, even: bool) -> Iterator[tuple[bytes, bytes]]:
-    """(kind, payload) of the chunks of a PNG or WebP; their payloads end with `extra` bytes, or at an even offset."""
+def _webp_exif(data: Encoded) -> Iterator[bytes]:
+    """The payload of a WebP's chunk EXIF; chunks begin at even offsets."""
+    at = 12
     while at + 8 <= len(data):
-        first, second = struct.unpack_from(form, data, at)
-        kind, length = (second, first) if isinstance(first, int) else (first, second)
-        yield kind, bytes(data[at + 8 : at + 8 + length]) if kind in (b"eXIf", b"EXIF") else b""
-        at += 8 + length + extra + (length % 2 if even else 0)
+        kind, length = struct.unpack_from("<4sI", data, at)
+        if kind == b"EXIF":
+            yield bytes(data[at + 8 : at + 8 + length])
+        at += 8 + length + length % 2

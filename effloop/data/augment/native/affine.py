@@ -7,7 +7,6 @@ doesn't affect coordinates.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +19,12 @@ from torch.nn import functional as F
 
 from effloop.data.augment.operation import (
     RATIOS,
-    BadParameterError,
     Image,
     Keys,
     PixelOperation,
     Sizes,
+    as_list,
+    bad,
     check_levels,
     check_number,
     check_range,
@@ -58,13 +58,9 @@ class Sampling:
 
     @classmethod
     def of(cls, interpolation: object, fill: object) -> Sampling:
-        """From an operation's parameters.
-
-        Raises:
-            BadParameterError: one of them is not allowed.
-        """
+        """From an operation's parameters."""
         if interpolation not in ("nearest", "bilinear"):
-            raise BadParameterError(f"interpolation: {interpolation} is not allowed; set nearest or bilinear")
+            raise bad("interpolation", interpolation, "nearest or bilinear")
         levels = None if fill is None else check_levels("fill", fill, whole=False, other=", or null")
         return cls(interpolation == "bilinear", levels)
 
@@ -108,12 +104,9 @@ def warp(images: Tensor, matrices: Matrices, sampling: Sampling) -> Tensor:
     """Warp each image by its own matrix, without a sync.
 
     Args:
-        images: (N, C, H, W) uint8, channels_last.
+        images: (N, C, H, W) uint8, channels_last, as what is returned.
         matrices: (N, 2, 3) of `inverse_matrices`.
         sampling: how; with C numbers to fill with.
-
-    Returns:
-        (N, C, H, W) uint8, channels_last.
     """
     height, width = images.shape[-2:]
     terms = to_device(_relative(matrices, height, width), images)
@@ -128,7 +121,7 @@ def warp(images: Tensor, matrices: Matrices, sampling: Sampling) -> Tensor:
 
 
 def warp_one(image: Image, matrix: Matrices, sampling: Sampling) -> None:
-    """`warp` for one (H, W, 3) uint8 image, in place, on the host, with the same pixels; matrix: (2, 3).
+    """`warp` for one (H, W, C) uint8 image, in place, on the host, with the same pixels; matrix: (2, 3).
 
     Nearly all of it without the GIL: 120 to 260 µs at 224x224, torchvision takes 770; `bilinear` 800 to 950,
     torchvision 900 to 1,150.
@@ -138,9 +131,11 @@ def warp_one(image: Image, matrix: Matrices, sampling: Sampling) -> None:
         batch = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
         batch.copy_(warp(batch, matrix[None], sampling))
         return
-    x, y = _maps(matrix, *image.shape[:2])
-    border = sampling.fill or (0.0, 0.0, 0.0)
-    image[...] = cv2.remap(image, x, y, cv2.INTER_NEAREST, borderValue=[round(value) for value in border])
+    height, width = image.shape[:2]
+    horizontal, vertical = _relative(matrix, height, width).tolist()
+    x, y = _places(horizontal, height, width, width), _places(vertical, height, width, height)
+    border = [round(value) for value in sampling.fill or (0.0, 0.0, 0.0)]
+    image[...] = cv2.remap(image, x, y, cv2.INTER_NEAREST, borderValue=border).reshape(image.shape)
 
 
 def warp_masks(masks: Tensor, matrices: Matrices) -> Tensor:
@@ -150,18 +145,9 @@ def warp_masks(masks: Tensor, matrices: Matrices) -> Tensor:
 
 def warp_mask(mask: Mask, matrix: Matrices) -> Mask:
     """`warp_masks` for one (H, W) uint8 mask, which isn't written, on the host; matrix: (2, 3)."""
-    cv2 = opencv()
-    if cv2 is None:
-        return warp_masks(torch.from_numpy(np.ascontiguousarray(mask))[None], matrix[None])[0].numpy()
-    x, y = _maps(matrix, *mask.shape)
-    warped: Mask = cv2.remap(np.ascontiguousarray(mask), x, y, cv2.INTER_NEAREST, borderValue=IGNORED)
+    warped = np.array(mask)
+    warp_one(warped[:, :, None], matrix, _MASKS)
     return warped
-
-
-def _maps(matrix: Matrices, height: int, width: int) -> tuple[Matrices, Matrices]:
-    """(2, 3) -> (H, W) each: the source's column and row by pixel."""
-    horizontal, vertical = _relative(matrix, height, width).tolist()
-    return _places(horizontal, height, width, width), _places(vertical, height, width, height)
 
 
 def _relative(matrices: Matrices, height: int, width: int) -> Matrices:
@@ -213,8 +199,7 @@ def _bilinear(images: Tensor, x: Tensor, y: Tensor, fill: Tensor | None) -> Tens
 def _places(terms: Sequence[float], height: int, width: int, side: int) -> Matrices:
     """One coordinate's 3 terms -> (H, W) float32, the source's column (or row) by pixel, whole numbers.
 
-    With NumPy, which starts no threads. A coordinate that depends on one axis only, as in most warps of a policy, is
-    computed along that axis.
+    With NumPy, which starts no threads; along one axis where it depends on one only, as in most warps of a policy.
     """
     by_x, by_y, shift = terms
     columns, rows = _ramp(width).numpy(), _ramp(height).numpy()[:, None]
@@ -237,14 +222,10 @@ def _pair(value: Floats | float) -> tuple[Any, Any]:
 
 
 class _Warp(PixelOperation):
-    """Draws one matrix for each image."""
+    """Draws `inverse_matrices`, one for each image."""
 
     takes_masks = True
     _sampling: Sampling
-
-    @abstractmethod
-    def draw(self, keys: Keys, sizes: Sizes) -> Matrices:
-        """(N, 2, 3) float32, `inverse_matrices`."""
 
     def apply_inplace(self, image: Image, drawn: Matrices, row: int) -> None:
         warp_one(image, drawn[row], self._sampling)
@@ -328,17 +309,13 @@ def _angles(name: str, value: object) -> tuple[float, float]:
 
 
 def _shares(translate: object) -> tuple[float, float]:
-    if translate is None:
-        return 0.0, 0.0
-    pair = list(translate) if isinstance(translate, Sequence) and not isinstance(translate, str) else []
+    pair = [0.0, 0.0] if translate is None else as_list(translate)
     if len(pair) != 2 or not all(type(share) in (int, float) and 0 <= share <= 1 for share in pair):
-        raise BadParameterError(f"translate: {translate} is not allowed; set [of the width, of the height], 0 to 1")
+        raise bad("translate", translate, "[of the width, of the height], 0 to 1")
     return float(pair[0]), float(pair[1])
 
 
 def _shears(shear: object) -> tuple[tuple[float, float], tuple[float, float]]:
-    if shear is None:
-        return (0.0, 0.0), (0.0, 0.0)
-    if isinstance(shear, Sequence) and len(shear) == 4:
-        return _angles("shear", shear[:2]), _angles("shear", shear[2:])
-    return _angles("shear", shear), (0.0, 0.0)
+    if len(four := as_list(shear)) == 4:
+        return _angles("shear", four[:2]), _angles("shear", four[2:])
+    return _angles("shear", 0 if shear is None else shear), (0.0, 0.0)

@@ -134,8 +134,16 @@ class NativeAugment(Augment):
 
     def with_masks(self) -> Augment:
         for number, step in enumerate([*self.host, *self.device]):
-            if not _takes_masks(step.op) or (number and isinstance(step.op, RandomScaleCrop) and step.op.looks):
-                raise ConfigError(_without_masks(step))
+            if not step.op.takes_masks:
+                able = ", ".join(sorted(name for name, kind in operations.items() if kind.takes_masks))
+                raise ConfigError(
+                    f"{step.where}: {step.name} can't be applied to masks; leave it out, or use one of {able}"
+                )
+            if number and isinstance(step.op, RandomScaleCrop) and step.op.looks:
+                raise ConfigError(
+                    f"{step.where}: {step.name} looks at the stored mask for cat_max_ratio, and so has to be the first "
+                    f"operation; set {step.where}.cat_max_ratio=1, or move it to the front"
+                )
         return self
 
     def choose(self, draws: Draws, row: int, mask: Mask) -> None:
@@ -164,7 +172,7 @@ class NativeAugment(Augment):
 
 def _flips_after_crop(op: Operation, following: Operation) -> bool:
     plain = isinstance(op, CropOperation) and op.write is write_crop
-    return plain and isinstance(following, RandomHorizontalFlip)
+    return plain and type(following) is RandomHorizontalFlip
 
 
 _FOR_EVALUATION: Mapping[Evaluation, Callable[[ImageSize, float], CropOperation]] = {
@@ -190,29 +198,8 @@ def _steps(config: NativeConfig, size: ImageSize, *, train: bool) -> Steps:
     return steps if isinstance(steps[0].op, CropOperation) else [whole, *steps]
 
 
-def _takes_masks(op: Operation) -> bool:
-    """Whether an operation has a mask follow its image."""
-    own_write = isinstance(op, CropOperation) and op.write is not write_crop
-    return op.takes_masks and not (own_write and type(op).apply_mask is CropOperation.apply_mask)
-
-
-def _without_masks(step: Step[Operation]) -> str:
-    """Why an operation can't be in a recipe for images with masks."""
-    if isinstance(step.op, RandomScaleCrop):
-        return (
-            f"{step.where}: {step.name} looks at the stored mask for cat_max_ratio, and so has to be the first "
-            f"operation; set {step.where}.cat_max_ratio=1, or move it to the front"
-        )
-    able = sorted(name for name, kind in operations.items() if kind.takes_masks)
-    return f"{step.where}: {step.name} can't be applied to masks; leave it out, or use one of {', '.join(able)}"
-
-
 def _drawn(steps: Steps, keys: Keys, sizes: Sizes) -> tuple[Any, ...]:
-    """Draw each step for (N,) samples of these sizes.
-
-    Raises:
-        ConfigError: a crop is larger than an image.
-    """
+    """Draw each step for (N,) samples of these sizes."""
     found = []
     for step in steps:
         with recipe.error_context(step):
@@ -222,11 +209,7 @@ def _drawn(steps: Steps, keys: Keys, sizes: Sizes) -> tuple[Any, ...]:
 
 
 def _sizes_after(steps: Steps, sizes: Sizes) -> Sizes:
-    """(N, 2) sizes of images -> those after some steps.
-
-    Raises:
-        ConfigError: a crop is larger than an image.
-    """
+    """(N, 2) sizes of images -> those after some steps."""
     for step in steps:
         with recipe.error_context(step):
             sizes = step.op.out_sizes(sizes)

@@ -21,10 +21,10 @@ from effloop.data.augment.operation import (
     Keys,
     PixelOperation,
     Sizes,
+    bad,
     bernoulli,
     check_levels,
     check_number,
-    check_probability,
     check_range,
     check_size,
     check_whole,
@@ -71,9 +71,6 @@ class Resize(CropOperation):
         self.exact = isinstance(size, list | tuple)
         self.target = check_size("size", size)
 
-    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
-        return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
-
     def out_sizes(self, sizes: Sizes) -> Sizes:
         if self.exact:
             return super().out_sizes(sizes)
@@ -93,9 +90,7 @@ class RandomCrop(CropOperation):
     def __init__(self, size: object, padding: int = 0) -> None:
         self.target = check_size("size", size)
         if type(padding) is not int or not 0 <= padding < min(self.target):
-            raise BadParameterError(
-                f"padding: {padding} is not allowed; set a number of pixels, at least 0 and less than size"
-            )
+            raise bad("padding", padding, "a number of pixels, at least 0 and less than size")
         self.padding = padding
         self.pads = padding > 0
 
@@ -145,21 +140,13 @@ class WholeImage(CropOperation):
     def out_sizes(self, sizes: Sizes) -> Sizes:
         return sizes
 
-    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
-        return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
-
 
 PADDING = 114
 """Level of the bars beside a letterboxed image: ImageNet's mean is (124, 116, 104)."""
 
 
 class CenterCropResize(CropOperation):
-    """For evaluation: a centre crop of the output's shape, resized.
-
-    Args:
-        size: height and width of the output.
-        share: of the largest such box in the image.
-    """
+    """For evaluation: a centre crop of the output's shape, resized; `share` is of the largest such box in the image."""
 
     def __init__(self, size: tuple[int, int], share: float) -> None:
         self.target = size
@@ -205,26 +192,18 @@ class PlacedCrop(CropOperation):
     def apply_mask(self, mask: Mask, drawn: NDArray[np.int64], row: int) -> Mask:
         top, left, height, width = self.place(numbers := drawn[row].tolist())
         out = np.empty(self.target, np.uint8)
-        if (height, width) != self.target:
-            out.fill(IGNORED)
+        out.fill(IGNORED)
         crop_mask(mask, numbers, out[top : top + height, left : left + width])
         return out
 
 
 class Letterbox(PlacedCrop):
-    """For evaluation: the whole image, as large as fits into the output, in its centre; the rest is grey.
-
-    Args:
-        size: height and width of the output.
-    """
+    """For evaluation: the whole image, as large as fits into the output, in its centre; the rest is grey."""
 
     fill = np.full(3, PADDING, np.uint8)
 
     def __init__(self, size: tuple[int, int]) -> None:
         self.target = size
-
-    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
-        return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
     def place(self, numbers: list[int]) -> tuple[int, int, int, int]:
         (height, width), (rows, columns) = numbers[2:4], self.target
@@ -238,8 +217,10 @@ def random_resized_boxes(
 ) -> NDArray[np.int64]:
     """Crop boxes with the distribution of torchvision's RandomResizedCrop, for many images at once; 1 µs for each.
 
+    Of a key's numbers in [0, 1) they take, from the second on, ten areas, ten ratios, top and left.
+
     Args:
-        keys: (N,); of the numbers in [0, 1) of each, ten areas, ten ratios, top and left, from the second on.
+        keys: (N,).
         sizes: (N, 2) height and width.
         scale: smallest and largest share of the area.
         ratio: smallest and largest width over height, log-uniform.
@@ -261,19 +242,11 @@ def random_resized_boxes(
 
 
 def shaped_boxes(sizes: NDArray[np.int64], size: tuple[int, int], share: float) -> NDArray[np.int64]:
-    """Boxes of an output's shape: `share` of the largest that fits into an image, in the centre.
+    """(N, 2) sizes of images -> (N, 4) boxes of an output's shape: a share of the largest that fits, in the centre.
 
     Of a square output that is a square whose side is `share` of the shorter side. Cropping, then resizing equals
     resizing the image until the largest box has `size / share`, then cropping the centre, up to rounding, and only that
     part has to be decoded.
-
-    Args:
-        sizes: (N, 2) of the images.
-        size: height and width of the output; only their ratio counts.
-        share: above 0, at most 1.
-
-    Returns:
-        (N, 4) top, left, height, width.
     """
     shape = np.array(size) // math.gcd(*size)  # [1, 1] for a square, which is exact
     largest = (sizes / shape).min(axis=1)[:, None]
@@ -316,15 +289,8 @@ class RandomScaleCrop(PlacedCrop):
         self.ratio = check_range("ratio", ratio, *RATIOS)
         self.base = min(self.target) if base is None else check_whole("base", base, 1, MOST_SIDE)
         self.most = check_number("cat_max_ratio", cat_max_ratio, 0, 1)
+        self.looks = self.most < 1  # whether masks decide where the crop is
         self.fill = np.array(check_levels("fill", fill), np.uint8)
-
-    @property
-    def looks(self) -> bool:
-        """Whether masks decide where the crop is."""
-        return self.most < 1
-
-    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
-        return self.draw(keys, sizes)[:, :4]
 
     def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
         """(N, 10 + 20): a box, height and width of the output, height and width of the box in it, and of the image
@@ -352,8 +318,7 @@ class RandomScaleCrop(PlacedCrop):
         return True
 
     def place(self, numbers: list[int]) -> tuple[int, int, int, int]:
-        height, width = numbers[_PLACED]
-        return 0, 0, height, width
+        return 0, 0, *numbers[_PLACED]  # type: ignore[return-value]
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.int64]) -> Tensor:
         channels = images.shape[1]
@@ -385,22 +350,18 @@ def _box_in_image(
     return np.concatenate([begin, np.maximum(end, begin + 1) - begin], axis=1)
 
 
-class _RandomFlip(PixelOperation):
-    """Flips an image with probability `p`.
-
-    Args:
-        p: probability of a flip.
-    """
+@operation
+class RandomHorizontalFlip(PixelOperation):
+    """Horizontal flip; `p` is its probability."""
 
     any_channels = True
     takes_masks = True
-    _dim: ClassVar[int]  # of (N, 3, H, W)
+    _dim: ClassVar[int] = 3  # of (N, 3, H, W)
 
     def __init__(self, p: float = 0.5) -> None:
-        self.p = check_probability("p", p)
+        self.p = check_number("p", p, 0, 1)
 
     def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.bool_]:
-        del sizes
         return bernoulli(keys, self.p)
 
     def apply_inplace(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
@@ -420,14 +381,7 @@ class _RandomFlip(PixelOperation):
 
 
 @operation
-class RandomHorizontalFlip(_RandomFlip):
-    """Horizontal flip; `p` is its probability."""
-
-    _dim = 3
-
-
-@operation
-class RandomVerticalFlip(_RandomFlip):
+class RandomVerticalFlip(RandomHorizontalFlip):
     """Vertical flip; `p` is its probability."""
 
     _dim = 2

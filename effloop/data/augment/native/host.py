@@ -88,9 +88,9 @@ def hue(image: Image, shift: float) -> None:
     np.copyto(image, floats, casting="unsafe")
 
 
-def posterize(image: Image, bits: int) -> None:
+def posterize(image: Image, bits: float) -> None:
     """As `kernels.posterize`."""
-    np.bitwise_and(image, np.uint8(min(256 - (256 >> bits), 255)), out=image)
+    np.bitwise_and(image, np.uint8(min(256 - (256 >> int(bits)), 255)), out=image)
 
 
 def solarize(image: Image, threshold: float) -> None:

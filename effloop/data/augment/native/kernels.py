@@ -8,7 +8,7 @@ depend on it by one level. Images are (N, 3, H, W) uint8, best in channels_last;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -56,9 +56,8 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
     At most 1 level from torchvision's, in about one value of 10,000: it takes more steps, and rounds at each.
     """
     out = torch.empty_like(images)
-    planes = images.contiguous().unbind(
-        1
-    )  # 100 µs for an image of 224x224 on a CPU, but each pass reads contiguous memory
+    # 100 µs for an image of 224x224 on a CPU, but each pass reads contiguous memory
+    planes = images.contiguous().unbind(1)
     for channel, values in enumerate(rotate_hue(planes, shift.view(-1, 1, 1))):
         out[:, channel] = values
     return out
@@ -88,8 +87,8 @@ def rotate_hue(planes: Iterable[Tensor], shift: Tensor) -> list[Tensor]:
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """Each value's highest bits: (N,) int64, 0 to 8."""
-    return images & (256 - (256 >> _each(bits))).clamp_(max=255).to(torch.uint8)
+    """Each value's highest bits: (N,) whole numbers, 0 to 8."""
+    return images & (256 - (256 >> _each(bits).long())).clamp_(max=255).to(torch.uint8)
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
@@ -150,9 +149,9 @@ def on_all(images: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -
         kernel: a function of this module.
         parameters: (N,) or (N, k) each, on the images' device.
     """
-    if images.device.type == "cpu":
-        return _one_by_one(images, range(len(images)), kernel, parameters)
-    return kernel(images, *parameters)
+    if images.device.type != "cpu":
+        return kernel(images, *parameters)
+    return on_rows(images, torch.arange(len(images)), kernel, *parameters)
 
 
 def on_rows(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -> Tensor:
@@ -165,25 +164,15 @@ def on_rows(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], *parame
         parameters: (M,) or (M, k) each, on the images' device.
     """
     if images.device.type == "cpu":
-        return _one_by_one(images, rows.tolist(), kernel, parameters)
-    return _taken_out(images, rows, kernel, parameters)
-
-
-def _taken_out(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], parameters: Sequence[Tensor]) -> Tensor:
+        for place, row in enumerate(rows.tolist()):
+            image = images[row : row + 1]
+            image.copy_(kernel(image, *(values[place : place + 1] for values in parameters)))
+        return images
     if len(rows) == len(images):
         return kernel(images, *parameters)
     pixels = images.movedim(1, -1)  # indexed so, the result is channels_last, too
     some = pixels.index_select(0, rows).movedim(-1, 1)
     pixels.index_copy_(0, rows, kernel(some, *parameters).movedim(1, -1))
-    return images
-
-
-def _one_by_one(
-    images: Tensor, rows: Sequence[int], kernel: Callable[..., Tensor], parameters: Sequence[Tensor]
-) -> Tensor:
-    for place, row in enumerate(rows):
-        image = images[row : row + 1]
-        image.copy_(kernel(image, *(values[place : place + 1] for values in parameters)))
     return images
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +24,11 @@ from effloop.data.augment.operation import (
     Keys,
     PixelOperation,
     Sizes,
+    as_list,
+    bad,
     bernoulli,
     check_levels,
     check_number,
-    check_probability,
     check_range,
     check_whole,
     operation,
@@ -39,18 +39,15 @@ from effloop.data.random import uniforms, words, words_on_device
 
 Range = float | list[float]
 
-_HOST = (host.brightness, host.contrast, host.saturation, host.hue)
-_BATCH: tuple[Callable[..., Tensor], ...] = (kernels.brightness, kernels.contrast, kernels.saturation, kernels.hue)
-_NONE = len(_HOST)
+_COLOURS = ("brightness", "contrast", "saturation", "hue")
+_NONE = len(_COLOURS)
 
 
-@dataclass(frozen=True)
-class JitterDraws:
+class JitterDraws(NamedTuple):
     """What `ColorJitter` drew for N images.
 
     Attributes:
-        turns: (N, k) int64, which of brightness, contrast, saturation, hue (0 to 3) comes first, second, ...; 4 where
-            nothing is done.
+        turns: (N, k) int64, which of `_COLOURS` comes first, second, ...; 4 where nothing is done.
         amounts: (N, 4) float32, the factor of each, and the shift of hue.
     """
 
@@ -80,10 +77,9 @@ class ColorJitter(PixelOperation):
         ranges = [_range(name, value, 1, 0, MOST_FACTOR) for name, value in factors.items()]
         self.ranges = np.array([*ranges, _range("hue", hue, 0, -0.5, 0.5)])
         self.given = np.flatnonzero((self.ranges != [[1], [1], [1], [0]]).any(1))
-        self.p = check_probability("p", p)
+        self.p = check_number("p", p, 0, 1)
 
     def draw(self, keys: Keys, sizes: Sizes) -> JitterDraws:
-        del sizes
         numbers = uniforms(keys, 9)
         turns = self.given[numbers[:, 1 + self.given].argsort(axis=1)]
         turns[numbers[:, 0] >= self.p] = _NONE
@@ -93,7 +89,7 @@ class ColorJitter(PixelOperation):
     def apply_inplace(self, image: Image, drawn: JitterDraws, row: int) -> None:
         for turn in drawn.turns[row].tolist():
             if turn != _NONE:
-                _HOST[turn](image, drawn.amounts[row, turn])
+                getattr(host, _COLOURS[turn])(image, drawn.amounts[row, turn])
 
     def apply_batch(self, images: Tensor, drawn: JitterDraws) -> Tensor:
         # At each turn, the images that take the same operation are taken together.
@@ -103,28 +99,23 @@ class ColorJitter(PixelOperation):
         sent, sent_amounts = to_device(rows.T, images), to_device(amounts.T, images)
         for turn in range(turns.shape[1]):
             bounds = np.searchsorted(turns[:, turn], np.arange(_NONE + 1)).tolist()
-            for kernel, start, end in zip(_BATCH, bounds[:-1], bounds[1:], strict=True):
+            for name, start, end in zip(_COLOURS, bounds[:-1], bounds[1:], strict=True):
                 if start < end:
-                    images = kernels.on_rows(images, sent[turn, start:end], kernel, sent_amounts[turn, start:end])
+                    some = slice(start, end)
+                    images = kernels.on_rows(images, sent[turn, some], getattr(kernels, name), sent_amounts[turn, some])
         return images
 
 
 def _range(name: str, value: object, center: float, low: float, high: float) -> tuple[float, float]:
-    """[smallest, largest] of what is drawn, from a number or from the two themselves.
-
-    Raises:
-        BadParameterError: it is neither, or not from `low` to `high`.
-    """
+    """[smallest, largest] of what is drawn, from a number or from the two themselves, from `low` to `high`."""
     try:
         if isinstance(value, int | float):
             spread = check_number(name, value, 0, high)
             return max(low, center - spread), center + spread
         return check_range(name, value, low, high)
     except BadParameterError:
-        raise BadParameterError(
-            f"{name}: {value} is not allowed; set a number from 0 to {high:g}, "
-            f"or [smallest, largest] from {low:g} to {high:g}"
-        ) from None
+        allowed = f"a number from 0 to {high:g}, or [smallest, largest] from {low:g} to {high:g}"
+        raise bad(name, value, allowed) from None
 
 
 class _RandomlyApplied(PixelOperation):
@@ -132,38 +123,34 @@ class _RandomlyApplied(PixelOperation):
 
     takes_masks = True
 
-    _change: ClassVar[Callable[..., None]]
-    """(image, *self._values) on the host, in place."""
-
-    _kernel: ClassVar[Callable[..., Tensor]]
-    """(images, (M,) each of self._values) -> images, on a device."""
+    _function: ClassVar[str]
+    """In `host`: (image, *self._values), in place; in `kernels`: (images, (M,) each of self._values) -> images."""
 
     _values: tuple[Any, ...] = ()
 
     def __init__(self, p: float = 0.5) -> None:
-        self.p = check_probability("p", p)
+        self.p = check_number("p", p, 0, 1)
 
     def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.bool_]:
-        del sizes
         return bernoulli(keys, self.p)
 
     def apply_inplace(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
         if drawn[row]:
-            type(self)._change(image, *self._values)
+            getattr(host, self._function)(image, *self._values)
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
         if not drawn.any():
             return images
         rows = np.flatnonzero(drawn)
         values = [torch.full((len(rows),), value, device=images.device) for value in self._values]  # int64 or float32
-        return kernels.on_rows(images, to_device(rows, images), type(self)._kernel, *values)
+        return kernels.on_rows(images, to_device(rows, images), getattr(kernels, self._function), *values)
 
 
 @operation
 class RandomGrayscale(_RandomlyApplied):
     """Grey; `p` is the probability."""
 
-    _change, _kernel = staticmethod(host.grayscale), staticmethod(kernels.grayscale)
+    _function = "grayscale"
 
     def __init__(self, p: float = 0.1) -> None:
         super().__init__(p)
@@ -178,7 +165,7 @@ class RandomSolarize(_RandomlyApplied):
         p: probability.
     """
 
-    _change, _kernel = staticmethod(host.solarize), staticmethod(kernels.solarize)
+    _function = "solarize"
 
     def __init__(self, threshold: float, p: float = 0.5) -> None:
         super().__init__(p)
@@ -194,7 +181,7 @@ class RandomPosterize(_RandomlyApplied):
         p: probability.
     """
 
-    _change, _kernel = staticmethod(host.posterize), staticmethod(kernels.posterize)
+    _function = "posterize"
 
     def __init__(self, bits: int, p: float = 0.5) -> None:
         super().__init__(p)
@@ -206,14 +193,14 @@ class RandomPosterize(_RandomlyApplied):
 class RandomAutocontrast(_RandomlyApplied):
     """Each channel stretched to 0..255; `p` is the probability."""
 
-    _change, _kernel = staticmethod(host.autocontrast), staticmethod(kernels.autocontrast)
+    _function = "autocontrast"
 
 
 @operation
 class RandomEqualize(_RandomlyApplied):
     """Each channel's histogram equalised; `p` is the probability."""
 
-    _change, _kernel = staticmethod(host.equalize), staticmethod(kernels.equalize)
+    _function = "equalize"
 
 
 @operation
@@ -225,7 +212,7 @@ class RandomAdjustSharpness(_RandomlyApplied):
         p: probability.
     """
 
-    _change, _kernel = staticmethod(host.sharpness), staticmethod(kernels.sharpness)
+    _function = "sharpness"
 
     def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
         super().__init__(p)
@@ -236,21 +223,14 @@ class RandomAdjustSharpness(_RandomlyApplied):
 class RandomInvert(_RandomlyApplied):
     """Each value inverted; `p` is the probability."""
 
-    _change, _kernel = staticmethod(host.invert), staticmethod(kernels.invert)
+    _function = "invert"
 
 
 _SIGMAS = (1e-3, 1e4)  # in pixels; 0.001 changes nothing, and below 1e-45, 0 in float32, images would be black
 
 
-@dataclass(frozen=True)
-class BlurDraws:
-    """What `GaussianBlur` drew for N images.
-
-    Attributes:
-        sigma: (N,) float32, in pixels.
-        across: (N, k) float32, the horizontal weights; they add up to 1.
-        down: (N, l) float32, the vertical weights.
-    """
+class BlurDraws(NamedTuple):
+    """(N,) float32 sigmas in pixels; (N, k) and (N, l) float32, the horizontal and vertical weights, which sum to 1."""
 
     sigma: NDArray[np.float32]
     across: NDArray[np.float32]
@@ -278,14 +258,11 @@ class GaussianBlur(PixelOperation):
     def out_sizes(self, sizes: Sizes) -> Sizes:
         height, width = sizes.min(axis=0).tolist()
         if self.across // 2 >= width or self.down // 2 >= height:
-            raise BadParameterError(
-                f"kernel_size: {[self.across, self.down]} is not allowed where images are {height}x{width}; "
-                f"set at most {2 * min(height, width) - 1}"
-            )
+            fits = f"at most {2 * min(height, width) - 1} where images are {height}x{width}"
+            raise bad("kernel_size", [self.across, self.down], fits)
         return sizes
 
     def draw(self, keys: Keys, sizes: Sizes) -> BlurDraws:
-        del sizes
         low, high = self.sigma
         sigma = (low + (high - low) * uniforms(keys, 1)[:, 0]).astype(np.float32)
         return BlurDraws(sigma, _weights(self.across, sigma), _weights(self.down, sigma))
@@ -307,21 +284,12 @@ class GaussianBlur(PixelOperation):
 
 
 def _kernel_size(value: object) -> list[int]:
-    """[horizontal, vertical].
-
-    Raises:
-        BadParameterError: it is neither an odd number nor two.
-    """
-    pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value, value]
-    try:
-        sizes = [int(check_number("kernel_size", size, 1, MOST_SIDE)) for size in pair]
-    except BadParameterError:
-        sizes = []
-    if len(sizes) != 2 or sizes != pair or not all(size % 2 for size in sizes):
-        raise BadParameterError(
-            f"kernel_size: {value} is not allowed; set an odd number from 1 to {MOST_SIDE - 1}, or two: [across, down]"
-        )
-    return sizes
+    """[horizontal, vertical], from an odd number or two."""
+    sizes = as_list(value) or [value, value]
+    odd = all(isinstance(size, int | float) and size % 2 == 1 and 1 <= size <= MOST_SIDE for size in sizes)
+    if len(sizes) != 2 or not odd:
+        raise bad("kernel_size", value, f"an odd number from 1 to {MOST_SIDE - 1}, or two: [across, down]")
+    return [int(size) for size in sizes]
 
 
 def _weights(size: int, sigma: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -355,14 +323,8 @@ _NUMBERS = 3 + 2 * _ATTEMPTS  # one for p, two for the position; noise begins af
 _WORD = 8  # bytes
 
 
-@dataclass(frozen=True)
-class ErasingDraws:
-    """What `RandomErasing` drew for N images.
-
-    Attributes:
-        boxes: (N, 4) int64 top, left, height, width; zeros where nothing is erased.
-        keys: (N,) uint64, for noise.
-    """
+class ErasingDraws(NamedTuple):
+    """(N, 4) int64 top, left, height, width, zeros where nothing is erased; and (N,) keys, for noise."""
 
     boxes: NDArray[np.int64]
     keys: Keys
@@ -389,12 +351,11 @@ class RandomErasing(PixelOperation):
         ratio: Sequence[float] = (0.3, 3.3),
         value: int | Sequence[int] | str = 0,
     ) -> None:
-        self.p = check_probability("p", p)
+        self.p = check_number("p", p, 0, 1)
         self.scale = check_range("scale", scale, 0, 1)
         self.ratio = check_range("ratio", ratio, *RATIOS)
-        self.value = (
-            None if value == "random" else np.array(check_levels("value", value, other=", or random"), np.uint8)
-        )
+        levels = None if value == "random" else check_levels("value", value, other=", or random")
+        self.value = None if levels is None else np.array(levels, np.uint8)
 
     def draw(self, keys: Keys, sizes: Sizes) -> ErasingDraws:
         numbers = uniforms(keys, _NUMBERS)
@@ -404,9 +365,8 @@ class RandomErasing(PixelOperation):
 
     def apply_inplace(self, image: Image, drawn: ErasingDraws, row: int) -> None:
         top, left, height, width = drawn.boxes[row].tolist()
-        lines = image.reshape(len(image), -1)[
-            top : top + height
-        ]  # whole rows are written at once: pixel by pixel it takes 50 µs at 224x224
+        # whole rows are written at once: pixel by pixel it takes 50 µs at 224x224
+        lines = image.reshape(len(image), -1)[top : top + height]
         if self.value is not None:
             lines[:, 3 * left : 3 * (left + width)] = np.tile(self.value, width)
         elif height:
@@ -442,10 +402,10 @@ def erasing_boxes(
     area = sizes.prod(axis=1)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, :_ATTEMPTS])
     low, high = np.log(ratio)
     aspect = np.exp(low + (high - low) * numbers[:, _ATTEMPTS : 2 * _ATTEMPTS])
-    observed_sizes = np.rint(np.sqrt(np.stack([area * aspect, area / aspect], axis=2))).astype(np.int64)
-    fits = (observed_sizes < sizes[:, None]).all(axis=2)
+    sides = np.rint(np.sqrt(np.stack([area * aspect, area / aspect], axis=2))).astype(np.int64)
+    fits = (sides < sizes[:, None]).all(axis=2)
     rows, first = np.arange(len(sizes)), fits.argmax(axis=1)
-    found = observed_sizes[rows, first]
+    found = sides[rows, first]
     corners = (numbers[:, -2:] * (sizes - found + 1)).astype(np.int64)
     return np.where(fits[rows, first][:, None], np.concatenate([corners, found], axis=1), 0)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,52 +32,33 @@ from effloop.data.random import uniforms
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-NAMES = (
-    "Identity",
-    "ShearX",
-    "ShearY",
-    "TranslateX",
-    "TranslateY",
-    "Rotate",
-    "Brightness",
-    "Color",
-    "Contrast",
-    "Sharpness",
-    "Posterize",
-    "Solarize",
-    "AutoContrast",
-    "Equalize",
+_TABLE = (
+    ("Identity", "", 0),
+    ("ShearX", "", 0),
+    ("ShearY", "", 0),
+    ("TranslateX", "", 0),
+    ("TranslateY", "", 0),
+    ("Rotate", "", 0),
+    ("Brightness", "brightness", 1),
+    ("Color", "saturation", 2),
+    ("Contrast", "contrast", 2),
+    ("Sharpness", "sharpness", 2),
+    ("Posterize", "posterize", 1),
+    ("Solarize", "solarize", 1),
+    ("AutoContrast", "autocontrast", 0),
+    ("Equalize", "equalize", 0),
 )
-"""torchvision's operations of both policies; `PolicyDraws.choice` is an index of this list."""
+"""torchvision's name of each operation of both policies; the function in `host` and in `kernels`, but for the five
+warps; and how many it takes of the level and 1 - level."""
+
+NAMES = tuple(name for name, _, _ in _TABLE)
+"""`PolicyDraws.choice` is an index of this list."""
 
 _SHEAR_X, _SHEAR_Y, _MOVE_X, _MOVE_Y, _ROTATE = range(1, 6)
 _BLENDS = range(6, 10)  # their factor is 1 + magnitude
-_POSTERIZE, _SOLARIZE = 10, 11
+_SOLARIZE = 11
 _SIGNED = 9  # 1 to 9 have a random sign
 _MOST_BINS = 1000  # torchvision's is 31; tables are cached by operation and image size
-
-# On a batch: (images, (N,) float32 level, (N,) float32 1 - level) -> images; on one image in place, with two floats.
-# Without the five warps.
-_BATCH: dict[int, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    6: lambda images, factor, _: kernels.brightness(images, factor),
-    7: kernels.saturation,
-    8: kernels.contrast,
-    9: kernels.sharpness,
-    10: lambda images, bits, _: kernels.posterize(images, bits.long()),
-    11: lambda images, threshold, _: kernels.solarize(images, threshold),
-    12: lambda images, *_: kernels.autocontrast(images),
-    13: lambda images, *_: kernels.equalize(images),
-}
-_ONE: dict[int, Callable[[Image, float, float], None]] = {
-    6: lambda image, factor, _: host.brightness(image, factor),
-    7: host.saturation,
-    8: host.contrast,
-    9: host.sharpness,
-    10: lambda image, bits, _: host.posterize(image, int(bits)),
-    11: lambda image, threshold, _: host.solarize(image, threshold),
-    12: lambda image, *_: host.autocontrast(image),
-    13: lambda image, *_: host.equalize(image),
-}
 
 
 @dataclass(frozen=True)
@@ -122,9 +102,10 @@ class _Policy(PixelOperation):
 
     def apply_inplace(self, image: Image, drawn: PolicyDraws, row: int) -> None:
         for step, choice in enumerate(drawn.choice[row].tolist()):
-            if choice in _ONE:
+            _, function, count = _TABLE[choice]
+            if function:
                 level = float(drawn.level[row, step])
-                _ONE[choice](image, level, 1 - level)
+                getattr(host, function)(image, *(level, 1 - level)[:count])
             elif choice:
                 warp_one(image, drawn.matrix[row, step], self._sampling)
 
@@ -160,7 +141,8 @@ class _Policy(PixelOperation):
             if which == _SHEAR_X:
                 group.copy_(warp(group, matrix[order[start:end]], self._sampling))
             elif which:
-                group.copy_(_BATCH[which](group, *levels[:, start:end]))
+                _, function, count = _TABLE[which]
+                group.copy_(getattr(kernels, function)(group, *levels[:count, start:end]))
         return pixels.index_select(0, back).permute(0, 3, 1, 2)
 
 
@@ -219,11 +201,8 @@ class TrivialAugmentWide(_Policy):
 
     def _chosen(self, keys: Keys) -> tuple[Ints, Ints, NDArray[np.bool_]]:
         numbers = uniforms(keys, 3)
-        return (
-            _uniform_index(len(NAMES), numbers[:, :1]),
-            _uniform_index(self._bins, numbers[:, 1:2]),
-            numbers[:, 2:] < 0.5,
-        )
+        choice, bins = _uniform_index(len(NAMES), numbers[:, :1]), _uniform_index(self._bins, numbers[:, 1:2])
+        return choice, bins, numbers[:, 2:] < 0.5
 
     def _magnitudes(self, choice: Ints, bins: Ints, sizes: Sizes) -> Floats:
         return _table(self._bins, 0.99, 32.0, 135.0, 0.99, 6)[choice, bins]

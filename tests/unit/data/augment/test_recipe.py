@@ -9,7 +9,7 @@ import pytest
 from effloop.batch import ImageSize
 from effloop.data.augment import recipe
 from effloop.data.augment.base import RecipeConfig
-from effloop.data.augment.operation import BadParameterError, check_number, check_probability, check_range
+from effloop.data.augment.operation import BadParameterError, check_number, check_range
 from effloop.errors import ConfigError
 
 
@@ -93,8 +93,8 @@ def test_what_comes_out_has_one_size() -> None:
 
 def test_what_is_no_number_is_refused() -> None:
     for value in ("1", None, True, math.nan, math.inf, -math.inf, 10**320, -(10**320)):
-        with pytest.raises(BadParameterError, match=r"^p: .* is not allowed; set a probability from 0 to 1$"):
-            check_probability("p", value)
+        with pytest.raises(BadParameterError, match=r"^p: .* is not allowed; set a number from 0 to 1$"):
+            check_number("p", value, 0, 1)
         with pytest.raises(BadParameterError, match=r"^by: .* is not allowed"):
             check_number("by", value, -math.inf, math.inf)
         for pair in ([value, 1], [0, value]):
