@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from images import photo
 from numpy.typing import ArrayLike
 
 from effloop.data.augment.operation import PixelOperation
@@ -15,6 +17,13 @@ def keys(count: int, seed: int = 0) -> np.ndarray:
 
 def drawn(operation: PixelOperation, count: int = 10_000, size: tuple[int, int] = (64, 48)):
     return operation.draw(keys(count), np.tile(size, (count, 1)))
+
+
+def pictures(count: int, height: int, width: int) -> torch.Tensor:
+    """(count, 3, height, width) uint8, channels_last: photos and noise by turns."""
+    noise = np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8)
+    images = np.stack([photo(height, width, row) if row % 2 else noise[row] for row in range(count)])
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
 
 
 def assert_same_law(got: ArrayLike, wanted: ArrayLike) -> None:

@@ -59,15 +59,12 @@ class DecodeConfig(PartConfig):
 
 
 class ImageInfo(Protocol):
-    """What a decoder reads from an image's header: at least its size, and whatever else decoding needs again."""
+    """What a decoder reads from an image's header: its stored size, and whatever else decoding needs again."""
 
     @property
-    def height(self) -> int:
-        """Rows of the stored image."""
-
+    def height(self) -> int: ...
     @property
-    def width(self) -> int:
-        """Columns of the stored image."""
+    def width(self) -> int: ...
 
 
 class Size(NamedTuple):
@@ -79,7 +76,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resizes:
-    """What becomes of the regions of N images, apart from what an augmentation does after it.
+    """Target size and flip of N regions.
 
     Attributes:
         boxes: (N, 4) int64: top, left, height, width, inside of the images.
@@ -141,19 +138,11 @@ class Decoder(ABC):
         """
 
     def read_info(self, data: Encoded) -> ImageInfo:
-        """The size, and whatever else `decode_with_info` needs of the header, which is then read only once.
-
-        Raises:
-            DataError: as `size`.
-        """
+        """The size, and whatever else `decode_with_info` needs of the header; raises as `size`."""
         return Size(*self.size(data))
 
     def read_infos(self, images: EncodedImages) -> Sequence[ImageInfo]:
-        """`read_info` of (N,) images at once; overridden where that is faster.
-
-        Raises:
-            DataError: as `read_info`, of any of them.
-        """
+        """`read_info` of (N,) images at once; overridden where that is faster."""
         return [self.read_info(data) for data in images]
 
     @property
@@ -163,7 +152,6 @@ class Decoder(ABC):
 
     def with_index(self, info: ImageInfo, index: Encoded) -> ImageInfo:
         """What `read_info` has returned, with the entropy index of the same bytes, which decoding may then use."""
-        del index
         return info
 
     def with_indexes(self, infos: Sequence[ImageInfo], indexes: EncodedImages) -> Sequence[ImageInfo]:
@@ -174,7 +162,6 @@ class Decoder(ABC):
         self, data: Encoded, info: Any, box: Box | None = None, at_least: tuple[int, int] | None = None
     ) -> NDArray[np.uint8]:
         """`decode`, given what `read_info` returned for the same bytes."""
-        del info
         return self.decode(data, box, at_least)
 
     def decode_resized(
@@ -185,13 +172,12 @@ class Decoder(ABC):
         Args:
             images: encoded.
             infos: what `read_infos` returned for them.
-            rows: which of them, N.
-            wanted: of these N.
+            rows: which of them `wanted` is of, N.
+            wanted: boxes and outputs.
 
         Returns:
             (N,) bool, for which of them that is done. The others are for `decode_with_info`, which raises their errors.
         """
-        del images, infos, rows
         return np.zeros(len(wanted.out), np.bool_)
 
 

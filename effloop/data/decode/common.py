@@ -64,12 +64,7 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 
 
 def to_pixels(image: Image.Image, channels: int = 3, window: Any = None) -> NDArray[np.uint8]:
-    """Pillow's image -> (height, width, channels) uint8, colours as `Decoder` says.
-
-    Args:
-        image: is loaded by this.
-        channels: 3 for RGB, 1 for grey.
-        window: `DecodeConfig.window`.
+    """Pillow's image, loaded by this -> (height, width, channels) uint8, colours as `Decoder` says.
 
     Raises:
         DataError: there is a window, and the image has more than 8 bits that Pillow reduces to 8.
@@ -216,11 +211,7 @@ class PlainDecoder(Decoder):
         return upright(self.decode_with_info(data, stored, wanted, small), turn)
 
     def by_pillow(self, data: Encoded, header: Header) -> NDArray[np.uint8]:
-        """(height, width, C) uint8 of a whole image, by Pillow at its strictest.
-
-        Raises:
-            DataError: truncated or damaged.
-        """
+        """As `decode_with_pillow`."""
         return decode_with_pillow(data, header, self.channels, self.config.window)
 
     def _raw_pixels(self, data: Encoded, header: Header, box: Box | None) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from torchvision.transforms import RandomResizedCrop
 
 from effloop.batch import ImageSize
 from effloop.data.augment.native.augment import NativeAugment, NativeConfig
-from effloop.data.augment.native.crops import random_resized_boxes, shaped_boxes
+from effloop.data.augment.native.crops import random_resized_boxes
 from effloop.data.random import sample_keys, uniforms
 
 SCALE, RATIO = [0.08, 1.0], [3 / 4, 4 / 3]
@@ -50,9 +50,10 @@ def boxes_by_numpy(keys: np.ndarray, sizes: np.ndarray, scale: list[float], rati
 def test_boxes_are_numpys_to_the_bit(scale: list[float], ratio: list[float]) -> None:
     sides = np.random.default_rng(0).integers(1, [700, 20, 30_000], (2000, 3))
     for sizes in (sides[:, :2], sides[:, 1:], sides[:, ::2]):
-        np.testing.assert_array_equal(
-            random_resized_boxes(keys(2000), sizes, scale, ratio), boxes_by_numpy(keys(2000), sizes, scale, ratio)
-        )
+        found = random_resized_boxes(keys(2000), sizes, scale, ratio)
+        np.testing.assert_array_equal(found, boxes_by_numpy(keys(2000), sizes, scale, ratio))
+        assert (found >= [0, 0, 1, 1]).all()
+        assert (found[:, :2] + found[:, 2:] <= sizes).all()
 
 
 def torchvision_boxes(size: tuple[int, int], count: int, scale: list[float], ratio: list[float]) -> np.ndarray:
@@ -89,22 +90,6 @@ def test_the_fallback_is_torchvisions(size: tuple[int, int], ratio: list[float])
     np.testing.assert_array_equal(boxes(size, 1, never, ratio), torchvision_boxes(size, 1, never, ratio))
 
 
-@pytest.mark.parametrize("size", [(1, 1), (2, 3), (400, 533), (3, 2000), (20_000, 30_000)])
-def test_boxes_lie_inside(size: tuple[int, int]) -> None:
-    top, left, height, width = boxes(size, 2000).T
-    assert min(top.min(), left.min()) >= 0
-    assert min(height.min(), width.min()) >= 1
-    assert (top + height).max() <= size[0]
-    assert (left + width).max() <= size[1]
-
-
-@pytest.mark.parametrize("ratio", [[1e-3, 1e-3], [1e3, 1e3], [1e-3, 1e3]])
-def test_at_the_largest_ratios_boxes_lie_inside(ratio: list[float]) -> None:
-    found = boxes((400, 533), 2000, SCALE, ratio)
-    assert found.min(axis=0)[2:].min() >= 1
-    assert (found[:, :2] + found[:, 2:] <= (400, 533)).all()
-
-
 def test_every_position_is_reached() -> None:
     found = boxes((12, 12), 20_000, [0.4, 0.6], [1.0, 1.0])
     nines = found[found[:, 2] == 9]
@@ -119,13 +104,6 @@ def test_crops_are_what_they_always_were() -> None:
     assert draws.flips.tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("flip", [0.0, 0.1, 0.5, 1.0])
-def test_share_of_flips(flip: float) -> None:
-    augment = NativeAugment(flipping(flip), size=ImageSize.of(8), train=True)
-    share = augment.draw(keys(10_000), np.full((10_000, 2), 50)).flips.mean()
-    assert share == flip if flip in (0, 1) else abs(share - flip) < 0.02
-
-
 def test_flip_mirrors_left_to_right() -> None:
     size = np.array([[30, 40]])
     images = []
@@ -135,17 +113,6 @@ def test_flip_mirrors_left_to_right() -> None:
         augment.apply(photo(30, 40), draws, 0, out)
         images.append(out)
     np.testing.assert_array_equal(images[1], images[0][:, ::-1])
+    augment = NativeAugment(flipping(0.1), size=ImageSize.of(16), train=True)
+    assert abs(augment.draw(keys(10_000), np.full((10_000, 2), 50)).flips.mean() - 0.1) < 0.02
     assert (images[1] != images[0]).any()
-
-
-@pytest.mark.parametrize(
-    ("size", "share", "box"),
-    [
-        ((100, 200), 1.0, [0, 50, 100, 100]),
-        ((200, 100), 0.5, [75, 25, 50, 50]),
-        ((101, 100), 0.875, [6, 6, 88, 88]),
-        ((1, 9), 0.1, [0, 4, 1, 1]),
-    ],
-)
-def test_boxes_of_a_square(size: tuple[int, int], share: float, box: list[int]) -> None:
-    assert shaped_boxes(np.array([size]), (8, 8), share).tolist() == [box]

@@ -129,14 +129,12 @@ def test_nothing_waits_for_the_device(name: str) -> None:
     assert kernels.on_rows(batch, rows, kernel, *(values[:2] for values in given)).shape == batch.shape
 
 
-@pytest.mark.parametrize("way", [kernels.on_rows, kernels._taken_out], ids=["one by one", "as on a GPU"])
 @pytest.mark.parametrize("chosen", [[1, 3, 4], [0, 1, 2, 3, 4]])
-def test_on_rows(way: Callable[..., Tensor], chosen: list[int]) -> None:
+def test_on_rows(chosen: list[int]) -> None:
     pixels, rows, factors = images((6, 7)), torch.tensor(chosen), torch.linspace(0.2, 1.5, len(chosen))
     wanted = pixels.copy()
     wanted[chosen] = by_batch("contrast", pixels[chosen], factors.tolist())
-    given = [factors] if way is kernels.on_rows else [[factors]]
-    got = way(batched(pixels), rows, kernels.contrast, *given)
+    got = kernels.on_rows(batched(pixels), rows, kernels.contrast, factors)
     np.testing.assert_array_equal(got.permute(0, 2, 3, 1), wanted)
     assert got.is_contiguous(memory_format=torch.channels_last)
 

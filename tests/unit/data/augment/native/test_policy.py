@@ -6,33 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from images import photo
-from numpy.typing import NDArray
+from laws import drawn as drawn_by
+from laws import keys, pictures
 from torch import Tensor
 from torchvision.transforms import v2
 
 from effloop.data.augment.native.policy import NAMES, PolicyDraws, RandAugment, TrivialAugmentWide
-from effloop.data.random import sample_keys
 
 NEAREST, BILINEAR = v2.InterpolationMode.NEAREST, v2.InterpolationMode.BILINEAR
 WARPS = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
-
-
-def keys(count: int, epoch: int = 0) -> NDArray[np.uint64]:
-    return sample_keys(0, epoch, np.arange(count))
-
-
-def tiled(size: tuple[int, int], count: int) -> NDArray[np.int64]:
-    return np.tile(np.array(size), (count, 1))
-
-
-def pictures(count: int, height: int, width: int) -> Tensor:
-    noise = np.random.default_rng(0)
-    images = [
-        photo(height, width, index) if index % 2 else noise.integers(0, 256, (height, width, 3), np.uint8)
-        for index in range(count)
-    ]
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
 def by_torchvision(
@@ -60,7 +42,7 @@ def apart(left: Tensor, right: Tensor) -> Tensor:
 def test_each_of_the_14_is_torchvisions(size: tuple[int, int], interpolation: v2.InterpolationMode, fill: Any) -> None:
     count = 300
     policy, images = TrivialAugmentWide(interpolation=interpolation.value, fill=fill), pictures(count, *size)
-    drawn = policy.draw(keys(count), tiled(size, count))
+    drawn = drawn_by(policy, count, size)
     assert min(Counter(drawn.choice[:, 0].tolist()).values()) > 5
     assert set(drawn.choice[:, 0]) == set(range(14))
     batch = policy.apply_batch(images.clone(memory_format=torch.channels_last), drawn)
@@ -76,7 +58,7 @@ def test_each_of_the_14_is_torchvisions(size: tuple[int, int], interpolation: v2
 def test_operations_follow_one_another_as_torchvisions(magnitude: int) -> None:
     count, size = 100, (61, 80)
     policy, images = RandAugment(2, magnitude), pictures(count, *size)
-    drawn = policy.draw(keys(count), tiled(size, count))
+    drawn = drawn_by(policy, count, size)
     batch = policy.apply_batch(images.clone(memory_format=torch.channels_last), drawn)
     for row, image in enumerate(images):
         off = apart(by_torchvision(image, drawn, row, NEAREST, 0), batch[row])
@@ -87,11 +69,11 @@ def test_operations_follow_one_another_as_torchvisions(magnitude: int) -> None:
 
 def test_a_batch_changes_its_rows_only_by_their_own_draws() -> None:
     policy, images, count = RandAugment(3, 20), pictures(40, 48, 48), 40
-    drawn = policy.draw(keys(count), tiled((48, 48), count))
+    drawn = drawn_by(policy, count, (48, 48))
     whole = policy.apply_batch(images.clone(memory_format=torch.channels_last), drawn)
     assert whole.is_contiguous(memory_format=torch.channels_last)
     for rows in (slice(0, 1), slice(3, 17)):
-        own = policy.draw(keys(count)[rows], tiled((48, 48), count)[rows])
+        own = policy.draw(keys(count)[rows], np.full((count, 2), 48)[rows])
         assert torch.equal(policy.apply_batch(images[rows].clone(memory_format=torch.channels_last), own), whole[rows])
 
 
@@ -136,7 +118,7 @@ def recorded(policy: Any, size: tuple[int, int], count: int) -> list[tuple[str, 
 def test_operations_magnitudes_and_signs_are_distributed_as_torchvisions(ours: Any, theirs: Any) -> None:
     count, size = 10_000, (224, 160)
     noted = recorded(theirs, size, count)
-    drawn = ours.draw(keys(count), tiled(size, count))
+    drawn = drawn_by(ours, count, size)
     got = list(zip([NAMES[place] for place in drawn.choice.flat], drawn.magnitude.flat, strict=True))
     assert len(got) == len(noted)
     expected_counts, counts = Counter(noted), Counter(got)
@@ -152,7 +134,7 @@ def test_operations_magnitudes_and_signs_are_distributed_as_torchvisions(ours: A
 
 def test_the_second_operation_is_independent_of_the_first() -> None:
     count = 20_000
-    drawn = RandAugment().draw(keys(count), tiled((32, 32), count))
+    drawn = drawn_by(RandAugment(), count, (32, 32))
     pairs = np.bincount(drawn.choice[:, 0] * 14 + drawn.choice[:, 1], minlength=196)
     squares = float(((pairs - count / 196) ** 2 / (count / 196)).sum())
     assert 195 - 4 * (2 * 195) ** 0.5 < squares < 195 + 4 * (2 * 195) ** 0.5
@@ -163,6 +145,6 @@ def test_the_second_operation_is_independent_of_the_first() -> None:
 def test_no_operations_and_no_images_are_allowed() -> None:
     images = pictures(3, 20, 20)
     nothing = RandAugment(num_ops=0)
-    assert torch.equal(nothing.apply_batch(images.clone(), nothing.draw(keys(3), tiled((20, 20), 3))), images)
+    assert torch.equal(nothing.apply_batch(images.clone(), drawn_by(nothing, 3, (20, 20))), images)
     policy = RandAugment()
-    assert policy.apply_batch(images[:0].clone(), policy.draw(keys(0), tiled((20, 20), 0))).shape == (0, 3, 20, 20)
+    assert policy.apply_batch(images[:0].clone(), drawn_by(policy, 0, (20, 20))).shape == (0, 3, 20, 20)
