@@ -201,11 +201,8 @@ def test_the_pixels_are_torchvisions(
     found, tensors = drawn(operation, len(pixels), size), torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
     sigmas = zip(tensors.contiguous(), found.sigma.tolist(), strict=True)
     wanted = torch.stack([F.gaussian_blur(image, both, [sigma, sigma]) for image, sigma in sigmas])
-    if way == "batch":
-        pixels = by_batch(operation, pixels, found)
-    else:
-        pixels = by_one(operation, pixels, found)
-    tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    got = (by_batch if way == "batch" else by_one)(operation, pixels, found)
+    tensors = torch.from_numpy(got).permute(0, 3, 1, 2)
     difference = (tensors.int() - wanted.int()).abs()
     assert difference.max() <= 1
     assert int((difference > 0).sum()) <= 1 + 1e-4 * difference.numel()
@@ -298,12 +295,8 @@ def test_noise_is_the_images_own(size: tuple[int, int]) -> None:
 def test_noise_is_even() -> None:
     operation = RandomErasing(p=1, value="random", scale=[0.5, 0.6], ratio=[1, 1])
     found, pixels = drawn(operation, 4, (224, 224)), np.zeros((4, 224, 224, 3), np.uint8)
-    boxes = [
-        image[top : top + height, left : left + width]
-        for image, (top, left, height, width) in zip(
-            by_one(operation, pixels, found), found.boxes.tolist(), strict=True
-        )
-    ]
+    pairs = zip(by_one(operation, pixels, found), found.boxes.tolist(), strict=True)
+    boxes = [image[top : top + height, left : left + width] for image, (top, left, height, width) in pairs]
     for box in boxes:
         counts = np.bincount(box.ravel(), minlength=256)
         assert ((counts - box.size / 256) ** 2 / (box.size / 256)).sum() < 370  # chi-squared, 255 degrees of freedom
