@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import effloop
 from effloop import config as configs
 from effloop.assemble.resolve import num_workers
 from effloop.cli.command import command
@@ -28,14 +27,14 @@ from effloop.errors import DataError, warn
 def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     """Write the data in another storage format, re-encoded or as it is.
 
-    The output is atomic, nothing is overwritten, and the same command resumes an interrupted conversion.
+    The output is atomic, and nothing is overwritten.
     num_workers=N sets the threads.
     """
     config = configs.compose(overrides)
     opened = _open_splits(config, options.splits)
     if options.shuffle:
         opened["train"] = shuffled(opened["train"], config.seed)
-    convert(options, opened, decoders.build(config.decode), num_workers(config), effloop.__version__)
+    convert(options, opened, decoders.build(config.decode), num_workers(config))
     return 0
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +15,27 @@ from rich.table import Table
 
 from effloop.convert.entropy import compared_line
 from effloop.convert.options import ConvertOptions
-from effloop.convert.records import Inspector, Journal, SplitRecords, first_of_each_class
+from effloop.convert.records import Inspector, SplitRecords, Spool, first_of_each_class
 from effloop.convert.reencode import Recipe, Recode
-from effloop.convert.work import WorkFolder, is_disk_full, size, tree_size
+from effloop.convert.work import WorkFolder, is_disk_full, size
 from effloop.data.decode import Decoder
-from effloop.data.image.entropy import VERSION
 from effloop.data.source import Kind, sources
 from effloop.data.source.base import Source
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import Dataset, writers
-from effloop.errors import PROGRAM, ConfigError, DataError, EffLoopError, InterruptedRunError
+from effloop.errors import PROGRAM, ConfigError, DataError, EffLoopError
 from effloop.system.progress import Meter, duration
 
 READ_BY = {"zarr2": "zarr", "n5": "zarr"}
 """`convert to=NAME` -> `data=NAME`, where they differ."""
-_PIXEL_PACKAGES = ("torch", "pillow", "simplejpeg", "opencv-python", "opencv-python-headless")
-"""Packages whose versions may change the bytes of a re-encoded image."""
 
 
-def convert(
-    options: ConvertOptions,
-    splits: Mapping[str, Source],
-    decoder: Decoder,
-    threads: int,
-    version: str,
-) -> None:
+def convert(options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, threads: int) -> None:
     """Write the datasets, show the progress, and print a table of the results.
 
-    The output is atomic, and nothing is ever overwritten. If the process is killed or interrupted, the same command
-    continues: images that were re-encoded are kept in a `WorkFolder`, and not encoded again; writing them into the
-    format, or copying originals, starts again. The result is the same to the byte, killed or not. If the disk is full,
-    everything is removed. If the data was changed, moved or replaced meanwhile, the work starts from scratch; in a
-    folder of images, one that was overwritten in place is not noticed.
+    The output is atomic, and nothing is ever overwritten: whatever ends the process, an output is there as a whole or
+    not at all.
 
     Every image's header and end are looked at, and nothing is published if one is bad; `options.skip_bad` leaves
     such images out. The source's index is compared with its checksum first, and what was written is read back: its
@@ -60,13 +46,11 @@ def convert(
         splits: `train`, `val` or both -> the opened source.
         decoder: decodes the images.
         threads: how many re-encode images; 0 means one.
-        version: of EffLoop; the work of another version is not continued.
 
     Raises:
         ConfigError: an output is there already or being written, or the disk can't take it.
         DataError: an image can't be read or decoded, or the format can't hold it; the line names it. Or
             the source's index is damaged, or what was written doesn't read back.
-        InterruptedRunError: Ctrl-C.
     """
     if len(splits) > 1:
         check_same_classes(splits["train"], splits["val"])
@@ -76,10 +60,9 @@ def convert(
     if options.skip_bad:
         with Meter() as meter:
             splits = Inspector(splits, decoder, threads, meter, whole=any(recodes.values())).sound()
-    job = _job(options, splits, decoder, version)
-    with work.held(job):
+    with work.held():
         conversion = _Conversion(options, splits, decoder, max(1, threads), work)
-        with conversion.cleaning_up():
+        with conversion.explained():
             with Meter() as conversion.meter:
                 conversion.check_sources(recoding=any(recodes.values()))
                 results = {out: conversion.write_output(out, recode) for out, recode in recodes.items()}
@@ -87,28 +70,6 @@ def convert(
     for out, num_bytes in results.items():
         _show(out, splits, num_bytes)
     print(conversion.summary())
-
-
-def _job(options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, version: str) -> dict[str, Any]:
-    """All that determines the bytes of the outputs."""
-    recoding = any(options.outputs.values())
-    return {
-        "effloop": version,
-        "packages": {name: _version(name) for name in _PIXEL_PACKAGES} if recoding else {},
-        "to": options.to,
-        "outputs": {str(out): recipe and recipe.about() for out, recipe in options.outputs.items()},
-        "shard_bytes": options.shard_bytes,
-        "indexes": VERSION if options.writes_indexes else None,
-        "decoder": f"{type(decoder).__qualname__}, exif={decoder.exif}",
-        "splits": {name: source.identity() for name, source in splits.items()},
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 class _Conversion:
@@ -126,11 +87,9 @@ class _Conversion:
         self._compared = self._refused = 0
 
     def check_sources(self, *, recoding: bool) -> None:
-        """Compare the splits' indexes with their checksums, unless all outputs are finished; and look at all images
-        before hours of work on them. Copies are looked at while they are made, in 4 % of their time.
+        """Compare the splits' indexes with their checksums; and look at all images before hours of work on them. Copies
+        are looked at while they are made, in 4 % of their time.
         """
-        if self.work.complete:
-            return
         for source in self.splits.values():
             source.verify_index()
         if recoding and not self.options.skip_bad:
@@ -142,8 +101,6 @@ class _Conversion:
 
     def write_output(self, out: Path, recode: Recode | None) -> dict[str, int]:
         """Write one output, short of publishing it; returns the bytes of each split's images."""
-        if self.work.is_finished(out):
-            return self.work.noted(out)
         if recode:
             self._records = self._recode(out, recode)
         else:
@@ -156,37 +113,39 @@ class _Conversion:
         self._compared += sum(records.compared for records in self._records.values())
         self._refused += sum(records.refused for records in self._records.values())
         self._read_back(out, copied=recode is None)
-        self.work.finish(out, num_bytes)
         for name in self.splits:
-            shutil.rmtree(self.work.journal(out, name), ignore_errors=True)
+            self._spool(name).unlink(missing_ok=True)
         return num_bytes
 
     def _split(self, name: str, **options: Any) -> SplitRecords:
         common = {"threads": self.threads, "size_of": self.decoder.size, "indexes": self.options.writes_indexes}
         return SplitRecords(self.splits[name], self.meter, name, **{**common, **options})
 
+    def _spool(self, split: str) -> Path:
+        return self.work.path / f"{split}.images"
+
     def _recode(self, out: Path, recode: Recode) -> dict[str, SplitRecords]:
-        """Re-encode all images, or those that an earlier run of this job has not."""
+        """Re-encode all images, into files."""
         # Fails early where a package is missing or the file system doesn't suit the format.
         firsts = {
             name: self._split(name, ids=first_of_each_class(source), copies=False, indexes=False)
             for name, source in self.splits.items()
         }
         self._write(out, firsts, recode.recipe)
-        self.work.discard()
-        journals = {name: Journal(source, self.work.journal(out, name), recode) for name, source in self.splits.items()}
-        # As the journal has them, and in the output.
-        self._needed = 2 * int(sum(each.estimate(self.threads) for each in journals.values()))
-        there = sum(tree_size(self.work.journal(out, name)) for name in journals)
-        self.work.check_free(self._needed, f"{out} with its temporary files", there)
+        self.work.writing(out)  # away with them
+        spools = {name: Spool(source, self._spool(name), recode) for name, source in self.splits.items()}
+        # In these files, and in the output.
+        self._needed = 2 * int(sum(each.estimate(self.threads) for each in spools.values()))
+        self.work.check_free(self._needed, f"{out} with its temporary files")
         started = time.monotonic()
-        for name, journal in journals.items():
-            self._recoded += journal.write(self.threads, self.meter, name)
+        for name, spool in spools.items():
+            spool.write(self.threads, self.meter, name)
+            self._recoded += len(self.splits[name])
         self._recoding_s += time.monotonic() - started
         common = {"copies": False, "max_side": recode.recipe.max_side}
         return {
-            name: self._split(name, image=journal.image, num_bytes=int(journal.ends[-1]), **common)
-            for name, journal in journals.items()
+            name: self._split(name, image=spool.image, num_bytes=int(spool.ends[-1]), **common)
+            for name, spool in spools.items()
         }
 
     def _write(self, out: Path, records: Mapping[str, SplitRecords], recipe: Recipe | None) -> None:
@@ -233,34 +192,21 @@ class _Conversion:
                 )
 
     @contextmanager
-    def cleaning_up(self) -> Iterator[None]:
-        """Around the work: keeps re-encoded images for the next run; removes the rest, and all if the disk is full."""
+    def explained(self) -> Iterator[None]:
+        """Around the work: a line for a full disk, or one that can't be written."""
         try:
             yield
-        except KeyboardInterrupt:
-            again = "continues from there" if self._keep() else "starts again"
-            raise InterruptedRunError(f"interrupted; running the same command again {again}") from None
         except Exception as error:
             if is_disk_full(error, self.work.path):
-                wrote = tree_size(self.work.path / "journal") + sum(each.bytes_taken for each in self._records.values())
-                self.work.remove()
+                wrote = sum(self._spool(name).stat().st_size for name in self.splits if self._spool(name).exists())
+                wrote += sum(each.bytes_taken for each in self._records.values())
                 raise ConfigError(
                     f"out: the disk of {self.work.path.parent} is full after {size(wrote)}; {size(self._needed)} of "
-                    f"images are needed, and what the format adds; make room or set out=PATH"
+                    "images are needed, and what the format adds; make room or set out=PATH"
                 ) from error
-            self._keep()
             if isinstance(error, OSError) and not isinstance(error, EffLoopError):
                 raise self.work.unwritable(error) from error
             raise
-
-    def _keep(self) -> bool:
-        """Remove what the next run can't use; returns whether anything is left."""
-        self.work.discard()
-        journals = (self.work.path / "journal").glob("*/*/ends")
-        if any(map(self.work.is_finished, self.work.outs)) or any(path.stat().st_size for path in journals):
-            return True
-        self.work.remove()
-        return False
 
     def summary(self) -> str:
         """`took 2 s; 1,856 images re-encoded, 1,203 images/s (threads: 2)`."""

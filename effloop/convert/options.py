@@ -25,7 +25,6 @@ _EXCLUDED = {
     ("to", "folder"): ("shuffle",),
     ("payload", "original"): _RECODING,
     ("payload", "raw"): ("quality", "restart"),
-    ("quality", "lossless"): ("max_side", "color"),
 }
 """Options that contradict an option's value."""
 
@@ -39,7 +38,7 @@ class ConvertOptions:
         out: the file or folder to write; with several sizes a dataset for each, NAME-500, NAME-256.
         payload: the images' bytes as they are, JPEG, or decoded pixels; without it original, and jpeg with any of
             max_side, quality, color and restart.
-        quality: of a JPEG, 90 without it; source keeps the original's tables, lossless its coefficients (by jpegtran).
+        quality: of a JPEG, 90 without it; source keeps the original's tables.
         max_side: scale the longer side down to so many pixels.
         restart: MCUs between restart markers, which let a crop be decoded alone; auto, without it: every 32 pixels
             or so.
@@ -58,7 +57,7 @@ class ConvertOptions:
     to: Annotated[str, writers]
     out: Path
     payload: Literal["original", "jpeg", "raw"] | None = None
-    quality: Literal["source", "lossless"] | Annotated[int, range(1, 101)] | None = None
+    quality: Literal["source"] | Annotated[int, range(1, 101)] | None = None
     max_side: tuple[Side, ...] = ()
     restart: Literal["auto", "none"] | Side | None = None
     index: Literal["auto", "none"] = "auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,6 @@ from effloop.data.source.view import View
 from effloop.errors import DataError, warn
 from effloop.system.progress import Meter, in_threads
 
-KEPT_AT_ONCE = 256
-"""Images that a kill loses at most, besides those that threads are at."""
 _AHEAD = 256  # samples that the source is asked to read ahead
 _LABELS = 1 << 20  # that are sorted at a time
 
@@ -189,70 +186,37 @@ def first_of_each_class(source: Source) -> list[int]:
     return sorted(first.values())
 
 
-class Journal:
-    """Re-encoded images of a split, one behind the other in a file, and in another one where each ends: a killed
-    conversion continues behind the last of them.
+class Spool:
+    """Re-encoded images of a split in a file, one behind the other: writers need the number of their bytes beforehand.
 
     Args:
         source: the split.
-        folder: of the files.
+        path: of the file.
         recode: re-encodes an image.
+
+    Attributes:
+        ends: where each ends.
     """
 
-    def __init__(self, source: Source, folder: Path, recode: Callable[[Encoded], bytes]) -> None:
-        self.source, self.recode = source, recode
-        self._images, self._ends = folder / "images", folder / "ends"
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, source: Source, path: Path, recode: Callable[[Encoded], bytes]) -> None:
+        self.source, self.path, self.recode = source, path, recode
 
-    def write(self, num_threads: int, meter: Meter, title: str) -> int:
-        """Re-encode the images that are missing; returns how many these were.
+    def write(self, num_threads: int, meter: Meter, title: str) -> None:
+        """Re-encode the images.
 
         Raises:
             DataError: an image can't be read or re-encoded; the message names it.
-            OSError: the files can't be written.
+            OSError: the file can't be written.
         """
-        with self._images.open("ab") as images, self._ends.open("ab") as ends:
-            done, size = self._state()
-            images.truncate(size)
-            ends.truncate(8 * done)
-            meter.begin(f"{title}: recoding", len(self.source), done)
-            pending: list[int] = []
+        meter.begin(f"{title}: recoding", len(self.source))
+        sizes: list[int] = []
+        with self.path.open("wb") as file:
+            for image in each_sample(self.source, self._recoded, num_threads, meter.advance, run=4):
+                sizes.append(file.write(image))
+        self.ends = np.cumsum(sizes)
+        self._mapped = np.memmap(self.path, np.uint8, "r").data
 
-            def keep() -> None:
-                images.flush()
-                os.fsync(images.fileno())  # first: no end without its image
-                rows = np.array(pending, "<u8").tobytes()
-                pending.clear()  # first: an interrupt here loses some images, and after it would write ends twice
-                ends.write(rows)
-                ends.flush()
-
-            try:
-                for image in each_sample(self.source, self.recoded, num_threads, meter.advance, done, run=4):
-                    images.write(image)
-                    size += len(image)
-                    pending.append(size)
-                    if len(pending) == KEPT_AT_ONCE:
-                        keep()
-            finally:
-                keep()
-        self.ends = np.fromfile(self._ends, "<u8")
-        self._mapped = np.memmap(self._images, np.uint8, "r").data
-        return len(self.source) - done
-
-    def _state(self) -> tuple[int, int]:
-        """How many images there are, and their bytes."""
-        ends = np.fromfile(self._ends, "<u8")
-        if len(wrong := np.flatnonzero(np.diff(ends.astype("i8"), prepend=0) <= 0)):  # after a power failure, say
-            ends = ends[: wrong[0]]
-        done = int(np.searchsorted(ends, self._images.stat().st_size, side="right"))
-        return done, int(ends[done - 1]) if done else 0
-
-    def recoded(self, sample: int) -> bytes:
-        """A sample's image, re-encoded now.
-
-        Raises:
-            DataError: as from `read`, or it can't be decoded; the message names it.
-        """
+    def _recoded(self, sample: int) -> bytes:
         data = read(self.source, sample)
         try:
             return self.recode(data)
@@ -267,7 +231,7 @@ class Journal:
         """Bytes of all images when re-encoded, extrapolated from 64."""
         count = len(self.source)
         ids = np.unique(np.linspace(0, count - 1, min(64, count)).astype(np.int64)).tolist()
-        return count * sum(map(len, in_threads(self.recoded, ids, num_threads))) / len(ids)
+        return count * sum(map(len, in_threads(self._recoded, ids, num_threads))) / len(ids)
 
 
 @dataclass

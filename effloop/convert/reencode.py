@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
-import subprocess
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,8 +32,7 @@ class Recipe:
 
     Attributes:
         payload: `jpeg`, or `raw` for the pixels behind a line of text (PNM).
-        quality: of a JPEG: 1-100; `source` for the tables and the chroma subsampling of the original
-            JPEG; `lossless` for its own coefficients.
+        quality: of a JPEG: 1-100; `source` for the tables and the chroma subsampling of the original JPEG.
         restart: maximum MCUs between restart markers; `auto` is every 32 pixels or slightly more; `none` is no
             markers. The interval always divides the MCUs in a row, so that every row begins one and a region
             can be cut out.
@@ -69,14 +66,10 @@ class Recode:
       bytes; OpenCV, which releases the GIL, and Pillow, where there is no OpenCV, write the same bytes.
     - `quality=source`: the original's quantisation tables and subsampling (4:2:0 if it is an unusual one).
       Written by Pillow, which holds the GIL.
-    - `quality=lossless`: `jpegtran` adds the markers, no pixel is decoded. What isn't a JPEG stays as it is.
 
     Args:
         recipe: how to encode.
         decoder: decodes the images.
-
-    Raises:
-        ConfigError: `jpegtran` is needed and not there.
     """
 
     def __init__(self, recipe: Recipe, decoder: Decoder) -> None:
@@ -86,11 +79,6 @@ class Recode:
             self._cv2.setNumThreads(0)
         except (ConfigError, ImportError):  # not installed, or without a system library it needs
             self._cv2 = None
-        if recipe.quality == "lossless" and shutil.which("jpegtran") is None:
-            raise ConfigError(
-                "quality: lossless needs the program 'jpegtran'; install it (Debian, Ubuntu: apt-get install "
-                "libjpeg-turbo-progs), or set quality=source"
-            )
 
     def __call__(self, data: Encoded) -> bytes:
         """The image, re-encoded by the recipe.
@@ -99,11 +87,6 @@ class Recode:
             DataError: it can't be decoded, or not be written; the message doesn't name it.
         """
         header = read_header(data)
-        if self.recipe.quality == "lossless":
-            self.decoder.size(data)  # refuses what `decode.max_pixels` does: jpegtran holds all coefficients
-            if header.format != "JPEG":
-                return bytes(data)
-            return _finished(self._lossless(data, header), read_orientation(data, header))
         pixels = self._pixels(data, header)
         if self.recipe.payload == "raw":
             height, width, channels = pixels.shape
@@ -160,19 +143,6 @@ class Recode:
         interval = self._interval(pixels.shape[1], 1 if grey or not subsampling else 2)
         tables = tables[:1] if grey else tables
         return _by_pillow(pixels, qtables=tables, subsampling=subsampling, restart_marker_blocks=interval)
-
-    def _lossless(self, data: Encoded, header: Header) -> bytes:
-        """The same coefficients, by jpegtran; progressive becomes baseline."""
-        factors = jpeg_sampling(data)
-        interval = self._interval(header.width, max(1, *(across for across, _ in factors)) if len(factors) > 1 else 1)
-        markers = ["-restart", f"{interval}B"] if interval else []
-        command = ["jpegtran", "-copy", "none", "-optimize", *markers]
-        done = subprocess.run(command, input=bytes(data), capture_output=True)
-        if done.returncode:  # also where it only warns: then it has left out what it couldn't read
-            raise DataError(
-                f"is a damaged JPEG: jpegtran says: {' '.join(done.stderr.decode(errors='replace').split())}"
-            )
-        return done.stdout
 
     def _interval(self, width: int, blocks: int) -> int:
         """MCUs between restart markers of an image whose MCUs are `blocks` blocks of 8 pixels wide; 0 is none."""

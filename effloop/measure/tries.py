@@ -33,7 +33,6 @@ from effloop.measure.measured import LOADING, Measured, Progress
 from effloop.measure.turns import in_turns, ratio_of, run_command, scratch_folder
 from effloop.record.efficiency import Override
 from effloop.registry import plugin_words
-from effloop.runs.environment import effloop_version
 from effloop.system.hardware import available_cores, available_memory
 
 _WAITS = 1.5
@@ -306,7 +305,7 @@ def _convert(config: Config, recipe: Mapping[str, Any], usual: Loop, out: Path, 
     splits = {split: View(source, np.arange(min(images, len(source)))) for split, source in opened.items()}
     with redirect_stdout(StringIO()):
         options = ConvertOptions("memmap", out, **recipe)
-        convert(options, splits, usual.loader.plan.decoder, available_cores(), effloop_version())
+        convert(options, splits, usual.loader.plan.decoder, available_cores())
 
 
 def commands(proposal: Proposal, words: Sequence[str]) -> list[str]:

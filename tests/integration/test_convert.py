@@ -10,19 +10,16 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 from images import encode, photo
-from kills import check, convert, kept
 from plans import Listed, open_source, read_bytes
 from runs import make_photos, start
 
 from effloop.cli.main import main
-from effloop.convert.convert import _job
-from effloop.convert.convert import convert as convert_splits
+from effloop.convert.convert import convert
 from effloop.convert.options import ConvertOptions
 from effloop.convert.reencode import Recipe, Recode
 from effloop.data.decode import decoders
@@ -147,13 +144,6 @@ def test_again_gives_the_same_bytes(photos: Path, here: Path) -> None:
 
 
 class TestFailures:
-    def test_output_is_there(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (here / "set").write_text("precious")
-        wanted = f"out: {here}/set is there already, and nothing is overwritten; remove it or set out=PATH"
-        assert failure(capsys, f"data.root={photos}", "to=memmap", "out=set") == wanted
-        assert (here / "set").read_text() == "precious"
-        assert len(list(here.iterdir())) == 1
-
     def test_splits_with_different_classes(
         self, photos: Path, mixed: Path, here: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -183,14 +173,14 @@ class TestFailures:
             bad["val/b/within.jpg"] = damaged_within(jpeg)
         for name, data in bad.items():
             (mixed / name).write_bytes(data)
-        convert = ["convert", f"data.root={mixed}", "to=lmdb", "out=set", *words]
-        assert main(convert) == 2
+        command = ["convert", f"data.root={mixed}", "to=lmdb", "out=set", *words]
+        assert main(command) == 2
         lines = capsys.readouterr().err.splitlines()
         of = f"3 of {good + len(bad)} images can't be used"
         assert lines[0] == f"effloop: {of}; repair or remove what is bad, or set skip_bad=true:"
         assert [line.split()[0] for line in lines[1:]] == [str(mixed / name) for name in [*bad][:3]]
         assert not list(here.iterdir())
-        assert main([*convert, "skip_bad=true"]) == 0
+        assert main([*command, "skip_bad=true"]) == 0
         out, err = capsys.readouterr()
         assert [line.split()[0] for line in err.splitlines()[1:]] == [str(mixed / name) for name in bad]
         assert ("nothing is decoded: " in out) == (not words)
@@ -271,11 +261,6 @@ class TestFailures:
         image.parent.touch()
         assert run(f"data.root={root}", "to=memmap", "out=set", "split=train") == 0
 
-    def test_name_too_long(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        name = "n" * 250
-        wanted = f"out: {here}/.{name}.partial can't be written: File name too long; set out=PATH"
-        assert failure(capsys, f"data.root={photos}", "to=memmap", f"out={name}") == wanted
-
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -288,107 +273,25 @@ def damaged_within(jpeg: bytes) -> bytes:
     return jpeg[:-150] + b"\xff\x02" + jpeg[-148:]
 
 
-SLOW = """
-import time
-from pathlib import Path
-from effloop.convert.reencode import Recode
-
-call = Recode.__call__
-
-def slow(recode, data):
-    if any(path.stat().st_size for path in Path(".set.partial").rglob("ends")):
-        time.sleep(0.01)
-    return call(recode, data)
-
-Recode.__call__ = slow
-"""
-"""A plugin file: what comes after the first images takes many seconds."""
-
-
-class TestGoingOn:
-    def test_from_the_images_that_are_done(self, many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        words = (f"data.root={many}", "to=memmap", "max_side=24", "num_workers=1")
-        assert run(*words, "out=wanted") == 0
-        source = open_source("folder", many)
-        path = many / "train" / source.key(900)
-        image = path.read_bytes()
-        path.write_bytes(damaged_within(image))
-        try:
-            assert failure(capsys, *words, "out=set").startswith(f"{path} is a damaged JPEG: ")
-        finally:
-            path.write_bytes(image)
+@pytest.mark.slow
+def test_killed_interrupted_and_two_at_once(many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (f"data.root={many}", "to=memmap", "max_side=24")
+    assert run(*words, "out=wanted") == 0
+    for signum, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        with start("convert", *words, "out=set", cwd=here) as process:
+            while not (here / ".set.partial/train.images").exists():
+                assert process.poll() is None
+                time.sleep(0.001)
+            said = failure(capsys, *words, "out=set")
+            process.send_signal(signum)
+            _, err = process.communicate()
+        assert said.startswith(f"out: another process is writing {here}/set, it holds {here}/.set.partial; wait for")
+        assert (process.returncode, err) == (code, "effloop: interrupted\n" * (code == 130))
         assert not (here / "set").exists()
-        assert kept(here / ".set.partial") == 900
-        with (here / ".set.partial/journal/0/train/images").open("r+b") as images:
-            images.truncate(images.seek(-1, os.SEEK_END))  # as a disk that lost power may leave it
-        assert run(*words, "out=set") == 0
-        assert "; 501 images re-encoded, " in capsys.readouterr().out  # 1,400 less 899
-        assert (here / "set").read_bytes() == (here / "wanted").read_bytes()
-        assert sorted(path.name for path in here.iterdir()) == ["set", "wanted"]
-
-    def test_not_with_other_data_of_the_same_keys_and_sizes(
-        self, many: Path, here: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        words = ("split=train", "max_side=24", "num_workers=1", "to=memmap")
-        assert run(f"data.root={many}", "split=train", "to=memmap", "out=two") == 0
-        # A late image can't be decoded: those before it are kept.
-        path = many / "train" / open_source("folder", many).key(1050)
-        image = path.read_bytes()
-        path.write_bytes(damaged_within(image))
-        assert run(f"data.root={many}", "split=train", "to=memmap", "out=one") == 0
-        path.write_bytes(image)
-        assert "is a damaged JPEG: " in failure(capsys, f"data.root={here}/one", *words, "out=set")
-        assert kept(here / ".set.partial") == 1048
-        os.replace(here / "two", here / "one")
-        assert run(f"data.root={here}/one", *words, "out=set") == 0
-        assert "; 1,100 images re-encoded, " in capsys.readouterr().out  # none of the other's
-
-    def test_not_with_images_of_another_version_s(
-        self, many: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        source = open_source("folder", many)
-        options = ConvertOptions("memmap", here / "set", payload="jpeg", split=("train",))
-        jobs = [_job(options, {"train": source}, DECODER, "1")]
-        monkeypatch.setattr("effloop.convert.convert._PIXEL_PACKAGES", ("numpy", "no-such-package"))
-        jobs.append(_job(options, {"train": source}, DECODER, "1"))
-        assert jobs[0]["packages"]["torch"] == metadata.version("torch")
-        assert jobs[1]["packages"] == {"numpy": np.__version__, "no-such-package": None}
-        copies = ConvertOptions("memmap", here / "set", split=("train",))
-        assert _job(copies, {"train": source}, DECODER, "1")["packages"] == {}
-
-    @pytest.mark.slow
-    def test_two_at_once_and_ctrl_c(self, many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (here / "slow.py").write_text(SLOW)
-        words = (f"data.root={many}", "to=memmap", "out=set", "max_side=24")
-        with start("convert", *words, "plugins=slow.py", cwd=here) as first:
-            while not kept(here / ".set.partial"):
-                assert first.poll() is None
-                time.sleep(0.01)
-            said = failure(capsys, *words)
-            wanted = f"out: another process is writing {here}/set, it holds {here}/.set.partial; wait for it or set"
-            assert said == f"{wanted} out=PATH"
-            os.killpg(first.pid, signal.SIGINT)
-            _, err = first.communicate()
-        assert err == "effloop: interrupted; running the same command again continues from there\n"
-        assert first.returncode == 130
-        assert kept(here / ".set.partial")
-        assert not (here / ".set.partial" / "0").exists()
-
-    @pytest.mark.slow
-    def test_killed(self, many: Path, here: Path) -> None:
-        convert(many, here / "wanted", "memmap", "max_side=24", "num_workers=2")
-        moments = {
-            "first images": lambda work: kept(work) >= 256,
-            "more": lambda work: kept(work) >= 768,
-            "writing": lambda work: kept(work) >= 1400 and (work / "0").exists(),
-            "publishing": lambda work: (work / "0.json").exists(),
-        }
-        killed = [
-            name
-            for name, when in moments.items()
-            if check(many, here / name.replace(" ", "-"), "memmap", here / "wanted", when=when)
-        ]
-        assert killed[:2] == ["first images", "more"]  # the others take milliseconds, and may be missed
+        assert (here / ".set.partial").exists() == (code == -9)
+    assert run(*words, "out=set") == 0
+    assert (here / "set").read_bytes() == (here / "wanted").read_bytes()
+    assert sorted(path.name for path in here.iterdir()) == ["set", "wanted"]
 
 
 class Filling(FolderSource):
@@ -441,7 +344,7 @@ class TestFullDisk:
         source.disk, source.at = disk, at
         options = ConvertOptions(to, disk / "set", quality=quality, split=("train",))
         with pytest.raises(ConfigError) as caught:
-            convert_splits(options, {"train": source}, DECODER, 2, "test")
+            convert(options, {"train": source}, DECODER, 2)
         assert [path.name for path in disk.iterdir()] == ["filler"]
         return str(caught.value)
 

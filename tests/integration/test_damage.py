@@ -1,7 +1,6 @@
 """Campaigns of damage: flipped bytes and truncations everywhere in what a run reads, in a process of its own.
 
-1,000 flips and 200 cuts of each, 8 kills of conversions; `EFFLOOP_FLIPS`, `EFFLOOP_CUTS` and `EFFLOOP_KILLS` set other
-numbers.
+1,000 flips and 200 cuts of each; `EFFLOOP_FLIPS` and `EFFLOOP_CUTS` set other numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import kills
 import numpy as np
 import pytest
 from images import encode, photo
@@ -32,7 +30,6 @@ from effloop.errors import DataError
 
 pytestmark = pytest.mark.nightly
 FLIPS, CUTS = int(os.environ.get("EFFLOOP_FLIPS", "1000")), int(os.environ.get("EFFLOOP_CUTS", "200"))
-KILLS = int(os.environ.get("EFFLOOP_KILLS", "8"))
 CLASSES = ["a", "b", "c"]
 PACKED = sorted({*writers} - {"folder"})
 WITH_INDEX = ("lmdb", "parquet", "recordio", "tar", "tfrecord")
@@ -187,25 +184,6 @@ def test_a_map_that_is_full_is_made_larger(tmp_path: Path) -> None:
     writers["lmdb"](tmp_path / "set", Dataset(["a"], {"train": records}, {"payload": "original"}))
     assert (tmp_path / "set/train/data.mdb").stat().st_size > (1 << 24) + 2 * 4096 * 3000  # what the map had first
     assert len(open_source("lmdb", tmp_path / "set")) == 3000
-
-
-def test_killed_conversions_continue_to_the_same_bytes(tmp_path: Path) -> None:
-    """As `tests/kills.py`, over several formats: the output is absent or complete, and equal to the byte in the end."""
-    formats = ("memmap", "lmdb", "tar", "hdf5")
-    photos = make_photos(tmp_path / "photos", train=600, val=40)
-    rng = np.random.default_rng(18)
-    wanted = {to: tmp_path / "wanted" / to for to in formats}
-    (tmp_path / "wanted").mkdir()
-    hits = 0
-    for number in range(KILLS):
-        to = formats[number % len(formats)]
-        if not wanted[to].exists():
-            kills.convert(photos, wanted[to], to, *kills.OPTIONS)
-        out = tmp_path / str(number) / to
-        out.parent.mkdir()
-        chunks = int(rng.integers(0, 4))
-        hits += kills.check(photos, out, to, wanted[to], when=lambda work, n=chunks: kills.chunks(work) >= n)
-    assert hits > KILLS // 3
 
 
 DISK_FULL = """

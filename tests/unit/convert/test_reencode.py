@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import io
-import shutil
-import stat
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,7 @@ from effloop.convert.reencode import Recipe, Recode, auto_interval, is_grey, shr
 from effloop.data.decode import decoders
 from effloop.data.image.header import read_header
 from effloop.data.image.jpeg import read_layout
-from effloop.errors import ConfigError, DataError
+from effloop.errors import DataError
 
 DECODER = decoders.build(decoders["auto"].config(name="auto"))
 UPRIGHT = decoders.build(decoders["auto"].config(name="auto", exif=True))
@@ -226,66 +223,6 @@ class TestSource:
         noise = np.random.default_rng(0).integers(0, 256, (64, 80, 3), dtype=np.uint8)
         original = encode(noise, "JPEG", quality=100, subsampling=0)
         assert psnr(recode(original, quality="source"), original) > 42
-
-
-class TestLossless:
-    @pytest.fixture
-    def jpegtran(self) -> None:
-        if shutil.which("jpegtran") is None:
-            pytest.skip("jpegtran is not installed (Debian, Ubuntu: libjpeg-turbo-progs)")
-
-    @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"progressive": True}, {"mode": "L"}])
-    def test_every_pixel_stays(self, jpegtran: None, options: dict[str, Any]) -> None:
-        original = encode(LARGE, "JPEG", quality=83, exif=exif(6), **options)
-        jpeg = recode(original, quality="lossless")
-        np.testing.assert_array_equal(DECODER.decode(jpeg), DECODER.decode(original))
-        interval, count, frame = markers(jpeg)
-        assert (interval, frame) == (8, 0xC0)
-        assert count > 0
-        assert not opened(jpeg).getexif()
-
-    def test_other_formats_stay(self, jpegtran: None) -> None:
-        png = encode(LARGE, "PNG")
-        assert recode(png, quality="lossless") == png
-
-    def test_damaged(self, jpegtran: None) -> None:
-        wanted = "is a damaged JPEG: jpegtran says: Premature end of JPEG file"
-        with pytest.raises(DataError, match=line(wanted)):
-            recode(encode(LARGE, "JPEG")[:-200], quality="lossless")
-
-    def test_not_installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PATH", str(tmp_path))
-        wanted = (
-            "quality: lossless needs the program 'jpegtran'; install it (Debian, Ubuntu: apt-get install "
-            "libjpeg-turbo-progs), or set quality=source"
-        )
-        with pytest.raises(ConfigError, match=line(wanted)):
-            Recode(Recipe(quality="lossless"), DECODER)
-
-    def test_says_what_the_program_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        program = tmp_path / "jpegtran"
-        program.write_text("#!/bin/sh\necho 'Bogus\n marker' >&2\nexit 2\n")
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-        with pytest.raises(DataError, match=line("is a damaged JPEG: jpegtran says: Bogus marker")):
-            recode(encode(LARGE, "JPEG"), quality="lossless")
-
-    @pytest.mark.parametrize("fmt", ["JPEG", "PNG"])
-    def test_too_many_pixels(self, fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        program = tmp_path / "jpegtran"
-        program.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\ncat\n")
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-        data = encode(LARGE, fmt)
-        for limit, refused in ((250 * 333 - 1, True), (250 * 333, False)):
-            small = decoders.build(decoders["auto"].config(name="auto", max_pixels=limit))
-            recode_it = Recode(Recipe(quality="lossless"), small)
-            if refused:
-                with pytest.raises(DataError, match=r"decode\.max_pixels"):
-                    recode_it(data)
-                assert not (tmp_path / "called").exists()
-            else:
-                assert recode_it(data) == data
 
 
 class TestShrink:
