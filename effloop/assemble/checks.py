@@ -36,10 +36,8 @@ def check_trained_on(state: Mapping[str, Any], source: Labelled) -> None:
 
 
 def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int, in_place: bool) -> None:
-    """Refuse to resume with what the optimizer's state, or the schedule's position, doesn't fit.
-
-    Raises:
-        ConfigError: another model, optimizer or size of an update; or, in another run folder, nothing is left to do.
+    """Raise a ConfigError for what the optimizer's state, or the schedule's position, doesn't fit: another model,
+    optimizer or size of an update; or, in another run folder, nothing is left to do.
     """
     check_same_model(config, state)
     now, then = configs.to_dict(config), state["config"]

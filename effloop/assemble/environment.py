@@ -38,10 +38,8 @@ class Environment:
     notes: list[str]
 
     def for_outputs(self, num_outputs: int) -> Environment:
-        """The same for a model of so many outputs.
-
-        Raises:
-            ConfigError: `checkpoint.best_by` or `objective` is a score that such a model hasn't.
+        """The same for a model of so many outputs; a ConfigError for scores in `checkpoint.best_by` or `objective` that
+        such a model hasn't.
         """
         task, best_by = self.task.for_outputs(num_outputs), self.config.checkpoint.best_by
         assert self.config.objective is not None  # `compose` decided it
@@ -51,21 +49,13 @@ class Environment:
         return replace(self, task=task)
 
     def fitted(self, source: Source) -> Environment:
-        """The same with a task that knows the training split.
-
-        Raises:
-            ConfigError, DataError: its targets don't allow what the config says.
-        """
+        """The same with a task that knows the training split."""
         counts = pixel_counts if source.kind is Kind.masks else class_counts
         return replace(self, task=self.task.fitted(source, partial(counts, source)).to(self.parallel.device))
 
 
 def build_environment(config: Config) -> Environment:
-    """Seed the process, meet the other ranks, and decide what is `auto`.
-
-    Raises:
-        ConfigError: a value that no model can be trained with, no such device, or a package that is missing.
-    """
+    """Seed the process, meet the other ranks, and decide what is `auto`."""
     if config.data.mean is None:
         raise ConfigError("data.mean: null leaves the images uint8, which no model takes; set data.mean and data.std")
     assert config.precision is not None  # `compose` decided it

@@ -12,15 +12,8 @@ import torch
 from torch import nn
 
 from effloop import config as configs
-from effloop.assemble.checks import (
-    check_position,
-    check_resumable,
-    check_same_data,
-    check_same_tensors,
-    check_trained_on,
-    fitting,
-    trained_names,
-)
+from effloop import model as networks
+from effloop.assemble import checks
 from effloop.assemble.environment import Environment
 from effloop.assemble.loader import Data
 from effloop.assemble.model import build_model, check_batch_norm, compile_now, state_preserved
@@ -28,19 +21,7 @@ from effloop.assemble.resolve import Resolved, resolved
 from effloop.checkpoint import files, rng
 from effloop.config import Config
 from effloop.data.loader import Loader
-from effloop.errors import CheckpointError, ConfigError, DataError
-from effloop.model import (
-    Layer,
-    Probe,
-    find_head,
-    load_backbone,
-    load_weights,
-    modules_above_backbone,
-    parameter_groups,
-    probe,
-    rates_by_layer,
-    with_head,
-)
+from effloop.errors import CheckpointError, ConfigError
 from effloop.optim import EMA, NoEMA, optimizers, scaled_lr, schedules
 from effloop.parallel import Parallel
 from effloop.precision import Precision
@@ -66,9 +47,12 @@ def build_loss(environment: Environment, data: Data, num_outputs: int) -> tuple[
         state = files.read(path, "")
     except CheckpointError as error:
         raise CheckpointError(f"distill.teacher: {error}") from None
-    with fitting("distill.teacher"):
+    with (
+        state_preserved(nn.Module()),
+        checks.fitting("distill.teacher"),
+    ):  # the student's random numbers stay as they were
         _check(state, path, environment, data)
-    teacher = _teacher(state, path, environment, num_outputs)
+        teacher = _teacher(state, path, environment, num_outputs)
     parameters = sum(each.numel() for each in teacher.parameters())
     own = state["config"]
     line = (
@@ -79,21 +63,17 @@ def build_loss(environment: Environment, data: Data, num_outputs: int) -> tuple[
 
 
 def _check(state: Mapping[str, Any], path: Path, environment: Environment, data: Data) -> None:
-    """Refuse a teacher of other channels, another task or other classes."""
-    task, taught = environment.config.task.name, state["config"]["task"]["name"]
-    channels, given = environment.config.data.channels, state["config"]["data"].get("channels", 3)
-    if channels != given:
-        raise ConfigError(
-            f"distill.teacher: {path} takes {given} channels, and data.channels is {channels}; choose another teacher"
-        )
-    if taught != task:
-        raise ConfigError(f"distill.teacher: {path} was trained with task={taught}, not {task}; choose another teacher")
-    names = trained_names(state)
-    if names != (ours := tuple(data.target_names)):
-        raise DataError(
-            f"distill.teacher: {path} was trained on the classes {', '.join(names[:8])}, the data has "
-            f"{', '.join(ours[:8])}; choose a teacher of the same classes"
-        )
+    """Raise a ConfigError for a teacher of other channels, another task or other classes."""
+    ours, theirs = environment.config, state["config"]
+    for what, own, given in (
+        ("data.channels=", ours.data.channels, theirs["data"].get("channels", 3)),
+        ("task=", ours.task.name, theirs["task"]["name"]),
+        ("the classes ", ", ".join(data.target_names[:8]), ", ".join(checks.trained_names(state)[:8])),
+    ):
+        if own != given:
+            raise ConfigError(
+                f"distill.teacher: {path} was trained with {what}{given}, and here it is {own}; choose another teacher"
+            )
 
 
 def _teacher(state: Mapping[str, Any], path: Path, environment: Environment, num_outputs: int) -> Teacher:
@@ -108,18 +88,17 @@ def _teacher(state: Mapping[str, Any], path: Path, environment: Environment, num
         channels_last=ours.channels_last,
         compile=ours.compile,
     )
-    with state_preserved(nn.Module()), fitting("distill.teacher"):  # the student's random numbers stay as they were
-        model, task = build_model(theirs, num_outputs, device), tasks.build(theirs.task).for_outputs(num_outputs)
-        check_same_tensors(model, state["model"])
-        model.load_state_dict(state["model"])
-        task.load_state_dict(state.get("task", {}))
+    model, task = build_model(theirs, num_outputs, device), tasks.build(theirs.task).for_outputs(num_outputs)
+    checks.check_same_tensors(model, state["model"])
+    model.load_state_dict(state["model"])
+    task.load_state_dict(state.get("task", {}))
     own, given = ((each.data.mean or (), each.data.std or ()) for each in (theirs, ours))  # null is refused for a run
     return Teacher(task.with_output_transform(model), own, given, theirs.size)
 
 
 _SHOWN = 8  # layers of which the learning rate is in a run's log
 
-Advise = Callable[[Resolved, nn.Module, Probe, Sequence[Loader], Parallel, Precision], list[str]]
+Advise = Callable[[Resolved, nn.Module, networks.Probe, Sequence[Loader], Parallel, Precision], list[str]]
 """Config, model, its probe, loaders, parallel and precision of a run -> lines for users."""
 
 
@@ -132,14 +111,12 @@ class Start:
         state: what it holds.
         in_place: whether the run continues in the checkpoint's own run folder.
         again: whether the run begins in the folder of an earlier start, which came to no checkpoint.
-        stamp: of the last checkpoint beside it, by which one sees whether it has become another one.
     """
 
     checkpoint: Path | None = None
     state: dict[str, Any] | None = None
     in_place: bool = False
     again: bool = False
-    stamp: tuple[int, ...] | None = None
 
     @property
     def epoch(self) -> int:
@@ -148,34 +125,13 @@ class Start:
 
     @classmethod
     def of(cls, config: Config, resume: Path | None) -> Start:
-        """Read the checkpoint that `resume`, or `config.resume`, names; `resume` may be the run's own folder.
-
-        Raises:
-            CheckpointError: it can't be read.
-        """
+        """Read the checkpoint that `resume`, or `config.resume`, names; `resume` may be the run's own folder."""
         if resume and resume.is_dir():
             return replace(cls.of(config, None), again=True)
         checkpoint = resume or (files.find(Path(config.resume), "last") if config.resume else None)
         if checkpoint is None:
             return cls()
-        stamp = _stamp(checkpoint)  # before it is read
-        return cls(checkpoint, files.read(checkpoint), resume is not None, stamp=stamp)
-
-    def check_unchanged(self) -> None:
-        """Once the run folder is this process's alone: a ConfigError if another trained since the state was read."""
-        if self.checkpoint and _stamp(self.checkpoint) != self.stamp:
-            raise ConfigError(
-                f"resume: another process has trained the run of {self.checkpoint} since that was read; type it again"
-            )
-
-
-def _stamp(checkpoint: Path) -> tuple[int, ...] | None:
-    """Of the last checkpoint of the same folder; None if it isn't there."""
-    try:
-        found = checkpoint.with_name("last.ckpt").stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        return cls(checkpoint, files.read(checkpoint), resume is not None)
 
 
 @dataclass(frozen=True)
@@ -204,11 +160,7 @@ class Learner:
 
 
 def build_learner(environment: Environment, data: Data, start: Start, advise: Advise | None) -> Learner:
-    """The model with the weights that training begins with, and what changes them.
-
-    Raises:
-        ConfigError, DataError, CheckpointError: a part can't be built, or the checkpoint doesn't fit.
-    """
+    """The model with the weights that training begins with, and what changes them."""
     config, parallel, precision = environment.config, environment.parallel, environment.precision
     if config.probe:
         from effloop.assemble.probe import build_probe, check_probe
@@ -221,7 +173,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     found = None
     if advise or parallel.world_size > 1 or config.model.freeze:  # else nobody needs it
         with determinism_explained(), precision.autocast():
-            found = probe(model, config.size, config.data.channels, channels_last=config.channels_last)
+            found = networks.probe(model, config.size, config.data.channels, channels_last=config.channels_last)
     if advise and found:
         notes += advise(config, model, found, [data.largest, data.val], parallel, precision)
     train: BatchStream = data.batches
@@ -251,19 +203,21 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
     config, notes = environment.config, []
     normalisation = tuple(config.data.mean or ()), tuple(config.data.std or ())
     if start.state:
-        with fitting("resume"):  # before there is a new run folder
+        with checks.fitting("resume"):  # before there is a new run folder
             world_size = environment.parallel.world_size
-            check_resumable(config, start.state, world_size=world_size, in_place=start.in_place)
-            check_trained_on(start.state, data.train.plan.source)
-            notes += check_same_data(start.state, data.fingerprints, in_place=start.in_place)
-            check_position(start.state, len(data.batches) * data.batches.global_batch)
-            check_same_tensors(model, files.trained(start.state))
+            checks.check_resumable(config, start.state, world_size=world_size, in_place=start.in_place)
+            checks.check_trained_on(start.state, data.train.plan.source)
+            notes += checks.check_same_data(start.state, data.fingerprints, in_place=start.in_place)
+            checks.check_position(start.state, len(data.batches) * data.batches.global_batch)
+            checks.check_same_tensors(model, files.trained(start.state))
             model.load_state_dict(files.trained(start.state))
-    elif config.model.weights:
-        notes.append(load_weights(model, config.model.weights, config.model.zoo, config.image_size, normalisation))
+    elif config.model.weights is not None:
+        notes.append(
+            networks.load_weights(model, config.model.weights, config.model.zoo, config.image_size, normalisation)
+        )
     elif backbone := getattr(config.model, "backbone_weights", None):
         zoo = getattr(config.model, "backbone_zoo", None)
-        notes.append(load_backbone(model, backbone, zoo, config.image_size, normalisation))
+        notes.append(networks.load_backbone(model, backbone, zoo, config.image_size, normalisation))
     if config.model.weights and config.resume:
         notes.append(f"weights: those of {start.checkpoint}; model.weights is not read")
     return notes
@@ -285,7 +239,7 @@ def _optimizer(
     images = train.global_batch * config.accumulate
     optim = replace(config.optim, lr=scaled_lr(config.optim, images))
     layers, notes = _rates(config, images, model)
-    groups = parameter_groups(
+    groups = networks.parameter_groups(
         model, decay_norm_and_bias=optim.decay_norm_and_bias, weight_decay=optim.weight_decay, layers=layers
     )
     optimizer = optimizers.build(optim, groups)
@@ -294,16 +248,16 @@ def _optimizer(
     return average, optimizer, schedule, [*([line] if optim.scale_lr else []), *notes]
 
 
-def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[Layer], list[str]]:
+def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[networks.Layer], list[str]]:
     """The layers with their learning rates for updates of so many images, and lines for users; nothing where all have
     the same rate.
     """
     optim = config.optim
     if optim.layer_decay is None and optim.head_lr is None:
         return [], []
-    layers = rates_by_layer(model, scaled_lr(optim, images), optim.layer_decay)
+    layers = networks.rates_by_layer(model, scaled_lr(optim, images), optim.layer_decay)
     if optim.head_lr is not None:
-        layers = with_head(layers, _head(config, model), scaled_lr(replace(optim, lr=optim.head_lr), images))
+        layers = networks.with_head(layers, _head(config, model), scaled_lr(replace(optim, lr=optim.head_lr), images))
     trained = {name for name, each in model.named_parameters(remove_duplicate=False) if each.requires_grad}
     rates = [f"{layer.lr:.2g} {layer.name}" for layer in layers if trained.intersection(layer.parameters)]
     shown = rates if len(rates) < _SHOWN else [*rates[: _SHOWN // 2], "...", *rates[-_SHOWN // 2 :]]
@@ -316,13 +270,13 @@ def _head(config: Resolved, model: nn.Module) -> list[str]:
     """
     what = "doesn't end with a linear layer"
     if is_spatial(config.task.name):
-        if modules := modules_above_backbone(model):
+        if modules := networks.modules_above_backbone(model):
             return modules
         what = "has neither a backbone nor an encoder"
     else:
         training = model.training
         with suppress(ConfigError):
-            head = find_head(model.eval(), config.size, config.data.channels)
+            head = networks.find_head(model.eval(), config.size, config.data.channels)
             model.train(training)
             return [head]
     raise ConfigError(

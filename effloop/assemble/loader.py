@@ -65,10 +65,6 @@ def build_loader(
     Returns:
         A loader of `Batch`es on `config.device`: images (N, 3, H, W) float32, normalised with
         `data.mean` and `data.std`, or uint8 where these are null.
-
-    Raises:
-        ConfigError: a value that doesn't fit.
-        DataError: the data isn't there or a sample of the first look can't be read.
     """
     if config.reuse_memory:
         keep_freed_memory()
@@ -79,12 +75,8 @@ def build_loader(
 
 
 def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader:
-    """The batches of any source, in order, prepared as a validation split's are, and loaded by threads.
-
-    Args:
-        config: from `compose`; of `data` only the normalisation is used, and `engine` isn't.
-        source: what is loaded.
-        plan: the class of the loader's plan.
+    """The batches of any source, in order, prepared as a validation split's are, and loaded by threads: of the config's
+    `data` only the normalisation is used, and `engine` isn't.
     """
     device = find_device(config.device)
     found = resolved(config)
@@ -114,9 +106,8 @@ def split_loader(
         plan = replace(plan, on_bad=OnBad.replace if train else OnBad.leave_out)
         ledger = Ledger(split, source.where, len(source), config.max_errors)
     most = ledger.most if ledger else 0
-    where = [f"data={config.data.name}"] * (config.data.name != "auto")
-    where += [f"data.root={config.data.root}"] * bool(config.data.root)
-    verify = shlex.join(["verify", *where])
+    words = {"data": config.data.name.replace("auto", ""), "data.root": config.data.root}
+    verify = shlex.join(["verify", *(f"{key}={value}" for key, value in words.items() if value)])
     line = check_samples(plan, config.data.check, config.num_workers, most, verify)
     if line and not parallel.rank:
         warn(line)
@@ -240,11 +231,7 @@ class Data:
 
 @opening_once()
 def build_data(environment: Environment) -> Data:
-    """Open both splits, and start what loads them.
-
-    Raises:
-        ConfigError, DataError: they can't be, or ranks have different data.
-    """
+    """Open both splits, and start what loads them; an error on all ranks if they have different data."""
     config, task, parallel = environment.config, environment.task, environment.parallel
     train = split_loader(config, task, "train", parallel, train=True)
     batches, largest = _stages(environment, train)

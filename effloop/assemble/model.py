@@ -23,11 +23,7 @@ from effloop.task import Task, is_spatial
 
 
 def build_model(config: Resolved, num_outputs: int, device: torch.device) -> nn.Module:
-    """The model on its device, in its memory layout, compiled if asked for.
-
-    Raises:
-        ConfigError: `model.num_classes` differs from the data's, or the model can't take such images.
-    """
+    """The model on its device, in its memory layout, compiled if asked for."""
     wanted = config.model.num_classes
     if wanted is not None and wanted != num_outputs:
         raise ConfigError(
@@ -57,15 +53,11 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
             with torch.no_grad():
                 outputs = built.eval()(torch.zeros(1, config.data.channels, *size))
             if (outputs.ndim == 4) != spatial:
-                has, learns = ("each image", "each pixel") if spatial else ("each pixel", "each image")
-                others = (
-                    "model=unet, deeplabv3_resnet50 or another model of pixels"
-                    if spatial
-                    else "model=resnet50 or another model of images, or task=segmentation for masks"
-                )
+                has, fix = "pixel", "model=resnet50 or another model of images, or task=segmentation for masks"
+                if spatial:
+                    has, fix = "image", "model=unet, deeplabv3_resnet50 or another model of pixels"
                 raise ConfigError(
-                    f"model: {name} has an output for {has}, and task={config.task.name} learns one for {learns}; "
-                    f"set {others}"
+                    f"model: {name} has an output for each {has}, and task={config.task.name} has not; set {fix}"
                 )
             if outputs.shape != (wanted := (1, num_outputs, *(size if spatial else ()))):
                 raise ValueError(f"it gives {tuple(outputs.shape)} for one image, not {wanted} outputs")
@@ -80,10 +72,8 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
 
 
 def check_batch_norm(config: Resolved, model: nn.Module, parallel: Parallel) -> None:
-    """Refuse to train on one image at a time where BatchNorm would have one value of each channel.
-
-    Raises:
-        ConfigError: a layer would; torch would say so in the first step.
+    """Raise a ConfigError for training on one image at a time where BatchNorm would have one value of each channel;
+    torch would in the first step.
     """
     synced = parallel.world_size > 1 and config.parallel.syncs_batch_norm
     if config.probe or synced or parallel.least_images(config.batch_size) > 1:
@@ -177,9 +167,6 @@ def compile_now(
     For training, by a `Step` as `Parallel.wrap_step` returned it, and for evaluation, by the `averaged` model, at each
     image size; nothing else changes. All ranks have to do it: DDP splits the graph where gradients are sent, so that
     communication overlaps with computing.
-
-    Raises:
-        ConfigError: torch.compile failed; the message has its reason.
     """
     import torch._dynamo as dynamo  # 1 s
 

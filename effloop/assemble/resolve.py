@@ -33,13 +33,8 @@ class Resolved(Config):
 
 
 def resolved(config: Config, parallel: Slice | None = None, **measured: bool) -> Resolved:
-    """A config with a value for whatever is `auto`.
-
-    Args:
-        config: from `compose`.
-        parallel: whose rank it is for; None is a single process.
-        measured: what measuring has found for some keys. Without it, `auto` is not compiled and channels_last, and
-            cuDNN may choose its algorithms unless `deterministic`.
+    """A config with a value for whatever is `auto`, for a rank of `parallel`: what measuring has found, or else not
+    compiled and channels_last, and cuDNN may choose its algorithms unless `deterministic`.
     """
     values: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(Config)}
     values["num_workers"] = num_workers(config, parallel)
@@ -76,15 +71,8 @@ def tuned_workers(config: Config, parallel: Slice) -> tuple[int, str] | None:
 
 
 def check_limits(config: Config, ranks: Slice, *, on_host: bool) -> None:
-    """Refuse more workers, open files or memory than this machine has, before anything is loaded.
-
-    Args:
-        config: of the run.
-        ranks: this process, and how many share its cores.
-        on_host: whether the images are normalised in the host's memory, too.
-
-    Raises:
-        ConfigError: with what is needed, and what there is.
+    """Refuse more workers, open files or memory than this machine has, before anything is loaded; `on_host` says
+    whether the images are normalised in the host's memory, too.
     """
     workers = num_workers(config, ranks)
     check_workers(workers, ranks.sharing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -20,27 +20,15 @@ from effloop.checkpoint import Checkpoints, checkpointers
 from effloop.config import Config
 from effloop.config.schema import run_folder
 from effloop.data.source.root import remote_files
-from effloop.errors import ConfigError, warn
+from effloop.errors import ConfigError
 from effloop.profile import profilers
 from effloop.record import SKIPPED, Metrics, recorders
-from effloop.runs.folder import (
-    RunInfo,
-    claim_run_dir,
-    failure_recorded,
-    lock,
-    read_resumes,
-    record_resume,
-    record_start,
-    state_recorded,
-    unlock,
-    write_run_info,
-    writing_to,
-)
+from effloop.runs import folder as folders
 from effloop.runs.reader import flatten
 from effloop.system.command import seconds_of_command
 from effloop.system.files import describe_bytes, keep_rows, remove_stale
 from effloop.train.evaluation import compare_some
-from effloop.train.nan import LIST, NanContext, StopOrSkip
+from effloop.train.nan import LIST, StopOrSkip
 from effloop.train.stopping import EarlyStop, StopConfig
 from effloop.train.trainer import LoopConfig, Progress, Trainer
 
@@ -49,31 +37,18 @@ _BESIDES = 256 << 10
 
 
 def check_room(config: Config, learner: Learner, start: Start, run_dir: Path) -> None:
-    """Refuse a disk on which the first checkpoint has no room; warn where those that a run keeps have none.
-
-    Raises:
-        ConfigError: with the bytes that are needed, and those that are free; or a folder is in a checkpoint's place.
-    """
+    """Raise a ConfigError for a disk on which the first checkpoint has no room, or a folder in a checkpoint's place."""
     if not config.checkpoint.writes:
         return
     place = next(each for each in (run_dir.absolute(), *run_dir.absolute().parents) if each.is_dir())
-    free, size, there = shutil.disk_usage(place).free, checkpoint_bytes(learner), 0
-    for checkpoint in run_dir.glob("checkpoints/*.ckpt"):
-        if checkpoint.is_dir():
-            raise ConfigError(f"run: {checkpoint} is a folder, in the place of a checkpoint; move it away")
-        with suppress(OSError):  # a link that leads nowhere, or it has just been removed
-            there += checkpoint.stat().st_size
+    free, size = shutil.disk_usage(place).free, checkpoint_bytes(learner)
+    if folder := next((each for each in run_dir.glob("checkpoints/*.ckpt") if each.is_dir()), None):
+        raise ConfigError(f"run: {folder} is a folder, in the place of a checkpoint; move it away")
     first = size * (1 if start.in_place else 2) + _BESIDES  # a new run's first one is its best, too, a file of its own
     if free < first:
         raise ConfigError(
             f"run: {run_dir}: {describe_bytes(first)} are needed for the first checkpoint, of "
             f"{describe_bytes(size)}, and {describe_bytes(free)} are free; make room there, or set out=FOLDER"
-        )
-    most = size * (4 + config.checkpoint.keep) - there  # last, best, and the two that take their places
-    if free < most:
-        warn(
-            f"{run_dir}: a checkpoint takes {describe_bytes(size)}, and those that the run will have by turns "
-            f"{describe_bytes(most)} more; {describe_bytes(free)} are free"
         )
 
 
@@ -87,17 +62,13 @@ def checkpoint_bytes(learner: Learner) -> int:
     return weights + averaged + copies * sum(each.nbytes for each in parameters if each.requires_grad)
 
 
-Begun = Callable[[Path], None]
-"""Called on rank 0 with the run folder."""
-
-
 def build_trainer(
     config: Config,
     *,
     run_dir: Path | None = None,
     overrides: Sequence[str] = (),
     resume: Path | None = None,
-    begun: Begun = lambda run_dir: None,
+    begun: Callable[[Path], None] = lambda run_dir: None,
     advise: Advise | None = None,
 ) -> Trainer:
     """The whole training, ready for `.fit()`, with its run folder made.
@@ -110,9 +81,6 @@ def build_trainer(
             begin again what came to no checkpoint.
         begun: called on rank 0 with the run folder as soon as it is this run's, which may end before all is built.
         advise: what has lines of advice about the run; None gives none, and costs nothing.
-
-    Raises:
-        ConfigError, DataError, CheckpointError: what can be known to fail before the first step.
     """
     if resume is not None and run_dir is None:
         raise ConfigError("resume: continues in the run's own folder; give run_dir, or set config.resume")
@@ -123,7 +91,7 @@ def build_trainer(
     environment = environment.for_outputs(environment.task.num_outputs(train)).fitted(train)
     start = Start.of(environment.config, resume)
     learner = build_learner(environment, data, start, advise)
-    about = RunInfo(
+    about = folders.RunInfo(
         environment.recorded,
         overrides,
         {"classes": data.classes, **data.fingerprints},
@@ -135,7 +103,7 @@ def build_trainer(
     folder = Path(environment.parallel.on_rank0(partial(_run_folder, about, planned, start, begun)))
     seconds = time.perf_counter() - began - learner.compile_s
     startup = {"start": started_s, "build": seconds, "compile": learner.compile_s}
-    with nullcontext() if environment.parallel.rank else failure_recorded(folder):
+    with nullcontext() if environment.parallel.rank else folders.failure_recorded(folder):
         trainer = _trainer(environment, data, learner, start, folder, startup)
         if start.in_place:  # not before: what can't be continued from leaves the folder as it is
             environment.parallel.on_rank0(partial(_record_resume, about, folder, start))
@@ -144,35 +112,30 @@ def build_trainer(
         return trainer
 
 
-def _run_folder(about: RunInfo, run_dir: Path, start: Start, begun: Begun) -> str:
+def _run_folder(about: folders.RunInfo, run_dir: Path, start: Start, begun: Callable[[Path], None]) -> str:
     """The run folder, made with its config and facts; or the one to continue in, which this process locks."""
     if start.in_place:
-        lock(run_dir)
-        try:
-            start.check_unchanged()
-        except ConfigError:
-            unlock(run_dir)
-            raise
-        with failure_recorded(run_dir), writing_to(run_dir):
-            read_resumes(run_dir)  # what would fail later
+        folders.lock(run_dir)
+        with folders.failure_recorded(run_dir), folders.writing_to(run_dir):
+            folders.read_resumes(run_dir)  # what would fail later
             remove_stale(run_dir)
-            record_start(run_dir)
+            folders.record_start(run_dir)
             begun(run_dir)
         return str(run_dir)
-    made = claim_run_dir(run_dir, again=start.again)
-    with failure_recorded(made), writing_to(made):
+    made = folders.claim_run_dir(run_dir, again=start.again)
+    with folders.failure_recorded(made), folders.writing_to(made):
         begun(made)
-        record_start(made)
-        write_run_info(made, about)
+        folders.record_start(made)
+        folders.write_run_info(made, about)
     return str(made)
 
 
-def _record_resume(about: RunInfo, run_dir: Path, start: Start) -> None:
+def _record_resume(about: folders.RunInfo, run_dir: Path, start: Start) -> None:
     """Record the resume, and remove from the lists what will be done again; an unfinished epoch keeps skipped ones."""
     at = Progress(**start.state["progress"]) if start.state else Progress()
     epochs = at.epoch + (at.samples_seen > 0)
-    with writing_to(run_dir):
-        record_resume(run_dir, about, start.epoch)
+    with folders.writing_to(run_dir):
+        folders.record_resume(run_dir, about, start.epoch)
         keep_rows(run_dir / LIST, lambda row: int(row["step"]) < at.step)
         keep_rows(run_dir / SKIPPED, lambda row: row["split"] != "train" or int(row["epoch"]) < epochs)
 
@@ -195,7 +158,8 @@ def _trainer(
         world_size=parallel.world_size,
     )
     recorder.download = data.download
-    nan_context = NanContext(
+    nan = StopOrSkip(
+        skip=config.nan == "skip",
         model=learner.model,
         averaged=learner.average.model,
         parallel=parallel,
@@ -214,7 +178,7 @@ def _trainer(
         schedule=learner.schedule,
         task=environment.task,
         metrics=metrics,
-        nan=StopOrSkip(nan_context, skip=config.nan == "skip"),
+        nan=nan,
         parallel=parallel,
         precision=environment.precision,
         recorder=recorder,
@@ -223,7 +187,7 @@ def _trainer(
         train=learner.train,
         val=learner.val,
         compare=partial(compare_some, data.val, environment.precision) if environment.task.spatial else None,
-        recorded=nullcontext if parallel.rank else partial(state_recorded, run_dir),
+        recorded=nullcontext if parallel.rank else partial(folders.state_recorded, run_dir),
         stop=EarlyStop(config.stop, checkpoints.meter) if config.stop != StopConfig() else None,
         notes=[*environment.notes, *data.notes, *learner.notes],
         loop=LoopConfig(config.epochs, config.eval_every, config.accumulate, config.max_grad_norm),

@@ -431,11 +431,7 @@ class OpenVino(Onnx):
 
 
 def _read_openvino(core: Any, path: Path) -> Any:
-    """The model in a file, which other frontends of OpenVINO would read, and log in C++, were it no XML."""
-    with path.open("rb") as opened:
-        start = opened.read(1024)
-    if b"<net " not in start:
-        raise CheckpointError(f"{path} can't be read: it is no model of OpenVINO's; export the run again")
+    """The model in a file, whose weights have to be beside it."""
     weights = path.with_suffix(".bin")
     if not weights.is_file():
         raise CheckpointError(

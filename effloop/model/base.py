@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, check_value
 from effloop.registry import PartConfig, Registry
 
 
@@ -24,24 +24,15 @@ def take_grey(model: nn.Module) -> None:
     """Let a model that was built for RGB take (N, 1, H, W) images: its first convolution sums its weights over R, G, B.
 
     For the same weights, its outputs are those for grey in three channels.
-
-    Args:
-        model: changed in place.
-
-    Raises:
-        ConfigError: no convolution of it has three input channels.
     """
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d) and layer.in_channels == 3 and layer.groups == 1:
-            with torch.no_grad():
-                layer.weight = nn.Parameter(layer.weight.sum(1, keepdim=True))
-            layer.in_channels = 1
-            break
-    else:
+    convolutions = (each for each in model.modules() if isinstance(each, nn.Conv2d))
+    layer = next((each for each in convolutions if each.in_channels == 3 and each.groups == 1), None)
+    if layer is None:
         raise ConfigError(
             "data.channels: 1, but the model has no convolution of three input channels; choose another model, or set "
             "data.channels=3"
         )
+    layer.weight, layer.in_channels = nn.Parameter(layer.weight.detach().sum(1, keepdim=True)), 1
     if getattr(model, "transform_input", False):  # torchvision's GoogLeNet and Inception v3 read R, G and B by number
         model.transform_input = False  # type: ignore[assignment]
 
@@ -86,14 +77,8 @@ class Zoo(ABC):
 
     @abstractmethod
     def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
-        """The state dict of some weights, downloaded unless it is on this machine.
-
-        Args:
-            name: one of `names`.
-            image_size: as in the config; timm resamples position embeddings to it.
-
-        Raises:
-            ConfigError: it can't be downloaded.
+        """The state dict of one of `names`, downloaded unless it is on this machine; timm resamples position embeddings
+        to the config's `image_size`.
         """
 
     @abstractmethod
@@ -126,24 +111,16 @@ class ModelConfig(PartConfig):
         return None
 
     def __post_init__(self) -> None:
-        if self.num_classes is not None and self.num_classes < 1:
-            raise ConfigError(f"model.num_classes: {self.num_classes} is not allowed; set a number above 0, or null")
+        count = self.num_classes
+        check_value("model.num_classes", count, count is None or count >= 1, "a number above 0, or null")
         if not all(self.freeze):
             raise ConfigError(f"model.freeze: {self.freeze} has an empty pattern; set names, e.g. [features]")
         if self.weights is not None and not self.weights.strip():
             raise ConfigError("model.weights: '' is not allowed; set a file, a run folder, a name, or null")
 
 
-CHANNEL_NORMS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
-"""Normalisations that subtract each channel's mean, and so cancel a bias before them."""
+CHANNEL_NORMS = (_NormBase,)
+"""Normalisations that subtract each channel's mean, and so cancel a bias before them: BatchNorm, InstanceNorm."""
 
 NORMS = (*CHANNEL_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 """All normalisations."""
@@ -158,23 +135,17 @@ class Models(Registry[nn.Module]):
     """
 
     def build(self, config: PartConfig, /, *args: Any, **kwargs: Any) -> nn.Module:
-        """See `Registry.build`.
-
-        Raises:
-            ConfigError: the model takes something else; the line has its signature.
-        """
+        """See `Registry.build`; a ConfigError, with its signature, for a model that takes something else."""
         factory = self[config.name].factory
         own = {each.name for each in fields(config)} - {each.name for each in fields(ModelConfig)}
         offered = {"config": config, **{name: getattr(config, name) for name in own}, **kwargs}
         signature = inspect.signature(factory)
-        taken: list[str] = []
-        for parameter in signature.parameters.values():
-            if parameter.name in offered:
-                taken.append(parameter.name)
-            elif parameter.default is parameter.empty and parameter.kind not in _VARIABLE:
+        taken = [name for name in signature.parameters if name in offered]
+        for name, parameter in signature.parameters.items():
+            if name not in taken and parameter.default is parameter.empty and parameter.kind not in _VARIABLE:
                 raise ConfigError(
-                    f"model: {config.name}{signature} needs '{parameter.name}', and is given "
-                    f"{', '.join(sorted(offered))}; take these by name, or give '{parameter.name}' a default"
+                    f"model: {config.name}{signature} needs '{name}', and is given "
+                    f"{', '.join(sorted(offered))}; take these by name, or give '{name}' a default"
                 )
         model = factory(**{name: offered[name] for name in taken})
         if offered.get("channels") == 1 and "channels" not in taken:

@@ -19,13 +19,8 @@ def checkpoint_blocks(model: nn.Module) -> int:
 
     Gradients, BatchNorm's statistics and dropout are the same as without. Nothing is recomputed in eval mode and
     without gradients. Names in the state dict, `copy.deepcopy`, DataParallel and torch.compile work as before. timm's
-    own switch (`set_grad_checkpointing`) isn't used, since it updates BatchNorm's statistics twice.
-
-    Returns:
-        The number of blocks: a ResNet's residual blocks, a ViT's layers, the stages of a plainer network.
-
-    Raises:
-        ConfigError: the model has no blocks.
+    own switch (`set_grad_checkpointing`) isn't used, since it updates BatchNorm's statistics twice. Returns the number
+    of blocks.
     """
     blocks = blocks_of(model)
     if not blocks:

@@ -13,15 +13,8 @@ from effloop.model.base import subclassed
 
 
 def find_head(model: nn.Module, size: ImageSize, channels: int = 3) -> str:
-    """The name of the linear layer whose output is the model's.
-
-    Args:
-        model: in evaluation mode, on its device.
-        size: height and width in pixels.
-        channels: of the images.
-
-    Raises:
-        ConfigError: it ends with something else.
+    """The name of the linear layer whose output is the model's, which is in evaluation mode; a ConfigError if it ends
+    with something else.
     """
     calls: list[tuple[str, Tensor, Tensor]] = []
     handles = [
@@ -41,12 +34,7 @@ def find_head(model: nn.Module, size: ImageSize, channels: int = 3) -> str:
 
 
 class Features:
-    """The features below the head: (N, C, H, W) images -> (N, D).
-
-    Args:
-        model: in evaluation mode.
-        head: the name of its last layer.
-    """
+    """The features below the head of a model in evaluation mode: (N, C, H, W) images -> (N, D)."""
 
     def __init__(self, model: nn.Module, head: str) -> None:
         self.model, self.head = model, model.get_submodule(head)
@@ -64,10 +52,6 @@ def train_head_only(model: nn.Module, head: str) -> None:
     """Let a model take (N, D) features instead of images, and freeze all but its head.
 
     Its names in the state dict stay as they are, and so do its weights below the head.
-
-    Args:
-        model: changed in place.
-        head: the name of its last layer.
     """
     model.requires_grad_(False)
     model.get_submodule(head).requires_grad_(True)
@@ -77,7 +61,6 @@ def train_head_only(model: nn.Module, head: str) -> None:
 def _of_features(kind: Any, head: str) -> type[nn.Module]:
     class OfFeatures(kind):  # type: ignore[misc]
         def forward(self, features: Tensor) -> Tensor:
-            """(N, D) -> (N, K) outputs."""
             outputs: Tensor = self.get_submodule(head)(features)
             return outputs
 

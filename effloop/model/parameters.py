@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -33,13 +33,8 @@ class Layer:
 
 
 def rates_by_layer(model: nn.Module, lr: float, layer_decay: float | None) -> list[Layer]:
-    """The layers of a model with their learning rates, from the last to the first.
-
-    Args:
-        model: its frozen parameters count, too.
-        lr: the rate of the last layer.
-        layer_decay: what a layer's rate is multiplied by for the layer below it (Bao et al. 2022, "BEiT"); None makes
-            all parameters one layer.
+    """The layers of a model, frozen ones, too, with their learning rates, from the last, which has `lr`, to the first;
+    `layer_decay` is what a rate is multiplied by for the layer below (Bao et al. 2022, "BEiT"), None makes one layer.
     """
     names = [name for name, _ in model.named_parameters()]
     if layer_decay is None:
@@ -140,29 +135,24 @@ def parameter_groups(
         weight_decay: of the group that decays.
         layers: parameters with a learning rate of their own: then these are such groups for each layer, in this
             order. None is the optimizer's rate for all.
-
-    Returns:
-        `[{"params": [...], "weight_decay": ...}, ...]`, with `lr` if there are layers, without empty groups.
     """
     norms = {id(each) for module in model.modules() if isinstance(module, NORMS) for each in module.parameters()}
     parameters = dict(model.named_parameters())
     groups: list[dict[str, Any]] = []
     for names, settings in [(each.parameters, {"lr": each.lr}) for each in layers] or [(tuple(parameters), {})]:
-        decaying: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
+        kinds: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
         for name in names:
             parameter = parameters[name]
-            if not parameter.requires_grad:
-                continue
             plain = parameter.ndim <= 1 or id(parameter) in norms or name.rpartition(".")[2].endswith("bias")
-            (others if plain and not decay_norm_and_bias else decaying).append(parameter)
-        groups.append({"params": decaying, "weight_decay": weight_decay, **settings})
-        groups.append({"params": others, "weight_decay": 0.0, **settings})
+            if parameter.requires_grad:
+                kinds[plain and not decay_norm_and_bias].append(parameter)
+        for kind, decay in zip(kinds, (weight_decay, 0.0), strict=True):
+            groups.append({"params": kind, "weight_decay": decay, **settings})
     return [group for group in groups if group["params"]]
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Freeze modules and parameters.
+    """Freeze modules and parameters; returns the names of the frozen parameters, in the model's order.
 
     Frozen parameters get no gradient. A module that is frozen completely, by its name or because all of its
     parameters are, stays in eval mode when the model is put into train mode: BatchNorm keeps its statistics, dropout
@@ -172,12 +162,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         model: changed in place.
         patterns: names of modules or parameters, or glob patterns (`*` also matches dots); a module's name includes
             everything in it.
-
-    Returns:
-        The names of the frozen parameters, in the model's order.
-
-    Raises:
-        ConfigError: a pattern matches nothing, or nothing is left to train.
     """
     parameters = dict(model.named_parameters())
     modules = [name for name, _ in model.named_modules() if name]
@@ -189,7 +173,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
                 f"model.freeze: no module or parameter fits '{pattern}'; {choices(pattern, [*modules, *parameters])}"
             )
         matched.update(found)
-    frozen = [name for name in parameters if not matched.isdisjoint(_upwards(name))]
+    frozen = [name for name in parameters if any(name == each or name.startswith(f"{each}.") for each in matched)]
     if not any(each.requires_grad for name, each in parameters.items() if name not in frozen):
         raise ConfigError(
             f"model.freeze: {list(patterns)} leaves none of the {len(parameters)} parameters to train; freeze fewer"
@@ -198,13 +182,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         parameters[name].requires_grad_(False)
     _keep_in_eval(model, matched.union(frozen))
     return frozen
-
-
-def _upwards(name: str) -> Iterator[str]:
-    """`a.b.c`, `a.b`, `a`."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
 
 
 def _keep_in_eval(module: nn.Module, frozen: set[str], prefix: str = "") -> None:

@@ -50,16 +50,8 @@ def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last
     """Run one black image through a model, forward and backward, and record what is found.
 
     Auxiliary heads count. The model is in eval mode meanwhile, without dropout, and unchanged afterwards: modes,
-    buffers, gradients and random numbers. It isn't compiled for this.
-
-    Args:
-        model: on its device.
-        size: height and width in pixels.
-        channels: of the image.
-        channels_last: memory layout of the image.
-
-    Raises:
-        ConfigError: all that the logits depend on is frozen.
+    buffers, gradients and random numbers. It isn't compiled for this. A ConfigError if all that the logits depend on is
+    frozen.
     """
     parameters = dict(model.named_parameters())
     trained = {name: each for name, each in parameters.items() if each.requires_grad}
@@ -67,7 +59,7 @@ def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last
     layout = torch.channels_last if channels_last else torch.contiguous_format
     image = torch.zeros(1, channels, *size, device=device).contiguous(memory_format=layout)
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.enable_grad(), _in_eval_mode(model), _watched(model) as calls:
+    with torch.random.fork_rng(devices), torch.enable_grad(), _in_eval_mode(model), _watched(model) as (biases, odd):
         with SavedForBackward(chain(model.parameters(), model.buffers(), [image])) as saved:
             found: Any = model.forward(image)  # a call would compile a model that is to be compiled
         heads: list[Tensor] = [found] if isinstance(found, Tensor) else [*found.values()]
@@ -80,10 +72,10 @@ def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last
         total = torch.stack([head.sum() for head in heads]).sum() if len(heads) > 1 else logits.sum()
         gradients = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
     return Probe(
-        biases_before_norm=calls.biases_before_norm,
+        biases_before_norm=biases,
         unused=[name for name, gradient in zip(trained, gradients, strict=True) if gradient is None],
         frozen=sum(each.numel() for each in parameters.values() if not each.requires_grad),
-        odd_widths=[name for name, outputs in calls.odd_widths.items() if outputs != logits.shape[1]],
+        odd_widths=[name for name, outputs in odd.items() if outputs != logits.shape[1]],
         saved_bytes=saved.bytes,
         largest_bytes=saved.largest,
     )
@@ -92,12 +84,7 @@ def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last
 def norms_of_one_value(model: nn.Module, size: ImageSize, channels: int = 3) -> list[str]:
     """Names of the BatchNorm layers that have one value of each channel of an image, and take the batch's statistics.
 
-    In training they can't take a batch of one image: a single value has no variance.
-
-    Args:
-        model: on its device; unchanged afterwards.
-        size: height and width in pixels.
-        channels: of the image.
+    In training they can't take a batch of one image: a single value has no variance. The model is unchanged afterwards.
     """
     with _in_mode(model, training=True):
         norms = {each: name for name, each in model.named_modules() if isinstance(each, _BatchNorm) and each.training}
@@ -112,26 +99,6 @@ def norms_of_one_value(model: nn.Module, size: ImageSize, channels: int = 3) -> 
             hooks.enter_context(norm.register_forward_pre_hook(look))
         model.forward(torch.zeros(1, channels, *size, device=next(model.parameters()).device))
     return found
-
-
-class _Calls:
-    """Records of forward hooks for one image."""
-
-    def __init__(self) -> None:
-        self.biases_before_norm: list[str] = []
-        self.odd_widths: dict[str, int] = {}  # name -> outputs
-        self._biased: dict[int, tuple[str, Tensor, int]] = {}  # keeps the tensor, or another could get its id
-
-    def layer(self, name: str, module: Any, output: Tensor) -> None:
-        if module.bias is not None and module.bias.requires_grad:
-            self._biased[id(output)] = name, output, output._version
-        if (output.ndim < 4 or output[0, 0].numel() > 1) and any(width % _TILE for width in _widths(module)):
-            self.odd_widths[name] = module.weight.shape[0]
-
-    def norm(self, tensor: Tensor) -> None:
-        name, _, version = self._biased.get(id(tensor), ("", tensor, -1))
-        if version == tensor._version:  # else an in-place operation came between them
-            self.biases_before_norm.append(name)
 
 
 def _widths(layer: Any) -> list[int]:
@@ -151,19 +118,33 @@ def takes_statistics(norm: nn.Module) -> bool:
 
 
 @contextmanager
-def _watched(model: nn.Module) -> Iterator[_Calls]:
-    """Hooks on a model's layers and norms, inside the block."""
-    calls, names = _Calls(), {module: name for name, module in model.named_modules()}
+def _watched(model: nn.Module) -> Iterator[tuple[list[str], dict[str, int]]]:
+    """Of one image, inside the block: layers whose bias goes straight into a norm, and {layer of odd widths:
+    outputs}.
+    """
+    before_norm: list[str] = []
+    odd: dict[str, int] = {}
+    biased: dict[int, tuple[str, Tensor, int]] = {}  # keeps the tensor, or another could get its id
+    names = {module: name for name, module in model.named_modules()}
+
+    def layer(module: Any, _: Any, output: Tensor) -> None:
+        if module.bias is not None and module.bias.requires_grad:
+            biased[id(output)] = names[module], output, output._version
+        if (output.ndim < 4 or output[0, 0].numel() > 1) and any(width % _TILE for width in _widths(module)):
+            odd[names[module]] = module.weight.shape[0]
+
+    def norm(_: Any, inputs: Any) -> None:
+        name, _, version = biased.get(id(inputs[0]), ("", None, -1))
+        if version == inputs[0]._version:  # else an in-place operation came between them
+            before_norm.append(name)
+
     with ExitStack() as hooks:
         for module in names:
             if isinstance(module, _LAYERS):
-                hook = module.register_forward_hook(lambda layer, _, output: calls.layer(names[layer], layer, output))
+                hooks.enter_context(module.register_forward_hook(layer))
             elif isinstance(module, CHANNEL_NORMS) and takes_statistics(module):
-                hook = module.register_forward_pre_hook(lambda _, inputs: calls.norm(inputs[0]))
-            else:
-                continue
-            hooks.enter_context(hook)
-        yield calls
+                hooks.enter_context(module.register_forward_pre_hook(norm))
+        yield before_norm, odd
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effloop.batch import ImageSize
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, check_value
 from effloop.model.base import ModelConfig, models
 
 _SMALLEST = 16  # pixels; it halves the image four times
@@ -28,8 +28,7 @@ class CnnConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.width < 1:
-            raise ConfigError(f"model.width: {self.width} is not allowed; set a number of channels above 0")
+        check_value("model.width", self.width, self.width >= 1, "a number of channels above 0")
 
 
 @models.register("cnn", CnnConfig)
@@ -93,8 +92,7 @@ class SmallResnetConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.depth not in (18, 34, 50, 101, 152):
-            raise ConfigError(f"model.depth: {self.depth} is not allowed; set 18, 34, 50, 101 or 152")
+        check_value("model.depth", self.depth, self.depth in (18, 34, 50, 101, 152), "18, 34, 50, 101 or 152")
 
 
 @models.register("small_resnet", SmallResnetConfig)
@@ -125,10 +123,8 @@ class UnetConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.width < 1:
-            raise ConfigError(f"model.width: {self.width} is not allowed; set a number of channels above 0")
-        if not 1 <= self.depth <= 8:
-            raise ConfigError(f"model.depth: {self.depth} is not allowed; set a whole number from 1 to 8")
+        check_value("model.width", self.width, self.width >= 1, "a number of channels above 0")
+        check_value("model.depth", self.depth, 1 <= self.depth <= 8, "a whole number from 1 to 8")
 
 
 @models.register("unet", UnetConfig)

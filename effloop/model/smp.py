@@ -87,9 +87,6 @@ def smp_model(config: SmpConfig, *, num_classes: int, channels: int) -> nn.Modul
 
     Its names in the state dict are the package's. (N, C, H, W) of any size -> (N, K, H, W) logits: where a network
     takes only multiples of its stride, images are padded at the right and the bottom with 0, the mean colour.
-
-    Raises:
-        ConfigError: the package has no such decoder or encoder, or they don't go together.
     """
     smp = _package()
     kinds = {kind.__name__: kind for kind in smp.MODEL_ARCHITECTURES_MAPPING.values()}
@@ -132,7 +129,6 @@ def _of_any_size(kind: Any) -> type[nn.Module]:
 
     class OfAnySize(kind):  # type: ignore[misc]
         def forward(self, images: Tensor) -> Tensor:
-            """(N, C, H, W) -> (N, K, H, W) logits."""
             height, width = images.shape[2:]
             stride = self.encoder.output_stride if self.requires_divisible_input_shape else 1
             stride *= 2 if halves_below else 1

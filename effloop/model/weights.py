@@ -6,7 +6,6 @@ import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from effloop.model.base import Zoo
 from effloop.registry import choices
 from effloop.system.archive import ForeignFileError, check_archive, opened
 
-_KEY = "model.weights"
+_KEY, _BACKBONE_KEY = "model.weights", "model.backbone_weights"
 
 _HOLDERS = ("model", "state_dict")
 """Keys of weights in a checkpoint, the preferred first: EffLoop's own, and many others'."""
@@ -32,8 +31,15 @@ _IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 """Prefixes by DataParallel, DDP and torch.compile."""
 
+_BEFORE = re.compile(r"^(?:module\.|_orig_mod\.|backbone\.|encoder\.|model\.|features\.)+")
+"""Prefixes of what is the backbone in some networks; torchvision's MobileNets have `features`, encoders that are
+timm's `model`."""
+
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 """`norm.1.weight` in torchvision's own files is `norm1.weight` in its DenseNets."""
+
+_COUNTER = "num_batches_tracked"
+"""A buffer of BatchNorm that files of torch 0.4 lack."""
 
 
 def load_weights(
@@ -62,43 +68,58 @@ def load_weights(
     Raises:
         ConfigError: there are no such weights, they can't be downloaded or read, or they are of another model.
     """
-    found = find_weights(weights, zoo, image_size, normalisation)
-    tensors = _renamed(found.tensors, model)
-    summed = "".join(f"; {name} summed over R, G, B" for name in sum_over_rgb(model.state_dict(), tensors))
-    left = _load(model, tensors, found.where)
-    head = f"; {', '.join(left)} not loaded: another number of classes" if left else ""
-    return f"weights: {len(model.state_dict()) - len(left)} tensors from {found.where}{summed}{head}{found.expects}"
+    found, where, expects = _found(weights, zoo, image_size, normalisation)
+    tensors, own = _renamed(found, model), model.state_dict()
+    summed = _sum_over_rgb(own, tensors)
+    differ = [name for name in own if name in tensors and tensors[name].shape != own[name].shape]
+    head = differ if _is_head(differ, own, tensors) else []
+    wrong = [_sizes(name, tensors, own) for name in differ if name not in head]
+    for name in differ:
+        del tensors[name]
+    try:
+        result = model.load_state_dict(tensors, strict=False)
+    except (RuntimeError, ValueError) as error:  # from a module with its own loading code, such as MNASNet
+        raise ConfigError(f"model.weights: {where} can't be taken: {reason(error)}; use another file") from None
+    wrong += [f"{name} is missing there" for name in result.missing_keys if name not in differ]
+    wrong += [f"{name} is unknown here" for name in result.unexpected_keys]
+    _refuse(wrong, _KEY, where, "choose the model that it was saved from")
+    left = f"; {', '.join(head)} not loaded: another number of classes" if head else ""
+    return f"weights: {len(own) - len(head)} tensors from {where}{summed}{left}{expects}"
 
 
-@dataclass(frozen=True)
-class FoundWeights:
-    """Weights by their names where they are from, and for users where that is and which other mean and std they
+def load_backbone(
+    model: nn.Module, weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normalisation
+) -> str:
+    """Load weights of a model of images into the `backbone` or `encoder` of one of pixels, whose heads stay as
+    initialised; arguments, line and errors as of `load_weights`.
+    """
+    children = dict(model.named_children())
+    backbone = children.get("backbone", children.get("encoder"))
+    if backbone is None:
+        raise ConfigError(
+            f"{_BACKBONE_KEY}: {weights}, but this model has no backbone; set {_BACKBONE_KEY}=null, or model.weights"
+        )
+    try:
+        found, where, expects = _found(weights, zoo, image_size, normalisation)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(_KEY, _BACKBONE_KEY)) from error
+    own, names = backbone.state_dict(), {_BEFORE.sub("", name): name for name in found}
+    pairs = {name: names.get(_BEFORE.sub("", name)) for name in own}
+    tensors = {name: found[theirs] for name, theirs in pairs.items() if theirs is not None}
+    summed = _sum_over_rgb(own, tensors)
+    wrong = [f"{name} is missing there" for name in own if name not in tensors and not name.endswith(_COUNTER)]
+    wrong += [_sizes(name, tensors, own) for name, each in tensors.items() if each.shape != own[name].shape]
+    _refuse(wrong, _BACKBONE_KEY, where, "name weights of the network that the model is built on")
+    backbone.load_state_dict(tensors)
+    return f"weights: {len(tensors)} tensors of the backbone from {where}{summed}{expects}"
+
+
+def _found(
+    weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normalisation
+) -> tuple[Mapping[str, Tensor], str, str]:
+    """Weights by their names where they are from, and for users where that is, and which other mean and std they
     expect.
     """
-
-    tensors: Mapping[str, Tensor]
-    where: str
-    expects: str
-
-
-def find_weights(
-    weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normalisation, key: str = _KEY
-) -> FoundWeights:
-    """Weights, not loaded into a model yet; arguments as of `load_weights`, and the `key` that they are set by.
-
-    Raises:
-        ConfigError: there are no such weights, or they can't be downloaded or read.
-    """
-    try:
-        return _found(weights, zoo, image_size, normalisation)
-    except ConfigError as error:
-        if key == _KEY:
-            raise
-        words = str(error).replace(f"{_KEY}: ", f"{key}: ", 1).replace(f"set {_KEY}=FILE", f"set {key}=FILE")
-        raise ConfigError(words) from error
-
-
-def _found(weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normalisation) -> FoundWeights:
     path = weights_file(weights)
     names = zoo.names() if zoo and path is None else []
     if zoo and weights in names:
@@ -114,8 +135,7 @@ def _found(weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normal
         of_grey = [(round(sum(values) / len(values), 6),) for values in expected]  # as `data.mean` is
         expected = of_grey[0], of_grey[1]
     mean, std = (f"[{','.join(map(str, values))}]" for values in expected)
-    expects = "" if expected == normalisation else f"; they expect data.mean={mean} data.std={std}"
-    return FoundWeights(found, where, expects)
+    return found, where, "" if expected == normalisation else f"; they expect data.mean={mean} data.std={std}"
 
 
 def _normalisation(content: Any) -> Normalisation | None:
@@ -128,43 +148,17 @@ def _normalisation(content: Any) -> Normalisation | None:
 
 
 def weights_file(weights: str) -> Path | None:
-    """The file to read weights from; None if it isn't an existing path.
-
-    Raises:
-        ConfigError: a folder without a checkpoint.
+    """The file to read weights from; None if it isn't an existing path; a ConfigError for a folder without a
+    checkpoint.
     """
     path = Path(weights).expanduser()
-    if not path.exists():
-        return None
     if not path.is_dir():
-        return path
+        return path if path.exists() else None
     for name in ("best", "last"):
         checkpoint = path / "checkpoints" / f"{name}.ckpt"
         if checkpoint.is_file():
             return checkpoint
     raise ConfigError(f"model.weights: '{path}' has no checkpoints/best.ckpt or last.ckpt; name a run folder or a file")
-
-
-def _load(model: nn.Module, found: dict[str, Tensor], where: str) -> list[str]:
-    """Load tensors into a model; returns the names of the head's, if these didn't fit.
-
-    Raises:
-        ConfigError: anything but the head doesn't fit; the model may be partly loaded.
-    """
-    own = model.state_dict()
-    head = _head(own, found)
-    sizes = [name for name in own if name in found and name not in head and found[name].shape != own[name].shape]
-    wrong = [f"{name} is {tuple(found[name].shape)} there, {tuple(own[name].shape)} here" for name in sizes]
-    for name in (*head, *sizes):
-        del found[name]
-    try:
-        result = model.load_state_dict(found, strict=False)
-    except (RuntimeError, ValueError) as error:  # from a module with its own loading code, such as MNASNet
-        raise ConfigError(f"model.weights: {where} can't be taken: {reason(error)}; use another file") from None
-    wrong += [f"{name} is missing there" for name in result.missing_keys if name not in (*head, *sizes)]
-    wrong += [f"{name} is unknown here" for name in result.unexpected_keys]
-    _refuse(wrong, _KEY, where, "choose the model that it was saved from")
-    return head
 
 
 def _refuse(wrong: Sequence[str], key: str, where: str, fix: str) -> None:
@@ -173,38 +167,33 @@ def _refuse(wrong: Sequence[str], key: str, where: str, fix: str) -> None:
         raise ConfigError(f"{key}: tensors of {where} that don't match: {len(wrong)} ({first}); {fix}")
 
 
-def sum_over_rgb(own: Mapping[str, Tensor], found: dict[str, Tensor]) -> list[str]:
-    """Make a convolution of RGB one of grey where the model has that, as `take_grey` does; returns its name."""
-    summed = []
+def _sizes(name: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+    return f"{name} is {tuple(found[name].shape)} there, {tuple(own[name].shape)} here"
+
+
+def _sum_over_rgb(own: Mapping[str, Tensor], found: dict[str, Tensor]) -> str:
+    """Make a convolution of RGB one of grey where the model has that, as `take_grey` does; says so for users."""
+    summed = ""
     for name, tensor in own.items():
         if tensor.ndim == 4 and tensor.shape[1] == 1 and name in found:
             rgb = found[name]
             if rgb.shape == (len(rgb), 3, *tensor.shape[2:]):
                 found[name] = rgb.sum(1, keepdim=True)
-                summed.append(name)
+                summed += f"; {name} summed over R, G, B"
     return summed
 
 
-def _head(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """The tensors of the last layers, of the network or of each of its heads, if they differ only in the first
-    dimension; else none.
+def _is_head(differ: Sequence[str], own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> bool:
+    """Whether tensors of other shapes are the last ones of the network, or of each child of it that they are in, and
+    differ only in the first dimension, all by the same numbers.
     """
-    differ = [name for name in own if name in found and found[name].shape != own[name].shape]
-    is_tail = all(_ends(own, [name for name in differ if _child(name) == child]) for child in {*map(_child, differ)})
-    fits = all(found[name].shape[1:] == own[name].shape[1:] and own[name].ndim for name in differ)
+    for child in {name.partition(".")[0] for name in differ}:
+        in_child, everything = [name for name in own if name.partition(".")[0] == child], list(own)
+        tail = [name for name in differ if name in in_child]
+        if tail not in (in_child[-len(tail) :], everything[-len(tail) :]):
+            return False
     classes = {(found[name].shape[:1], own[name].shape[:1]) for name in differ}
-    return differ if is_tail and fits and len(classes) == 1 else []
-
-
-def _child(name: str) -> str:
-    return name.partition(".")[0]
-
-
-def _ends(own: Mapping[str, Tensor], names: Sequence[str]) -> bool:
-    """Whether these tensors are the last ones of the child of the network that they are of, or of the network."""
-    everything = list(own)
-    of_child = [name for name in everything if _child(name) == _child(names[0])]
-    return names in (of_child[len(of_child) - len(names) :], everything[len(everything) - len(names) :])
+    return len(classes) == 1 and all(found[name].shape[1:] == own[name].shape[1:] and own[name].ndim for name in differ)
 
 
 def _renamed(found: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -220,10 +209,8 @@ def _renamed(found: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
 
 
 def _read(path: Path) -> Any:
-    """A file's content, mapped on the CPU: a checkpoint's optimizer, twice the weights, is then never read.
-
-    Raises:
-        ConfigError: another format, damaged, or with more than tensors and plain values.
+    """A file's content, mapped on the CPU: a checkpoint's optimizer, twice the weights, is then never read. A
+    ConfigError for another format, a damaged file, or one with more than tensors and plain values.
     """
     try:
         if path.suffix == ".safetensors" and path.is_file():
@@ -246,11 +233,7 @@ def _read(path: Path) -> Any:
 
 
 def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
-    """The state dict in a file's content, on its own or in a checkpoint.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The state dict in a file's content, on its own or in a checkpoint."""
     if isinstance(content, Mapping) and content:
         if all(isinstance(value, Tensor) for value in content.values()):
             return content
@@ -263,53 +246,3 @@ def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
     raise ConfigError(
         f"model.weights: {path} holds no state dict, by itself or as {', '.join(_HOLDERS)}; torch.save one"
     )
-
-
-_BEFORE = re.compile(r"^(?:module\.|_orig_mod\.|backbone\.|encoder\.|model\.|features\.)+")
-"""Prefixes of what is the backbone in some networks; torchvision's MobileNets have `features`, encoders that are
-timm's `model`."""
-
-_BACKBONE_KEY = "model.backbone_weights"
-
-_COUNTER = "num_batches_tracked"
-"""A buffer of BatchNorm that files of torch 0.4 lack."""
-
-
-def load_backbone(
-    model: nn.Module, weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normalisation
-) -> str:
-    """Load weights of a model of images into the backbone of one of pixels; its heads stay as initialised.
-
-    Args:
-        model: has a `backbone`, or an `encoder`; changed in place.
-        weights: as in `load_weights`: a run folder, a file, or a name of `zoo`.
-        zoo: the package that has weights of the backbone, if one has.
-        image_size: as in the config.
-        normalisation: mean and std of the run's images.
-
-    Returns:
-        A line of text, as of `load_weights`.
-
-    Raises:
-        ConfigError: the model has no backbone, or the weights aren't there, can't be read, or are of another network.
-    """
-    children = dict(model.named_children())
-    backbone = children.get("backbone", children.get("encoder"))
-    if backbone is None:
-        raise ConfigError(
-            f"{_BACKBONE_KEY}: {weights}, but this model has no backbone; set {_BACKBONE_KEY}=null, or model.weights"
-        )
-    found, own = find_weights(weights, zoo, image_size, normalisation, _BACKBONE_KEY), backbone.state_dict()
-    names = {_BEFORE.sub("", name): name for name in found.tensors}
-    pairs = {name: names.get(_BEFORE.sub("", name)) for name in own}
-    tensors = {name: found.tensors[theirs] for name, theirs in pairs.items() if theirs is not None}
-    summed = "".join(f"; {name} summed over R, G, B" for name in sum_over_rgb(own, tensors))
-    wrong = [f"{name} is missing there" for name in own if name not in tensors and not name.endswith(_COUNTER)]
-    wrong += [
-        f"{name} is {tuple(tensor.shape)} there, {tuple(own[name].shape)} here"
-        for name, tensor in tensors.items()
-        if tensor.shape != own[name].shape
-    ]
-    _refuse(wrong, _BACKBONE_KEY, found.where, "name weights of the network that the model is built on")
-    backbone.load_state_dict(tensors)
-    return f"weights: {len(tensors)} tensors of the backbone from {found.where}{summed}{found.expects}"

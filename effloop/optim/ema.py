@@ -13,14 +13,7 @@ from torch import Tensor, nn
 
 
 class NoEMA:
-    """No averaging: the trained weights themselves.
-
-    Args:
-        model: the trained model, which is evaluated, too.
-
-    Attributes:
-        model: the model to evaluate.
-    """
+    """No averaging: the trained model itself is evaluated."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from effloop.errors import ConfigError, check_value, reason
+from effloop.errors import ConfigError, check_value
 from effloop.registry import PartConfig, Registry
 
 Parameters: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -77,25 +77,13 @@ optimizers: Registry[torch.optim.Optimizer] = Registry("optim")
 def _made(
     kind: type[torch.optim.Optimizer], config: OptimConfig, parameters: Parameters, **settings: Any
 ) -> torch.optim.Optimizer:
-    """A torch optimizer with the common settings; a ConfigError if `fused` is set and torch has no such kernel."""
+    """A torch optimizer with the common settings."""
     make: Callable[..., torch.optim.Optimizer] = kind
     optimizer = make(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=config.fused, **settings)
-    found = {(each.device, each.dtype) for group in optimizer.param_groups for each in group["params"]}
-    for device, dtype in found if config.fused else ():
-        # Try the kernel on one number: torch raises only at the first step.
-        number = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
-        number.grad = torch.zeros_like(number)
-        try:
-            make([number], lr=0.1, fused=True).step()
-        except RuntimeError as error:
-            raise ConfigError(
-                f"optim.fused: torch {torch.__version__} has no fused kernel for {dtype} on '{device}' "
-                f"({reason(error)}); set optim.fused=null"
-            ) from None
     if config.fused is False:
         # torch then also turns off foreach, its own default on a GPU.
         for group in optimizer.param_groups:
-            group["foreach"] = all(device.type == "cuda" for device, _ in found)
+            group["foreach"] = all(each.is_cuda for each in group["params"])
     return optimizer
 
 

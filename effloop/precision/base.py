@@ -146,11 +146,8 @@ def _has_bf16(device: torch.device) -> bool:
 
 
 def _lacks(config: PrecisionConfig, device: torch.device) -> ConfigError:
-    supported = ["fp32"]
-    if _has_bf16(device):
-        supported += ["bf16", "amp"]
-    if device.type == "cuda":
-        supported += ["fp16", "amp"] if "amp" not in supported else ["fp16"]
+    mixed = ["bf16"] * _has_bf16(device) + ["fp16"] * (device.type == "cuda")
+    supported = ["fp32", *mixed, *["amp"] * bool(mixed)]
     return ConfigError(
         f"precision: '{config.name}' is not supported on device '{device}', which supports "
         f"{', '.join(supported)}; set precision={supported[-1]}"

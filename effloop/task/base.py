@@ -129,7 +129,7 @@ def check_kind(source: Labelled, kind: str) -> None:
 Counts = Callable[[], NDArray[np.int64]]
 """(K,) how many samples of the training split have each class or flag; counted when it is called."""
 
-Predicted = dict[str, NDArray[np.float32] | list[str]]
+Table = dict[str, NDArray[np.float32] | list[str]]
 
 
 @dataclass
@@ -287,7 +287,7 @@ class Task(ABC):
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:  # noqa: B027  few have one
         """Continue from a `state_dict`; a KeyError or ValueError where it doesn't fit this task."""
 
-    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Predicted:
+    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Table:
         """The predictions for each image, in words and numbers, {column: N values}; by default the outputs themselves.
 
         Args:

@@ -13,32 +13,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.errors import ConfigError, DataError
-from effloop.task.base import (
-    LOSS,
-    Counts,
-    Labelled,
-    Meter,
-    Predicted,
-    TargetSpec,
-    Task,
-    TaskConfig,
-    check_kind,
-    check_weights,
-    class_weights,
-    mean_of_views,
-    score_names,
-    sum_samples,
-    tasks,
-    weights_of,
-)
+from effloop.errors import DataError, check_value
+from effloop.task import base
 from effloop.task.details import Details, of_classes
 
 _RANKS = 5
 
 
 @dataclass
-class ClassificationConfig(TaskConfig):
+class ClassificationConfig(base.TaskConfig):
     """Fields of `task=classification`.
 
     Attributes:
@@ -52,18 +35,16 @@ class ClassificationConfig(TaskConfig):
     class_weights: Any = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError(
-                f"task.label_smoothing: {self.label_smoothing} is not allowed; set a share from 0 to below 1"
-            )
-        check_weights("task.class_weights", self.class_weights)
+        share = self.label_smoothing
+        check_value("task.label_smoothing", share, 0 <= share < 1, "a share from 0 to below 1")
+        base.check_weights("task.class_weights", self.class_weights)
 
 
-@tasks.register("classification", ClassificationConfig)
-class Classification(Task):
+@base.tasks.register("classification", ClassificationConfig)
+class Classification(base.Task):
     """One class for each image: cross-entropy, top-1 and top-5 accuracy."""
 
-    meters = (Meter("top1", "Top@1"), Meter("top5", "Top@5", min_outputs=_RANKS + 1), LOSS)
+    meters = (base.Meter("top1", "Top@1"), base.Meter("top5", "Top@5", min_outputs=_RANKS + 1), base.LOSS)
     mixes: ClassVar[tuple[str, ...]] = ("mixup", "cutmix")
     distils: ClassVar[bool] = True
     digits: ClassVar[int | None] = 6
@@ -74,11 +55,11 @@ class Classification(Task):
         self.label_smoothing = config.label_smoothing
         self.class_weights = config.class_weights
         self.weight: Tensor | None = None
-        self.target = TargetSpec()
+        self.target = base.TargetSpec()
         self.num_sums = 2 + _RANKS
 
-    def num_outputs(self, source: Labelled) -> int:
-        check_kind(source, "classes")
+    def num_outputs(self, source: base.Labelled) -> int:
+        base.check_kind(source, "classes")
         if len(source.classes) == 1:
             raise DataError(
                 f"{source.where} has one class, '{source.classes[0]}', and nothing to tell it from; "
@@ -86,9 +67,9 @@ class Classification(Task):
             )
         return len(source.classes)
 
-    def fitted(self, source: Labelled, counts: Counts) -> Self:
-        task, balanced = copy.copy(self), lambda: class_weights(counts())
-        task.weight = weights_of("task.class_weights", self.class_weights, source.classes, balanced)
+    def fitted(self, source: base.Labelled, counts: base.Counts) -> Self:
+        task, balanced = copy.copy(self), lambda: base.class_weights(counts())
+        task.weight = base.weights_of("task.class_weights", self.class_weights, source.classes, balanced)
         return task
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -120,21 +101,21 @@ class Classification(Task):
         losses = F.cross_entropy(outputs.float(), targets, reduction="none") if loss is None else loss
         ranked = _ranked(outputs)
         hits = ranked == targets[:, None] if targets.ndim == 1 else targets.gather(1, ranked)
-        sums = sum_samples(losses, [hits], valid)
+        sums = base.sum_samples(losses, [hits], valid)
         return F.pad(sums, (0, self.num_sums - len(sums)))  # fewer classes than ranks
 
     def scores(self, sums: Sequence[float]) -> dict[str, float]:
         loss, samples, *hits = sums
         totals = {"loss": loss, "top1": hits[0], "top5": sum(hits)}
-        return {name: totals[name] / samples if samples else float("nan") for name in score_names(self.meters)}
+        return {name: totals[name] / samples if samples else float("nan") for name in base.score_names(self.meters)}
 
-    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Predicted:
+    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> base.Table:
         """The `top` best classes and their probabilities, `class`, `score`, `class_2`, `score_2`, …; with `every`
         then `p_NAME`, the probability of each class.
         """
         probabilities = outputs.float().softmax(dim=1).cpu()
         scores, ranked = probabilities.topk(min(top, len(classes)), dim=1)
-        columns: Predicted = {}
+        columns: base.Table = {}
         for rank in range(ranked.shape[1]):
             suffix = f"_{rank + 1}" if rank else ""
             columns[f"class{suffix}"] = [classes[label] for label in ranked[:, rank].tolist()]
@@ -161,7 +142,7 @@ class Classification(Task):
         return of_classes(losses, targets, predicted, probabilities, names)
 
     def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
-        return mean_of_views(outputs)
+        return base.mean_of_views(outputs)
 
     def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
         """Whether the best class is the same."""

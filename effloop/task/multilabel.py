@@ -15,24 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.errors import ConfigError
-from effloop.task.base import (
-    LOSS,
-    Counts,
-    Labelled,
-    Meter,
-    Predicted,
-    TargetSpec,
-    Task,
-    TaskConfig,
-    check_kind,
-    check_weights,
-    is_weight,
-    score_names,
-    sum_samples,
-    tasks,
-    weights_of,
-)
+from effloop.errors import ConfigError, check_value
+from effloop.task import base
 from effloop.task.details import Details, Ranking, of_flags, rankings
 
 
@@ -44,7 +28,7 @@ class MultilabelLoss(Enum):
 
 
 @dataclass
-class MultilabelConfig(TaskConfig):
+class MultilabelConfig(base.TaskConfig):
     """Fields of `task=multilabel`.
 
     Attributes:
@@ -65,31 +49,30 @@ class MultilabelConfig(TaskConfig):
     clip: float = 0.05
 
     def __post_init__(self) -> None:
-        if not is_weight(self.pos_weight):
-            check_weights("task.pos_weight", self.pos_weight)
+        if not base.is_weight(self.pos_weight):
+            base.check_weights("task.pos_weight", self.pos_weight)
         if self.loss is MultilabelLoss.asl and self.pos_weight is not None:
             raise ConfigError(
                 f"task.pos_weight: {self.pos_weight} is for task.loss=bce, asl has task.gamma_pos and task.gamma_neg; "
                 "set task.pos_weight=null"
             )
         for key in ("gamma_pos", "gamma_neg"):
-            if not 0 <= getattr(self, key) < math.inf:
-                raise ConfigError(f"task.{key}: {getattr(self, key)} is not allowed; set a finite number, 0 or above")
-        if not 0 <= self.clip < 1:
-            raise ConfigError(f"task.clip: {self.clip} is not allowed; set a probability from 0 to below 1")
+            value = getattr(self, key)
+            check_value(f"task.{key}", value, 0 <= value < math.inf, "a finite number, 0 or above")
+        check_value("task.clip", self.clip, 0 <= self.clip < 1, "a probability from 0 to below 1")
 
 
-@tasks.register("multilabel", MultilabelConfig)
-class Multilabel(Task):
+@base.tasks.register("multilabel", MultilabelConfig)
+class Multilabel(base.Task):
     """Any number of labels for each image: binary cross-entropy or asymmetric loss, mean average precision, F1."""
 
     meters = (
-        Meter("map", "mAP"),
-        Meter("map_micro", "mAP micro"),
-        Meter("f1", "F1"),
-        Meter("f1_micro", "F1 micro"),
-        Meter("f1_tuned", "F1 tuned"),
-        LOSS,
+        base.Meter("map", "mAP"),
+        base.Meter("map_micro", "mAP micro"),
+        base.Meter("f1", "F1"),
+        base.Meter("f1_micro", "F1 micro"),
+        base.Meter("f1_tuned", "F1 tuned"),
+        base.LOSS,
     )
     mixes: ClassVar[tuple[str, ...]] = ("mixup", "cutmix")
     distils: ClassVar[bool] = True
@@ -103,15 +86,15 @@ class Multilabel(Task):
         self._shape_for(1)
 
     def _shape_for(self, num_outputs: int) -> None:
-        self.target = TargetSpec((num_outputs,), torch.float32)
+        self.target = base.TargetSpec((num_outputs,), torch.float32)
         self.num_sums = 2 + 3 * num_outputs
         self.thresholds = [0.5] * num_outputs  # until they are tuned
 
-    def num_outputs(self, source: Labelled) -> int:
-        check_kind(source, "flags")
+    def num_outputs(self, source: base.Labelled) -> int:
+        base.check_kind(source, "flags")
         return len(source.target_names)
 
-    def fitted(self, source: Labelled, counts: Counts) -> Self:
+    def fitted(self, source: base.Labelled, counts: base.Counts) -> Self:
         weight, names, samples = self.config.pos_weight, source.target_names, len(source.targets)
 
         def balanced() -> NDArray[np.float64]:
@@ -119,8 +102,8 @@ class Multilabel(Task):
             return np.where((has > 0) & (has < samples), (samples - has) / np.maximum(has, 1), 1.0)
 
         task = copy.copy(self)
-        each = [weight] * len(names) if is_weight(weight) else weight
-        task.pos_weight = weights_of("task.pos_weight", each, names, balanced, "labels")
+        each = [weight] * len(names) if base.is_weight(weight) else weight
+        task.pos_weight = base.weights_of("task.pos_weight", each, names, balanced, "labels")
         return task
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -149,7 +132,7 @@ class Multilabel(Task):
         losses = self._losses(outputs.float(), targets).mean(dim=1) if loss is None else loss
         predicted, flags = outputs > 0, targets.double()
         columns = [predicted * flags, predicted * (1 - flags), ~predicted * flags]
-        return sum_samples(losses, columns, valid)
+        return base.sum_samples(losses, columns, valid)
 
     def scores(self, sums: Sequence[float]) -> dict[str, float]:
         """The loss, `f1` and `f1_micro`; the other scores aren't of sums, and `scores_of` has all."""
@@ -159,7 +142,7 @@ class Multilabel(Task):
     def scores_of(self, outputs: NDArray[np.float32], targets: NDArray[Any]) -> dict[str, float]:
         """All scores; NaN if an output is."""
         if np.isnan(outputs).any():
-            return dict.fromkeys(score_names(self.meters), math.nan)
+            return dict.fromkeys(base.score_names(self.meters), math.nan)
         logits, flags = torch.from_numpy(outputs).double(), torch.from_numpy(targets).double()
         loss = float(self._losses(logits, flags).mean())
         has = targets > 0
@@ -201,10 +184,10 @@ class Multilabel(Task):
             raise ValueError(f"{len(state['thresholds'])} thresholds for {len(self.thresholds)} labels")
         self.thresholds = list(state["thresholds"])
 
-    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Predicted:
+    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> base.Table:
         """`labels`, those above their thresholds, joined by `|`; with `every` then `p_NAME`, each probability."""
         found = ["|".join(classes[place] for place in np.flatnonzero(row).tolist()) for row in self._set(outputs)]
-        columns: Predicted = {"labels": found}
+        columns: base.Table = {"labels": found}
         if every:
             probabilities = outputs.float().sigmoid().cpu().numpy()
             columns |= {f"p_{name}": probabilities[:, place] for place, name in enumerate(classes)}

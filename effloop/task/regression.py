@@ -15,21 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from effloop.errors import ConfigError, DataError
-from effloop.task.base import (
-    LOSS,
-    Counts,
-    Labelled,
-    Meter,
-    OutputTransform,
-    Predicted,
-    TargetSpec,
-    Task,
-    TaskConfig,
-    check_kind,
-    sum_samples,
-    tasks,
-)
+from effloop.errors import DataError, check_value
+from effloop.task import base
 from effloop.task.details import Details, of_numbers
 
 _ROUNDING = 1e-12
@@ -48,7 +35,7 @@ class RegressionLoss(Enum):
 
 
 @dataclass
-class RegressionConfig(TaskConfig):
+class RegressionConfig(base.TaskConfig):
     """Fields of `task=regression`.
 
     Attributes:
@@ -63,19 +50,18 @@ class RegressionConfig(TaskConfig):
     standardise: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.delta < math.inf:
-            raise ConfigError(f"task.delta: {self.delta} is not allowed; set a finite number above 0")
+        check_value("task.delta", self.delta, 0 < self.delta < math.inf, "a finite number above 0")
 
 
-@tasks.register("regression", RegressionConfig)
-class Regression(Task):
+@base.tasks.register("regression", RegressionConfig)
+class Regression(base.Task):
     """Numbers for each image: squared, absolute or Huber loss, R², MAE, RMSE."""
 
     meters = (
-        Meter("r2", "R2", percent=False, of_one=True),
-        Meter("mae", "MAE", higher_is_better=False, percent=False),
-        Meter("rmse", "RMSE", higher_is_better=False, percent=False),
-        LOSS,
+        base.Meter("r2", "R2", percent=False, of_one=True),
+        base.Meter("mae", "MAE", higher_is_better=False, percent=False),
+        base.Meter("rmse", "RMSE", higher_is_better=False, percent=False),
+        base.LOSS,
     )
     mixes: ClassVar[tuple[str, ...]] = ("mixup",)
     distils: ClassVar[bool] = True
@@ -86,15 +72,15 @@ class Regression(Task):
         self._shape_for(1)
 
     def _shape_for(self, num_outputs: int) -> None:
-        self.target = TargetSpec((num_outputs,), torch.float32)
+        self.target = base.TargetSpec((num_outputs,), torch.float32)
         self.num_sums = 2 + 4 * num_outputs
         self.mean, self.deviation = torch.zeros(num_outputs), torch.ones(num_outputs)
 
-    def num_outputs(self, source: Labelled) -> int:
-        check_kind(source, "numbers")
+    def num_outputs(self, source: base.Labelled) -> int:
+        base.check_kind(source, "numbers")
         return int(source.targets.shape[1])
 
-    def fitted(self, source: Labelled, counts: Counts) -> Self:
+    def fitted(self, source: base.Labelled, counts: base.Counts) -> Self:
         mean, deviation = moments(source.targets)
         if not np.isfinite(mean).all():
             raise DataError(f"{source.where} has targets that aren't finite numbers; correct them, or leave them out")
@@ -141,7 +127,7 @@ class Regression(Task):
             loss = self._losses(self._standardised(outputs.float()), self._standardised(targets)).mean(dim=1)
         errors, centred = outputs.double() - targets, targets.double() - self.mean.to(targets.device)
         columns = [centred, centred.square(), errors.square(), errors.abs()]
-        return sum_samples(loss, columns, valid)
+        return base.sum_samples(loss, columns, valid)
 
     def scores(self, sums: Sequence[float]) -> dict[str, float]:
         """`r2`, `mae` and `rmse` are those of each output, averaged. R² is that of the outputs whose targets differ;
@@ -182,7 +168,7 @@ class Regression(Task):
             raise ValueError(f"its model was trained with task.standardise={str(was).lower()}; keep it")
         self.mean, self.deviation = mean, deviation
 
-    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Predicted:
+    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> base.Table:
         """A column for each number, by its name."""
         if not classes:
             return super().predictions(outputs, classes, top, every=every)
@@ -198,7 +184,7 @@ class Regression(Task):
         return mean + deviation * torch.randn(batch_size, num_outputs, device=device)
 
 
-class InUnits(OutputTransform):
+class InUnits(base.OutputTransform):
     """A model of standardised numbers with outputs in the targets' units; its weights have the model's own names."""
 
     mean: Tensor

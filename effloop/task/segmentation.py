@@ -17,26 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from effloop.batch import ImageSize
-from effloop.errors import ConfigError, DataError
+from effloop.errors import ConfigError, DataError, check_value
 from effloop.registry import choices
-from effloop.task.base import (
-    LOSS,
-    Counts,
-    Labelled,
-    Meter,
-    OutputTransform,
-    Predicted,
-    TargetSpec,
-    Task,
-    TaskConfig,
-    check_kind,
-    check_weights,
-    class_weights,
-    is_weight,
-    mean_of_views,
-    tasks,
-    weights_of,
-)
+from effloop.task import base
 from effloop.task.details import Details, of_masks
 
 _SAME = 0.99
@@ -44,7 +27,7 @@ _SAME = 0.99
 
 
 @dataclass
-class SegmentationConfig(TaskConfig):
+class SegmentationConfig(base.TaskConfig):
     """Fields of `task=segmentation`.
 
     Attributes:
@@ -68,17 +51,16 @@ class SegmentationConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         self.losses  # noqa: B018  refuses what is none
-        check_weights("task.class_weights", self.class_weights)
+        base.check_weights("task.class_weights", self.class_weights)
         if self.class_weights is not None and not {*self.losses} & {*WEIGHTED}:
             raise ConfigError(
                 f"task.class_weights: {self.class_weights} is for {' and '.join(WEIGHTED)}, not for task.loss="
                 f"{self.loss}; set task.class_weights=null"
             )
         for key in ("gamma", "aux_weight"):
-            if not 0 <= getattr(self, key) < math.inf:
-                raise ConfigError(f"task.{key}: {getattr(self, key)} is not allowed; set a finite number, 0 or above")
-        if not 0 < self.stride <= 1:
-            raise ConfigError(f"task.stride: {self.stride} is not allowed; set a share above 0, at most 1")
+            value = getattr(self, key)
+            check_value(f"task.{key}", value, 0 <= value < math.inf, "a finite number, 0 or above")
+        check_value("task.stride", self.stride, 0 < self.stride <= 1, "a share above 0, at most 1")
         try:
             self.window_size  # noqa: B018
         except ValueError:
@@ -88,16 +70,12 @@ class SegmentationConfig(TaskConfig):
 
     @property
     def losses(self) -> dict[str, float]:
-        """{name: what it is multiplied by}.
-
-        Raises:
-            ConfigError: there is no such loss.
-        """
+        """{name: what it is multiplied by}; a ConfigError if there is no such loss."""
         given = self.loss if isinstance(self.loss, Mapping) else {str(self.loss): 1.0}
         for name, factor in given.items():
             if name not in LOSSES:
                 raise ConfigError(f"task.loss: no loss '{name}'; {choices(str(name), LOSSES)}")
-            if not is_weight(factor):
+            if not base.is_weight(factor):
                 raise ConfigError(f"task.loss: {name} times {factor} is not allowed; set a finite number above 0")
         if not given:
             raise ConfigError("task.loss: {} is none; set e.g. task.loss=cross_entropy")
@@ -105,23 +83,19 @@ class SegmentationConfig(TaskConfig):
 
     @property
     def window_size(self) -> ImageSize | None:
-        """`window` as height and width.
-
-        Raises:
-            ValueError: it is neither.
-        """
+        """`window` as height and width; a ValueError if it is neither."""
         return None if self.window is None else ImageSize.of(self.window)
 
 
-@tasks.register("segmentation", SegmentationConfig)
-class Segmentation(Task):
+@base.tasks.register("segmentation", SegmentationConfig)
+class Segmentation(base.Task):
     """One class for each pixel: cross-entropy, focal, Dice and Lovász losses, mean intersection over union."""
 
     meters = (
-        Meter("miou", "mIoU"),
-        Meter("accuracy", "Pixel acc"),
-        Meter("mean_accuracy", "Mean acc"),
-        LOSS,
+        base.Meter("miou", "mIoU"),
+        base.Meter("accuracy", "Pixel acc"),
+        base.Meter("mean_accuracy", "Mean acc"),
+        base.LOSS,
     )
     spatial: ClassVar[bool] = True
     digits: ClassVar[int | None] = 6
@@ -131,15 +105,15 @@ class Segmentation(Task):
         self.config = config
         self.losses = {name: (factor, pixel_losses(config.gamma)[name]) for name, factor in config.losses.items()}
         self.weight: Tensor | None = None
-        self.target = TargetSpec((16, 16), torch.uint8)
+        self.target = base.TargetSpec((16, 16), torch.uint8)
         self._shape_for(1)
 
     def _shape_for(self, num_outputs: int) -> None:
         self.num_classes = num_outputs
         self.num_sums = 2 + num_outputs**2
 
-    def num_outputs(self, source: Labelled) -> int:
-        check_kind(source, "masks")
+    def num_outputs(self, source: base.Labelled) -> int:
+        base.check_kind(source, "masks")
         if not 1 < len(source.classes) <= IGNORED:
             raise DataError(
                 f"{source.where} has masks of {len(source.classes)} classes; they have 2 to {IGNORED}, the background "
@@ -149,12 +123,12 @@ class Segmentation(Task):
 
     def for_size(self, height: int, width: int) -> Self:
         task = copy.copy(self)
-        task.target = TargetSpec((height, width), torch.uint8)
+        task.target = base.TargetSpec((height, width), torch.uint8)
         return task
 
-    def fitted(self, source: Labelled, counts: Counts) -> Self:
-        task, balanced = copy.copy(self), lambda: class_weights(counts())
-        task.weight = weights_of("task.class_weights", self.config.class_weights, source.classes, balanced)
+    def fitted(self, source: base.Labelled, counts: base.Counts) -> Self:
+        task, balanced = copy.copy(self), lambda: base.class_weights(counts())
+        task.weight = base.weights_of("task.class_weights", self.config.class_weights, source.classes, balanced)
         return task
 
     def scored_outputs(self, outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
@@ -214,7 +188,7 @@ class Segmentation(Task):
         size = self.config.window_size
         return SlidingWindow(model, size, self.config.stride) if size else model
 
-    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Predicted:
+    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> base.Table:
         """`share_NAME`, the share of an image's pixels that each class has."""
         predicted = predicted_classes(outputs).flatten(1)
         counts = predicted.new_zeros(len(predicted), len(classes))
@@ -223,7 +197,7 @@ class Segmentation(Task):
         return {f"share_{name}": shares[:, label] for label, name in enumerate(classes)}
 
     def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
-        return mean_of_views(outputs)
+        return base.mean_of_views(outputs)
 
     def agreement(self, outputs: Tensor, expected: Tensor) -> Tensor:
         """Whether 99 % of an image's pixels have the same class."""
@@ -406,7 +380,7 @@ def _mean_of_present(losses: Tensor, targets: Tensor) -> Tensor:
     return (losses * present).sum(1) / present.sum(1).clamp(min=1)
 
 
-class SlidingWindow(OutputTransform):
+class SlidingWindow(base.OutputTransform):
     """A model of pixels that sees an image through windows of one size; where they overlap, logits are averaged.
 
     All images of a batch are seen through the same windows. They begin at multiples of the stride; the last one of a

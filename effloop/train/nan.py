@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ _IN_A_ROW = 10
 _SHARE, _SHARE_FROM = 0.1, 100
 """Skipped updates that end a run: so many in a row, or more than this share of all, from so many updates on."""
 _LAG = 2  # updates of a GPU after which the host reads a flag, which has been copied by then: it doesn't wait
-_CAUSES = {"weights": "the weights are not finite after it", "gradient": "a gradient is not finite, though the loss is"}
 
 
 @torch.no_grad()
@@ -45,35 +44,7 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
     return finite
 
 
-@dataclass(frozen=True)
-class NanContext:
-    """The parts of a run that a policy works with.
-
-    Attributes:
-        model: what is trained.
-        averaged: what is evaluated and saved; the same, or an average.
-        parallel: its ranks decide together.
-        sums: of the training epoch, in which skipped updates don't count.
-        accumulate: batches of an update.
-        scaler: of the loss; where it is enabled it leaves updates out itself.
-        run_dir: the run folder.
-        name: a sample's name, by its number in the source.
-        saved: waits for the checkpoint that is being written.
-    """
-
-    model: nn.Module
-    averaged: nn.Module
-    parallel: Parallel
-    sums: Tensor
-    accumulate: int
-    scaler: torch.amp.GradScaler
-    run_dir: Path
-    name: Callable[[int], str]
-    saved: Callable[[], None] = lambda: None
-
-
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """An update on this rank: its position, and of each of its batches the samples' ids and the loss on the device."""
 
     epoch: int = 0
@@ -98,9 +69,9 @@ class NanPolicy:
 
         Args:
             step: updates them; False if it didn't, as scaled gradients overflowed.
-            epoch: of the update, for messages.
-            number: of the update, for messages.
-            lr: its learning rate, for messages.
+            epoch: of the update, for messages, as the others.
+            number: of the update.
+            lr: its learning rate.
 
         Raises:
             DivergedError: the run ends; raised on every rank.
@@ -109,11 +80,7 @@ class NanPolicy:
         return step()
 
     def check(self) -> None:
-        """Before a checkpoint: make sure that the weights may be saved; every rank calls it.
-
-        Raises:
-            DivergedError: they aren't finite; raised on every rank.
-        """
+        """Before a checkpoint: raise a DivergedError on every rank, which all call it, if the weights aren't finite."""
 
     def state_dict(self) -> dict[str, int]:
         """The state to resume from: the same on all ranks."""
@@ -123,6 +90,7 @@ class NanPolicy:
         """Continue from a `state_dict`; {} is one of another policy."""
 
 
+@dataclass(kw_only=True)
 class StopOrSkip(NanPolicy):
     """The run ends with the first update whose loss or gradients aren't finite, or leaves such updates out.
 
@@ -130,19 +98,37 @@ class StopOrSkip(NanPolicy):
     the gradients before it updates the weights, and so does a GPU that skips. Otherwise its host doesn't wait for that
     and reads the flag two updates later; weights that are spoilt by then are never saved.
 
-    Args:
-        context: the run.
+    Attributes:
         skip: leave the update out, as if its batches didn't exist: weights, statistics, average and schedule stay. The
             run ends after 10 such updates in a row, and from the 100th update on where they are more than a tenth.
+        model: what is trained.
+        averaged: what is evaluated and saved; the same, or an average.
+        parallel: its ranks decide together.
+        sums: of the training epoch, in which skipped updates don't count.
+        accumulate: batches of an update.
+        scaler: of the loss; where it is enabled it leaves updates out itself.
+        run_dir: the run folder.
+        name: a sample's name, by its number in the source.
+        saved: waits for the checkpoint that is being written.
     """
 
-    def __init__(self, context: NanContext, *, skip: bool) -> None:
-        self.context, self.skip = context, skip
-        self._parameters = [each for each in context.model.parameters() if each.requires_grad]
-        self._batches: deque[tuple[Tensor, Tensor]] = deque(maxlen=context.accumulate)
+    skip: bool
+    model: nn.Module
+    averaged: nn.Module
+    parallel: Parallel
+    sums: Tensor
+    accumulate: int
+    scaler: torch.amp.GradScaler
+    run_dir: Path
+    name: Callable[[int], str]
+    saved: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._parameters = [each for each in self.model.parameters() if each.requires_grad]
+        self._batches: deque[tuple[Tensor, Tensor]] = deque(maxlen=self.accumulate)
         self._pending: deque[tuple[Tensor, torch.cuda.Event, Update]] = deque()
         self._last = Update()
-        self._kept = [*context.model.buffers(), context.sums] if skip else []  # what a forward pass changes
+        self._kept = [*self.model.buffers(), self.sums] if self.skip else []  # what a forward pass changes
         self._copies = [each.clone() for each in self._kept]
         self._counts = dict.fromkeys(("updates", "skipped", "in_a_row"), 0)
 
@@ -159,13 +145,13 @@ class StopOrSkip(NanPolicy):
         update = self._last = Update(epoch, number, lr, list(self._batches))
         self._batches.clear()
         self._counts["updates"] += 1
-        scaled = self.context.scaler.is_enabled()  # then it looks at the gradients itself
+        scaled = self.scaler.is_enabled()  # then it looks at the gradients itself
         if (scaled or self._may_update(update)) and step():
             self._counts["in_a_row"] = 0
             return True
         self._undo()
         # With a loss scale gradients overflow until it is right; below 1 it isn't the scale.
-        if not scaled or self.context.scaler.get_scale() < 1:
+        if not scaled or self.scaler.get_scale() < 1:
             self._found(update)
         return False
 
@@ -178,15 +164,15 @@ class StopOrSkip(NanPolicy):
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._pending.append((flag, event, update))
-        if len(self._pending) > _LAG:
-            self._check_pending()
+        self._check_pending(_LAG)
         return True
 
-    def _check_pending(self) -> None:
-        flag, event, update = self._pending.popleft()
-        event.synchronize()
-        if not flag:
-            self._found(update)
+    def _check_pending(self, left: int = 0) -> None:
+        while len(self._pending) > left:
+            flag, event, update = self._pending.popleft()
+            event.synchronize()
+            if not flag:
+                self._found(update)
 
     def _undo(self) -> None:
         if self.skip:
@@ -197,16 +183,15 @@ class StopOrSkip(NanPolicy):
         if self._batches and not all_finite([each for each in self._kept if each.is_floating_point()]):
             self._undo()
         self._batches.clear()
-        while self._pending:
-            self._check_pending()
-        models = dict.fromkeys((self.context.model, self.context.averaged))
+        self._check_pending()
+        models = dict.fromkeys((self.model, self.averaged))
         saved = [each for model in models for each in model.state_dict().values() if each.is_floating_point()]
-        if self.context.parallel.sum(1 - all_finite(saved).double().cpu().view(1)).item():
+        if self.parallel.sum(1 - all_finite(saved).double().cpu().view(1)).item():
             self._end(self._last, self._note(self._last, "weights"))
 
     def _found(self, update: Update) -> None:
         """A loss or gradient of this update isn't finite, as all ranks know."""
-        entry, counts = self._note(update), self._counts
+        entry, counts = self._note(update, "gradient"), self._counts
         if not self.skip:
             self._end(update, entry)
         counts["skipped"] += 1
@@ -216,59 +201,51 @@ class StopOrSkip(NanPolicy):
         updates, skipped = counts["updates"], counts["skipped"]
         if updates >= _SHARE_FROM and skipped > _SHARE * updates:
             self._end(update, entry, f", {skipped} of {updates} updates were skipped")
-        if not self.context.parallel.rank:
-            where = self.context.run_dir / LIST
+        if not self.parallel.rank:
+            where = self.run_dir / LIST
             warn(f"nan=skip: updates whose loss or gradients aren't finite are left out, and listed in {where}")
 
-    def _note(self, update: Update, what: str = "gradient") -> dict[str, Any]:
-        """List an update in `nan.jsonl`, which rank 0 writes; every rank calls it.
-
-        Args:
-            update: whose loss isn't finite, or else `what`.
-            what: `gradient`, or `weights` after it.
-
-        Returns:
-            The row: with the samples of the batches whose loss isn't finite, or of all.
+    def _note(self, update: Update, what: str) -> dict[str, Any]:
+        """List an update, whose loss isn't finite, or else `what`, in `nan.jsonl`, which rank 0 writes; the row has the
+        samples of the batches whose loss isn't finite, or of all. Every rank calls it.
         """
-        all_ids = [ids.tolist() for ids, _ in update.batches]
-        losses = [float(loss) for _, loss in update.batches]
-        bad = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-        own = {"loss": [losses[each] for each in bad], "ids": [all_ids[each] for each in bad], "all": all_ids}
-        ranks: list[dict[str, Any]] = self.context.parallel.gather(own)
-        by_loss = any(rank["ids"] for rank in ranks)
+        batches = [(ids.tolist(), float(loss)) for ids, loss in update.batches]
+        bad = [batch for batch in batches if not math.isfinite(batch[1])]
+        ranks: list[tuple[Any, Any]] = self.parallel.gather((batches, bad))
+        by_loss = any(found for _, found in ranks)
         entry: dict[str, Any] = {
             "epoch": update.epoch,
             "step": update.step,
             "lr": update.lr,
             "what": "loss" if by_loss else what,
-            "loss": [str(loss) for rank in ranks for loss in rank["loss"]],
-            "ranks": [number for number, rank in enumerate(ranks) if rank["ids"]],
-            "ids": sorted({id_ for rank in ranks for ids in rank["ids" if by_loss else "all"] for id_ in ids}),
+            "loss": [str(loss) for _, found in ranks for _, loss in found],
+            "ranks": [number for number, (_, found) in enumerate(ranks) if found],
+            "ids": sorted({id_ for rank in ranks for ids, _ in rank[by_loss] for id_ in ids}),
         }
-        if not self.context.parallel.rank:
-            path = self.context.run_dir / LIST
+        if not self.parallel.rank:
+            path = self.run_dir / LIST
             try:
                 with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({**entry, "names": [*map(self.context.name, entry["ids"])]}) + "\n")
+                    file.write(json.dumps({**entry, "names": [*map(self.name, entry["ids"])]}) + "\n")
             except OSError as error:
                 warn(f"{path}: {error.strerror}; updates that weren't finite are not listed")
         return entry
 
     def _end(self, update: Update, entry: Mapping[str, Any], why: str = "") -> NoReturn:
         """End the run on every rank, after an update with its row of `_note`."""
-        raise DivergedError(self.context.parallel.on_rank0(lambda: self._message(update, entry, why)))
+        raise DivergedError(self.parallel.on_rank0(lambda: self._message(update, entry, why)))
 
     def _message(self, update: Update, entry: Mapping[str, Any], why: str) -> str:
-        folder, ids = self.context.run_dir, entry["ids"]
-        if entry["what"] == "loss":
-            cause = f"the loss is {', '.join(dict.fromkeys(entry['loss']))}"
-        else:
-            cause = _CAUSES[entry["what"]]
-        names = ", ".join(f"{id_} ({self.context.name(id_)})" for id_ in ids[:_NAMED])
-        more = f" and {len(ids) - _NAMED} more, all in {folder / LIST}" if len(ids) > _NAMED else ""
+        ids, last = entry["ids"], self.run_dir / "checkpoints" / "last.ckpt"
+        cause = {
+            "loss": f"the loss is {', '.join(dict.fromkeys(entry['loss']))}",
+            "weights": "the weights are not finite after it",
+            "gradient": "a gradient is not finite, though the loss is",
+        }[entry["what"]]
+        names = ", ".join(f"{id_} ({self.name(id_)})" for id_ in ids[:_NAMED])
+        more = f" and {len(ids) - _NAMED} more, all in {self.run_dir / LIST}" if len(ids) > _NAMED else ""
         with suppress(CheckpointError):  # then the one before is the last good one
-            self.context.saved()
-        last = folder / "checkpoints" / "last.ckpt"
+            self.saved()
         return (
             f"nan: epoch {update.epoch}, step {update.step}, lr {update.lr:g}: {cause}{why}"
             f"{f', samples {names}{more}' if names else ''}; try a lower lr, max_grad_norm=1, or precision=bf16 or fp32"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effloop.batch import ImageSize
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, check_value
 from effloop.precision import Precision
 from effloop.task import Task
 
@@ -36,18 +36,13 @@ class DistillConfig:
     def __post_init__(self) -> None:
         if self.teacher is not None and not self.teacher.strip():
             raise ConfigError("distill.teacher: '' is not allowed; set a run folder, a .ckpt file, or null")
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"distill.alpha: {self.alpha} is not allowed; set a share from 0 to 1")
-        if not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"distill.temperature: {self.temperature} is not allowed; set a finite number above 0")
+        check_value("distill.alpha", self.alpha, 0 <= self.alpha <= 1, "a share from 0 to 1")
+        finite = 0 < self.temperature < float("inf")
+        check_value("distill.temperature", self.temperature, finite, "a finite number above 0")
 
 
 class TrainLoss(nn.Module):
-    """The task's loss.
-
-    Args:
-        task: its loss is what is minimised.
-    """
+    """The task's loss."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -60,13 +55,7 @@ class TrainLoss(nn.Module):
 
 
 class DistillationLoss(TrainLoss):
-    """The mean of the task's loss and of what the outputs differ from a teacher's, on the same images.
-
-    Args:
-        task: has both losses.
-        teacher: gives (N, K) outputs.
-        config: their shares.
-    """
+    """The mean of the task's loss and of what the outputs differ from a teacher's, on the same images."""
 
     def __init__(self, task: Task, teacher: Teacher, config: DistillConfig) -> None:
         super().__init__(task)
@@ -124,12 +113,6 @@ class Step(nn.Module):
 
     The loss is computed in here, and the model's outputs don't leave it, so that nothing large is gathered where a
     strategy runs copies of it on several devices.
-
-    Args:
-        model: (N, 3, H, W) -> (N, K) outputs, or what the task's `scored_outputs` takes.
-        task: its sums are returned.
-        precision: autocast of the forward pass.
-        loss: what is minimised; None is the task's loss.
     """
 
     def __init__(self, model: nn.Module, task: Task, precision: Precision, loss: TrainLoss | None = None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, check_value
 from effloop.task import Meter
 
 
@@ -29,22 +29,16 @@ class StopConfig:
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        if self.patience is not None and self.patience < 1:
-            raise ConfigError(f"stop.patience: {self.patience} is not allowed; set a number of epochs, or null")
-        if not 0 <= self.min_delta < math.inf:
-            raise ConfigError(f"stop.min_delta: {self.min_delta} is not allowed; set a number from 0")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ConfigError(f"stop.minutes: {self.minutes} is not allowed; set a number above 0, or null")
-        if self.min_delta and self.patience is None:
+        patience, minutes = self.patience, self.minutes
+        check_value("stop.patience", patience, patience is None or patience >= 1, "a number of epochs, or null")
+        check_value("stop.min_delta", self.min_delta, 0 <= self.min_delta < math.inf, "a number from 0")
+        check_value("stop.minutes", minutes, minutes is None or 0 < minutes < math.inf, "a number above 0, or null")
+        if self.min_delta and patience is None:
             raise ConfigError(f"stop.min_delta: {self.min_delta} needs stop.patience; set it, too")
 
 
 class EarlyStop:
-    """Early stopping by a `StopConfig`.
-
-    Args:
-        config: when to end.
-        meter: the score that has to become better.
+    """Early stopping by a `StopConfig` and a score that has to become better.
 
     Attributes:
         score: the best so far, of those that were better by more than `min_delta`; NaN before any.
@@ -100,17 +94,16 @@ class EarlyStop:
         return f"stop.patience={patience}: no {self.meter.label} better{by} than the {best} since"
 
     def state_dict(self, *, within: bool = False) -> dict[str, Any]:
-        """Only the state of limits that are set: a checkpoint has no times otherwise.
-
-        Args:
-            within: whether an epoch has begun.
+        """Only the state of limits that are set: a checkpoint has no times otherwise; `within` an epoch that has
+        begun.
         """
-        patience, minutes = self.config.patience is not None, self.config.minutes is not None
-        return {
-            **({"score": self.score, "epoch": self.epoch} if patience else {}),
-            **({"seconds": self.seconds, "epoch_seconds": self.epoch_seconds, "timed": self.timed} if minutes else {}),
-            **({"begun_s": time.monotonic() - self._since} if minutes and within else {}),
-        }
+        state: dict[str, Any] = {}
+        if self.config.patience is not None:
+            state = {"score": self.score, "epoch": self.epoch}
+        if self.config.minutes is not None:
+            state |= {"seconds": self.seconds, "epoch_seconds": self.epoch_seconds, "timed": self.timed}
+            state |= {"begun_s": time.monotonic() - self._since} if within else {}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], best: Mapping[str, float]) -> None:
         """Continue from a `state_dict`, or without patience so far from the scores and `epoch` of the best epoch."""

@@ -136,13 +136,9 @@ class Trainer:
     def fit(self) -> dict[str, float]:
         """Train to the end and return the last validation scores, as the task names them.
 
-        A run that is profiled ends after the profile, without scores.
-
-        SIGTERM, SIGUSR1 and SIGHUP are caught in the meantime, if this is the main thread and they have no handlers.
-
-        Raises:
-            ConfigError: nothing is left to train, or this trainer was stopped.
-            PreemptedRunError: such a signal came, or `request.ask()`; the run is saved, to be resumed.
+        A run that is profiled ends after the profile, without scores. SIGTERM, SIGUSR1 and SIGHUP are caught in the
+        meantime, if this is the main thread and they have no handlers: as `request.ask()`, they save the run, to be
+        resumed, and raise a PreemptedRunError.
         """
         if self.request.is_taken:
             raise ConfigError("fit: this trainer was stopped; build one with resume=RUN to continue")
@@ -309,12 +305,7 @@ _SAVE = 1 << len(STOPPING)
 
 
 class Saving:
-    """Checkpoints within an epoch, and on preemption: all ranks save after the same update.
-
-    Args:
-        trainer: whose state is saved.
-        request: what asks this process to stop.
-    """
+    """Checkpoints within an epoch, and on preemption: all ranks save after the same update."""
 
     def __init__(self, trainer: Trainer, request: StopRequest) -> None:
         self._trainer, self._request = trainer, request
@@ -325,28 +316,19 @@ class Saving:
         self._requested = False  # a save, of all ranks
 
     def updated(self) -> None:
-        """After each update: save where it is time.
-
-        Raises:
-            CheckpointError: an earlier checkpoint could not be written.
-            PreemptedRunError: a signal or `request.ask()` stops this run; it is saved.
-        """
+        """After each update: save where it is time."""
         self._trainer.checkpoints.check()
         agreed, position = self._agreed(), self._trainer.position()
         if (agreed & _SAVE and position.update < position.updates) or self._due(position):
             self.save(position, is_best=False)
 
     def _due(self, position: Position) -> bool:
-        """Whether it is time by the number of updates; at the end of an epoch that is saved with its scores."""
+        """Whether it is time by the number of updates; the end of an epoch is saved with its scores."""
         within = position.update < position.updates
         return bool(within and self._every_steps and position.step % self._every_steps == 0)
 
     def evaluating(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; a run that is stopped is saved as before the evaluation, which is then repeated.
-
-        Raises:
-            PreemptedRunError: this run is stopped.
-        """
+        """The same batches; a run that is stopped is saved as before the evaluation, which is then repeated."""
         for batch in batches:
             yield batch
             self._request.progress()
@@ -421,11 +403,7 @@ def capture(trainer: Trainer) -> dict[str, Any]:
 
 
 def load(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Continue from what `capture` gave, with the learning rate and other settings of this run.
-
-    Raises:
-        ConfigError: the position is inside of a batch of this run.
-    """
+    """Continue from what `capture` gave, with the learning rate and other settings of this run."""
     trainer.model.load_state_dict(files.trained(state))
     trainer.average.load_state_dict(state["average"], state["model"])
     for name in _PARTS:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import TINY, call, train
+from runs import TINY, train
 from torch import nn
 
 import effloop
@@ -96,28 +96,6 @@ def test_a_share_of_nothing_is_training_without_one(photos: Path, teacher: Path,
         assert train(photos, f"run={name}", *words) == 0
     one, other = (torch.load(f"outputs/{name}/checkpoints/last.ckpt", weights_only=True) for name in runs)
     assert all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
-
-
-@pytest.mark.nightly
-def test_resumed_to_the_bit(photos: Path, teacher: Path, here: Path) -> None:
-    words = (f"distill.teacher={teacher}", "schedule=constant")
-    assert train(photos, *words, "run=whole") == 0
-    assert train(photos, *words, "run=half", "epochs=1") == 0
-    assert train(photos, *words, "run=rest", "resume=outputs/half") == 0
-    whole, rest = (torch.load(f"outputs/{name}/checkpoints/last.ckpt", weights_only=True) for name in ("whole", "rest"))
-    assert all(torch.equal(value, rest["model"][name]) for name, value in whole["model"].items())
-
-
-@pytest.mark.nightly
-def test_two_ranks_do_what_one_process_does(photos: Path, teacher: Path, here: Path) -> None:
-    words = [f"data.root={photos}", *TINY, f"distill.teacher={teacher}", "augment.mixup=0", "epochs=1"]
-    ddp = ["parallel=ddp", "parallel.processes=2", "parallel.sync_batchnorm=true", "batch_size=4", "device=cpu"]
-    for run, more in (("one", []), ("two", ddp)):
-        code, _, err = call(*words, *more, f"run={run}", cwd=here)
-        assert code == 0, err
-    one, two = (torch.load(here / f"outputs/{run}/checkpoints/last.ckpt", weights_only=True) for run in ("one", "two"))
-    for name, value in one["model"].items():
-        torch.testing.assert_close(value, two["model"][name], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -83,18 +83,6 @@ def test_each_split_has_a_folder_and_a_file_has_its_own(run: Path, capsys: pytes
         assert picture.width == 8 * 158
 
 
-@pytest.mark.nightly
-def test_in_the_reports_page(run: Path) -> None:
-    for split in ("val", "train"):
-        assert main(["eval", str(run), f"split={split}"]) == 0
-    assert main(["report", str(run)]) == 0
-    page = (run / "report.html").read_text()
-    assert page.count("data:image/jpeg;base64,") == 2
-    assert ": train, epoch " in page
-    assert page.count('aria-label="confusion"') == page.count('aria-label="calibration"') == 2
-    assert len(page) < 1_000_000
-
-
 def test_a_folder_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line, and the scores nevertheless; if the folder was asked for, before anything is computed."""
     (run / "eval").write_text("in the way")
@@ -110,13 +98,6 @@ def test_a_folder_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixtur
         printed = capsys.readouterr()
         assert printed.err.startswith(f"effloop: out: '{out}' can't be written: ")
         assert (printed.err.count("\n"), printed.out) == (1, "")
-
-
-def test_a_split_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(run), "split=test"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("has no folder 'test'; it has train, val: set split to one of them")
-    assert not (run / "eval").exists()
 
 
 @pytest.mark.parametrize(

@@ -93,14 +93,6 @@ def test_an_exported_file(finished: Path, photos: Path, here: Path) -> None:
     assert table(here / "run.csv") == table(here / "file.csv")
 
 
-def test_a_table_that_was_there_stays(finished: Path, here: Path) -> None:
-    """If no image can be used, or the table can't be written."""
-    Path("page.jpg").write_bytes(b"<html>")
-    Path("x.csv").write_text("before")
-    assert main(["predict", str(finished), "page.jpg", "out=x.csv"]) == 2
-    assert Path("x.csv").read_text() == "before"
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -186,24 +178,6 @@ class TestLoad:
         with pytest.raises(kind) as error:
             effloop.load(finished).predict(images)
         assert str(error.value).startswith(line)
-
-
-@pytest.mark.nightly
-def test_the_same_top1_as_eval_with_several_views(
-    finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(photos / "val", "new")
-    bad_files(here / "new" / "b")
-    assert main(["eval", str(finished), "tta=flip"]) == 0
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if "views" in line]
-    assert main(["predict", str(finished), "new", "out=scores.csv", "scores=true", "tta=flip"]) == 0
-    rows = [each for each in table(here / "scores.csv") if not each["error"]]
-    classes = [Path(each["path"]).parent.name for each in rows]
-    right = sum(name == each["class"] for name, each in zip(classes, rows, strict=True))
-    loss = -np.log([float(each[f"p_{name}"]) for name, each in zip(classes, rows, strict=True)]).mean()
-    assert f"{right / 13:.2%}" in row
-    assert f"{loss:.4f}" in row
-    assert main(["predict", str(finished), "new", "tta=flip,flip"]) == 2
 
 
 def test_a_table_without_targets(finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from runs import TINY, rows, train
@@ -72,26 +71,6 @@ def test_features_are_what_the_head_is_given(photos: Path, finished: Path, here:
         torch.equal(batch.targets, torch.tensor(stream.loader.plan.source.targets[batch.ids]).long())
         for batch in stream.epoch(1)
     )
-
-
-@pytest.mark.slow
-def test_features_are_kept_for_the_same_data_network_and_images(photos: Path, here: Path, cache: Path) -> None:
-    def files(*overrides: str) -> set[str]:
-        build(photos, "probe=1", *overrides)
-        return {path.name for path in cache.glob("features-*.npy")}
-
-    first = files()
-    assert len(first) == 2
-    times = {path: path.stat().st_mtime_ns for path in cache.glob("features-*.npy")}
-    assert files("lr=0.5", "batch_size=10", "task.label_smoothing=0.2") == first
-    assert {path: path.stat().st_mtime_ns for path in times} == times
-    for number, words in enumerate((["seed=1"], ["augment.eval_ratio=0.5"], ["data.mean=[0,0,0]"], ["amp=true"]), 2):
-        assert len(files(*words)) == 2 * number
-    damaged, whole = next(iter(times)), next(iter(times)).read_bytes()
-    damaged.write_bytes(whole[: len(whole) // 2])
-    files()
-    assert damaged.read_bytes() == whole
-    assert np.load(damaged).dtype == np.float32
 
 
 @pytest.mark.nightly

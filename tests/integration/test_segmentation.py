@@ -15,8 +15,7 @@ import torchvision
 from masked import NAMES, make_masks, mask_of
 from numpy.typing import NDArray
 from PIL import Image
-from ranks import run_script
-from runs import once, rows, stopping_at
+from runs import once, stopping_at
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import effloop
@@ -27,7 +26,6 @@ from effloop.config.compose import compose_runs
 from effloop.errors import DataError
 from effloop.inference.trained import Trained
 from effloop.record.grid import PALETTE, Layout, draw, overlay
-from effloop.task.segmentation import pixel_scores
 from effloop.train.evaluation import compare_some
 
 SMALL = ("image_size=16", "epochs=2", "batch_size=4", "model=unet", "model.width=4", "model.depth=2", "num_workers=0")
@@ -72,26 +70,6 @@ def test_keys_of_the_task_that_follows(root: Path, here: Path, capsys: pytest.Ca
     assert "set task=segmentation" in capsys.readouterr().err
 
 
-def test_eval_has_the_runs_scores_and_writes_its_confusion_matrix(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["eval", str(run), "record.samples=0"]) == 0
-    assert "iou" in capsys.readouterr().out
-    found = json.loads((run / "eval" / "val" / "scores.json").read_text())
-    best = max((row for row in rows(run) if row["split"] == "val"), key=lambda row: row["miou"])
-    assert {key: best[key] for key in found["scores"]} == pytest.approx(found["scores"], rel=1e-6)
-    matrix = np.zeros((3, 3))
-    for row, column, pixels in found["confusion"]:
-        matrix[row, column] = pixels
-    assert found["scores"] == pytest.approx({**found["scores"], **pixel_scores(matrix)})
-    by_name = {row["class"]: row for row in found["rows"]}
-    for place, name in enumerate(found["names"]):
-        assert by_name[name]["pixels"] == matrix[place].sum()
-    assert {"confusion.csv", "confusion.png", "per_class.csv", "worst.csv"} <= {
-        path.name for path in (run / "eval" / "val").iterdir()
-    }
-
-
 def test_eval_of_mirror_images_and_of_windows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Windows of the size that was trained at, on larger images."""
     assert main(["eval", str(run), "tta=flip"]) == 0
@@ -110,52 +88,12 @@ def test_resumed_to_the_bit(root: Path, run: Path, tmp_path: Path) -> None:
     assert all(torch.equal(ours["model"][name], tensor) for name, tensor in theirs["model"].items())
 
 
-@pytest.mark.nightly
-def test_auxiliary_heads_are_trained(root: Path, tmp_path: Path) -> None:
-    """And left out of evaluation; nothing is unused, so that DDP need not search."""
-    model = ("model=deeplabv3_mobilenet_v3_large", "optim.head_lr=0.01", "epochs=1", "image_size=33")
-    small = [word for word in words(root, *model, f"out={tmp_path}", "run=x") if not word.startswith("model.")]
-    trainer = effloop.build_trainer(effloop.compose(small))
-    before = trainer.model.aux_classifier[4].weight.detach().clone()  # type: ignore[index,union-attr]
-    trainer.fit()
-    assert not torch.equal(before, trainer.model.aux_classifier[4].weight)  # type: ignore[index,union-attr]
-    log = (tmp_path / "x" / "log.txt").read_text()
-    assert "not used by the model" not in log
-    assert "0.01 classifier, aux_classifier" in log
-
-
 def test_masks_grow_with_their_images(root: Path, tmp_path: Path) -> None:
     """In a run with progressive sizes, on sides that aren't multiples of the network's stride."""
     more = ("progressive=[[9,14],[18,22]]", "image_size=[18,22]", f"out={tmp_path}", "run=x", "task=segmentation")
     trainer = effloop.build_trainer(effloop.compose(words(root, *more)))
     assert [next(trainer.train.epoch(epoch)).targets.shape for epoch in (0, 1)] == [(4, 9, 14), (4, 18, 22)]
     assert trainer.fit()["miou"] > 0
-
-
-SCRIPT = """
-    import json, torch, effloop
-    trainer = effloop.build_trainer(effloop.compose({overrides}))
-    trainer.model.load_state_dict(torch.load({checkpoint!r}, weights_only=True)["model"])
-    print(json.dumps(trainer.evaluate(trainer.val.epoch(0))))
-    trainer.parallel.close()
-"""
-
-
-@pytest.mark.nightly
-def test_any_ranks_have_the_same_scores(root: Path, run: Path, tmp_path: Path) -> None:
-    """To the digit, as they are of whole numbers; the loss but for the last of 16 digits."""
-    checkpoint = str(run / "checkpoints" / "best.ckpt")
-    more = ("batch_size=2", f"out={tmp_path}", "task=segmentation")
-    alone = effloop.build_trainer(effloop.compose(words(root, *more)))
-    alone.model.load_state_dict(files.read(Path(checkpoint))["model"])
-    scores = alone.evaluate(alone.val.epoch(0))
-    loss = scores.pop("loss")
-    overrides = words(root, *more, "parallel=ddp")
-    for code, out, err in run_script(SCRIPT.format(overrides=overrides, checkpoint=checkpoint), tmp_path, 2):
-        assert code == 0, err
-        found = json.loads(out.splitlines()[-1])
-        assert found.pop("loss") == pytest.approx(loss, rel=1e-6)
-        assert found == scores
 
 
 def test_batches_of_one_image(root: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,14 +264,6 @@ def test_predicted_masks_have_their_images_sizes(few: Path, seen: Path, here: Pa
         effloop.load(seen).predict(["in/1/bad.jpg"])
 
 
-def test_an_image_of_the_model_s_size_has_the_model_s_mask(seen: Path, few: Path) -> None:
-    trained, model = Trained.open(seen), effloop.load(seen)
-    image = np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
-    [found] = model.predict([image])
-    wanted = trained.model(model.preprocess([image])).argmax(dim=1)[0]
-    assert np.array_equal(found["mask"], wanted.numpy())
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -353,15 +283,6 @@ def test_refusals(seen: Path, here: Path, words: list[str], line: str, capsys: p
     assert line in err
     assert err.count("\n") == 1
     assert (here / "in/a.png").read_bytes() == before
-
-
-@pytest.mark.parametrize("words", ["masks=masks", "overlays=images"])
-def test_files_of_the_dataset_are_kept(
-    seen: Path, few: Path, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(few / "val")
-    assert main(["predict", str(seen), words]) == 2
-    assert "would take the place of a file of the data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("to", ["onnx", "state_dict"])

@@ -15,7 +15,6 @@ from effloop.cli.main import main
 from effloop.errors import ConfigError, warn
 from effloop.measure.advice import advise
 from effloop.optim import EMA, NoEMA
-from effloop.precision import Precision
 from effloop.train.trainer import Trainer
 
 QUIET = ("record=none", "checkpoint=none")
@@ -94,7 +93,10 @@ def test_frozen_layers_stay(photos: Path, here: Path) -> None:
 
 
 def test_training_starts_from_given_weights(photos: Path, here: Path) -> None:
+    """But those of a checkpoint come before them."""
     assert train(photos, "run=a", "epochs=1") == 0
+    resumed = build(photos, "resume=outputs/a", "model.weights=nowhere.pt")
+    assert "weights: those of outputs/a/checkpoints/last.ckpt; model.weights is not read" in resumed.notes
     trainer = build(photos, "model.weights=outputs/a")
     state = torch.load("outputs/a/checkpoints/best.ckpt", weights_only=True)["model"]
     assert all(torch.equal(value, state[name]) for name, value in trainer.model.state_dict().items())
@@ -106,13 +108,6 @@ def test_growing_sizes(photos: Path, here: Path) -> None:
     sizes = [next(iter(trainer.train.epoch(epoch))).images.shape[-1] for epoch in range(3)]
     assert sizes == [16, 16, 24]
     assert next(iter(trainer.val.epoch(0))).images.shape[-1] == 32
-
-
-def test_determinism_is_set_both_ways(photos: Path, here: Path) -> None:
-    for deterministic in (True, False):
-        build(photos, f"deterministic={str(deterministic).lower()}")
-        assert torch.are_deterministic_algorithms_enabled() is deterministic
-        assert torch.backends.cudnn.benchmark is not deterministic
 
 
 @pytest.mark.slow
@@ -160,18 +155,6 @@ def test_a_run_goes_on_with_what_was_settled(photos: Path, here: Path) -> None:
     assert train(photos, "run=a", "epochs=1") == 0
     assert main(["resume", "outputs/a", "epochs=2", "cudnn_benchmark=auto"]) == 0
     assert "cudnn_benchmark: true" in Path("outputs/a/config.yaml").read_text()
-
-
-def test_weights_of_a_checkpoint_come_before_given_ones(photos: Path, here: Path) -> None:
-    assert train(photos, "run=a", "epochs=1") == 0
-    trainer = build(photos, "resume=outputs/a", "model.weights=nowhere.pt")
-    assert "weights: those of outputs/a/checkpoints/last.ckpt; model.weights is not read" in trainer.notes
-
-
-def test_a_loss_scale_begins_where_there_was_none() -> None:
-    precision = Precision(torch.device("cpu"), torch.float16, scale=True)
-    precision.load_state_dict({})
-    assert precision.state_dict()["scale"] == 65536
 
 
 def test_a_script_leaves_behind_how_its_run_ended(photos: Path, here: Path) -> None:

@@ -45,14 +45,6 @@ def test_out_of_patience(here: Path, photos: Path, capsys: pytest.CaptureFixture
     assert {row["epoch"] for row in rows(run)} == {0, 1, 2, 3}
 
 
-def test_stopped_by_hand_and_resumed_it_ends_as_if_it_never_was(here: Path, photos: Path) -> None:
-    stops = ["epochs=9", "stop.patience=2", "stop.min_delta=1.0"]
-    with stopping_at(2):
-        assert train(photos, "run=b", *stops) == 130
-    assert main(["resume", "outputs/b"]) == 0
-    assert {row["epoch"] for row in rows(here / "outputs/b")} == {0, 1, 2}
-
-
 @pytest.mark.nightly
 def test_out_of_time(here: Path, photos: Path) -> None:
     """The first epoch is longer than the budget; it is evaluated, though `eval_every` would wait."""

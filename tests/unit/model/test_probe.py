@@ -67,14 +67,8 @@ def test_the_model_is_what_it_was(channels_last: bool) -> None:
     found = probe(model, ImageSize.of(16), channels_last=channels_last)
     assert found.frozen == 3 * 3 * 3 * 16 + 16
     assert found.biases_before_norm == []  # this one isn't trained
-    torch.testing.assert_close(state(model), before, rtol=0, atol=0)
-
-
-def test_it_is_as_it_was_after_an_error_too() -> None:
-    model = Net().train()
-    before = state(model)
     with pytest.raises(RuntimeError):
-        probe(model, ImageSize.of(2), channels_last=True)
+        probe(model, ImageSize.of(2), channels_last=channels_last)
     torch.testing.assert_close(state(model), before, rtol=0, atol=0)
 
 
@@ -90,12 +84,6 @@ def test_it_is_as_it_was_after_an_error_too() -> None:
 )
 def test_nothing_to_say_of_a_sound_model(model, size: int) -> None:
     assert probe(model(), ImageSize.of(size), channels_last=True) == Probe([], [], 0, [])
-
-
-def test_vgg_has_biases_before_its_norms() -> None:
-    layers = zoo.vgg.make_layers([16, "M", 16], batch_norm=True)
-    model = nn.Sequential(layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
-    assert probe(model, ImageSize.of(16), channels_last=True).biases_before_norm == ["0.0", "0.4"]
 
 
 def test_a_compiled_and_checkpointed_model_is_not_compiled_for_it() -> None:

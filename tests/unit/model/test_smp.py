@@ -90,14 +90,6 @@ def test_backbone_of_a_file(encoder: str, channels: int, tmp_path: Path) -> None
     assert "tensors of the backbone from" in line
 
 
-@pytest.mark.parametrize("content", [b"", b"hello"])
-def test_a_file_that_is_no_weights(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "weights.pt").write_bytes(content)
-    model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)
-    with pytest.raises(ConfigError, match=r"^model\.backbone_weights: .*weights\.pt"):
-        load_backbone(model, str(tmp_path / "weights.pt"), None, 32, NORMALISATION)
-
-
 @needs_package
 @pytest.mark.parametrize(
     ("arch", "encoder", "words"),

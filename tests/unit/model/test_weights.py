@@ -38,6 +38,7 @@ def checkpoint(state: dict[str, Tensor], **more: object) -> dict[str, object]:
 
 SAVED = {
     "plain": lambda state: state,
+    "safetensors": lambda state: state,
     "state_dict": lambda state: {"epoch": 3, "state_dict": state},
     "model": lambda state: {"model": state, "args": {"lr": 0.1}},
     "ddp": lambda state: {f"module.{name}": each for name, each in state.items()},
@@ -52,23 +53,22 @@ SAVED = {
 
 @pytest.mark.parametrize("kind", SAVED)
 def test_files(kind: str, tmp_path: Path) -> None:
-    path, given = tmp_path / "given.pt", cnn(1).state_dict()
-    torch.save(SAVED[kind](given), path)
+    path, given = tmp_path / f"given.{'safetensors' if kind == 'safetensors' else 'pt'}", cnn(1).state_dict()
+    (save_file if kind == "safetensors" else torch.save)(SAVED[kind](given), path)
     model = cnn(2)
     assert load_weights(model, str(path)) == f"weights: {len(given)} tensors from {path}"
     assert differing(model, given) == set()
 
 
-@pytest.mark.parametrize("names", [("last", "best"), ("last",)])
-def test_run_folder(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its best checkpoint, else the last."""
     (tmp_path / "checkpoints").mkdir()
-    states = {name: cnn(seed).state_dict() for seed, name in enumerate(names, start=5)}
-    for name, state in states.items():
-        torch.save(checkpoint(state), tmp_path / "checkpoints" / f"{name}.ckpt")
-    model = cnn(2)
     monkeypatch.setenv("HOME", str(tmp_path.parent))
-    assert load_weights(model, f"~/{tmp_path.name}").endswith(f"{names[-1]}.ckpt")
-    assert differing(model, states[names[-1]]) == set()
+    for seed, name in enumerate(("last", "best"), start=5):
+        torch.save(checkpoint(cnn(seed).state_dict()), tmp_path / "checkpoints" / f"{name}.ckpt")
+        model = cnn(2)
+        assert load_weights(model, f"~/{tmp_path.name}").endswith(f"{name}.ckpt")
+        assert differing(model, cnn(seed).state_dict()) == set()
 
 
 def test_a_damaged_checkpoint(finished: Path, tmp_path: Path) -> None:
@@ -80,14 +80,6 @@ def test_a_damaged_checkpoint(finished: Path, tmp_path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
     refused(str(path), "it is a FIFO, not a file")
-
-
-def test_safetensors(tmp_path: Path) -> None:
-    path, given = tmp_path / "given.safetensors", cnn(1).state_dict()
-    save_file(given, path)
-    model = cnn(2)
-    load_weights(model, str(path))
-    assert differing(model, given) == set()
 
 
 def test_another_number_of_classes_leaves_the_head_alone(tmp_path: Path) -> None:
@@ -190,8 +182,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["DEFAULT", "IMAGENET1K_V1"])
-@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(("name", "zipped"), [("DEFAULT", True), ("IMAGENET1K_V1", False)])
 def test_torchvisions_weights_by_name(name: str, zipped: bool, hub: Path) -> None:
     given = zoo.mobilenet_v3_small().state_dict()
     torch.save(given, hub / "mobilenet_v3_small-047dcff4.pth", _use_new_zipfile_serialization=zipped)
@@ -293,9 +284,6 @@ def test_timms_weights_without_network(huggingface: Path) -> None:
     )
     refused("DEFAULT", words, TimmZoo("test_resnet"), timm.create_model("test_resnet", num_classes=3))
     refused("a1_in1k", "not there; .* that timm has for test_resnet: have DEFAULT, r160_in1k", TimmZoo("test_resnet"))
-
-
-def test_weights_that_timm_has_not() -> None:
     with pytest.raises(ConfigError, match=r"model.arch: no weights 'a1' of test_resnet in timm; have r160_in1k"):
         models.build(TimmConfig(name="timm", arch="test_resnet.a1"), num_classes=3, image_size=32)
 

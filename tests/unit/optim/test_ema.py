@@ -70,22 +70,6 @@ def train(model: nn.Module, average: NoEMA, optimizer: torch.optim.Optimizer, st
         average.update()
 
 
-def test_a_network_and_its_average_step_by_step() -> None:
-    model = network()
-    average, optimizer = EMA(model, 0.9), torch.optim.SGD(model.parameters(), lr=0.1)
-    wanted = {name: value.clone() for name, value in model.state_dict().items()}
-    for step in range(12):
-        train(model, average, optimizer, range(step, step + 1))
-        kept = min(0.9, (1 + step) / (10 + step))
-        for name, value in model.state_dict().items():
-            wanted[name] = kept * wanted[name] + (1 - kept) * value if value.is_floating_point() else value.clone()
-    assert average.model.state_dict().keys() == model.state_dict().keys()
-    for name, value in average.model.state_dict().items():
-        torch.testing.assert_close(value, wanted[name], rtol=1e-5, atol=1e-6)
-        assert value.stride() == model.state_dict()[name].stride()
-    assert int(average.model[1].num_batches_tracked) == 12
-
-
 def test_going_on_is_equal_to_the_bit() -> None:
     def start() -> tuple[nn.Module, EMA, torch.optim.Optimizer]:
         model = network()
@@ -117,18 +101,6 @@ def test_going_on_from_a_run_without_an_average() -> None:
     torch.testing.assert_close(average.model.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
-def test_the_average_takes_part_in_nothing_else() -> None:
-    model = network()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    average = EMA(model, 0.9)
-    assert not any(parameter.requires_grad for parameter in average.model.parameters())
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    with torch.no_grad():
-        for parameter in average.model.parameters():
-            parameter.zero_()
-    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
-
-
 def test_a_compiled_model_and_shared_weights() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
@@ -143,12 +115,3 @@ def test_a_compiled_model_and_shared_weights() -> None:
     assert list(average.model.state_dict()) == list(model.state_dict())
     average.model.compile(backend="eager")
     assert average.model(torch.ones(1, 4)).shape == (1, 4)
-
-
-def test_no_average() -> None:
-    model = network()
-    average = NoEMA(model)
-    average.update()
-    assert average.model is model
-    assert average.state_dict() == {}
-    average.load_state_dict({}, model.state_dict())

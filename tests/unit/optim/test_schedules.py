@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import effloop
-from effloop.errors import ConfigError
 from effloop.optim import schedules
 
 UPDATES = 100
@@ -50,19 +49,9 @@ def test_linear(final: float) -> None:
     assert found[20:] == pytest.approx([1 - (1 - final) * step / 80 for step in range(80)])
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear"])
-def test_a_last_rate_beyond_the_highest_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"^schedule.final: 1.5 is not allowed; set a share from 0 to 1$"):
-        effloop.compose([f"schedule={name}", "schedule.final=1.5"])
-
-
 def test_step_drops_at_its_milestones() -> None:
     milestones = "schedule.milestones=[0.3,0.6,0.9]"
     found = rates("schedule=step", "schedule.warmup_ratio=0.1", milestones, "schedule.gamma=0.5")
     drops = [step for step in range(11, UPDATES) if found[step] != found[step - 1]]
     assert drops == [30, 60, 90]
     assert [found[step] for step in drops] == pytest.approx([0.5, 0.25, 0.125])
-
-
-def test_constant() -> None:
-    assert set(rates("schedule=constant", "schedule.warmup_ratio=0")) == {1.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from scores import naive_scores
@@ -12,7 +11,6 @@ from torch import nn
 from effloop.data.source.counts import class_counts
 from effloop.errors import ConfigError
 from effloop.record import Metrics
-from effloop.task.base import class_weights
 from effloop.task.classification import Classification, ClassificationConfig
 
 CPU = torch.device("cpu")
@@ -81,10 +79,6 @@ def test_metrics_of_mixed_samples(classes: int) -> None:
     assert TASK.scores(hard.read()) == pytest.approx(naive_scores(losses[valid].tolist(), logits[valid], first[valid]))
 
 
-def test_metrics_of_no_samples() -> None:
-    assert all(value != value for value in TASK.scores([0.0] * TASK.num_sums).values())  # NaN
-
-
 def test_label_smoothing_is_for_training_only() -> None:
     logits, targets = torch.randn(6, 4), torch.randint(4, (6,))
     smooth, valid = build(0.1), torch.ones(6, dtype=torch.bool)
@@ -107,12 +101,6 @@ def test_the_loss_of_shares_is_the_classes_losses_by_their_shares(smoothing: flo
         loss = task.loss(logits.to(dtype), shares)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, wanted.mean())
-
-
-def test_balanced_weights_are_those_of_scikit_learn() -> None:
-    """n / (K n_c); a class without samples weighs 1 and doesn't count."""
-    weights = class_weights(np.array([6, 0, 3, 1]))
-    assert weights == pytest.approx([10 / (3 * 6), 1, 10 / (3 * 3), 10 / 3])
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -172,9 +172,3 @@ def test_numbers_are_the_same_as_torchmetrics(outputs: int) -> None:
     assert found.points.shape == (1000, min(outputs, NUM_PLOTTED), 2)
     if outputs == 1:
         assert found.worst[0]["error"] == float((predicted - targets).abs().max())
-
-
-def test_a_number_that_is_always_the_same_has_no_r2() -> None:
-    task = Regression(RegressionConfig("regression")).for_outputs(1)
-    (row,) = task.details(np.ones((4, 1), np.float32), np.full((4, 1), 3, np.float32), ["x"]).rows
-    assert row == {"output": "x", "mae": 2.0, "rmse": 2.0, "r2": None, "bias": -2.0}

@@ -89,18 +89,6 @@ def test_tuned_thresholds_score_predict_and_are_kept() -> None:
     assert columns["p_b"] == pytest.approx(torch.tensor([5.0, 4, 3, 2]).sigmoid().numpy())
 
 
-def test_nobody_has_a_label() -> None:
-    found = build(2).scores_of(np.zeros((3, 2), np.float32) - 1, np.zeros((3, 2), np.float32))
-    assert [name for name, value in found.items() if value != value] == [
-        "map",
-        "map_micro",
-        "f1",
-        "f1_micro",
-        "f1_tuned",
-    ]
-    assert Ranking.of(np.zeros(3), np.zeros(3)).best_threshold == 0.5
-
-
 @pytest.mark.parametrize(("gamma_pos", "gamma_neg", "clip"), [(0.0, 4.0, 0.05), (1.0, 2.0, 0.0), (0.5, 0.5, 0.2)])
 def test_the_asymmetric_loss_is_the_papers(gamma_pos: float, gamma_neg: float, clip: float) -> None:
     """Written as its equations are, and its gradients are finite wherever the network is."""
@@ -115,12 +103,6 @@ def test_the_asymmetric_loss_is_the_papers(gamma_pos: float, gamma_neg: float, c
     for flag in (0.0, 1.0):
         asymmetric_losses(far, torch.full_like(far, flag), config).sum().backward()
     assert far.grad.isfinite().all()
-
-
-def test_focusing_by_nothing_is_cross_entropy() -> None:
-    logits, flags = torch.randn(9, 3), torch.randint(2, (9, 3)).float()
-    plain = build(3, loss=MultilabelLoss.asl, gamma_neg=0.0, clip=0.0)
-    torch.testing.assert_close(plain.loss(logits, flags), build(3).loss(logits, flags))
 
 
 BALANCED = [3.0, 1 / 3, 1.0, 1.0]
@@ -160,12 +142,6 @@ def test_a_mixed_image_counts_by_its_shares() -> None:
 def test_what_is_refused(fields: dict[str, object], wanted: str) -> None:
     with pytest.raises(ConfigError, match=wanted):
         MultilabelConfig("multilabel", **fields)
-
-
-def test_as_many_weights_as_labels() -> None:
-    source = Tabled("ab", np.uint8([[1, 0], [0, 1]]))
-    with pytest.raises(ConfigError, match=r"task\.pos_weight: 3 numbers for 2 labels; .*: a, b$"):
-        build(2, pos_weight=[1, 2, 3]).fitted(source, lambda: class_counts(source))
 
 
 def test_each_task_names_the_one_that_fits() -> None:

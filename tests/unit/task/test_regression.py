@@ -115,8 +115,3 @@ def test_what_is_refused() -> None:
         RegressionConfig("regression", delta=0.0)
     with pytest.raises(DataError, match=r"table has targets that aren't finite"):
         build(np.float32([[1.0], [np.nan]]))
-
-
-def test_predictions_have_the_numbers_names() -> None:
-    columns = build(YEARS).predictions(torch.tensor([[1.5, 2]]), ["year", "count"])
-    assert {name: values.tolist() for name, values in columns.items()} == {"year": [1.5], "count": [2]}

@@ -278,11 +278,3 @@ def test_windows_cover_an_image() -> None:
 def test_what_is_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         SegmentationConfig(name="segmentation", **fields)
-
-
-def test_shares_of_the_predicted_classes() -> None:
-    logits, _ = batch()
-    columns = made().predictions(logits, [*"abcde"])
-    for label, name in enumerate("abcde"):
-        wanted = (logits.argmax(1) == label).double().mean((1, 2)).numpy()
-        np.testing.assert_allclose(np.array(columns[f"share_{name}"]), wanted, rtol=1e-6)

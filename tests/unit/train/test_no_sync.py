@@ -7,7 +7,7 @@ shapes and has no values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,34 +136,6 @@ def test_float16_waits_once_an_update(photos: Path, here: Path) -> None:
     assert train_watched(trainer) == [0, 1, 2, 3, 4]
 
 
-READS: list[Callable[[Tensor], object]] = [
-    lambda sums: sums[0].item(),
-    lambda sums: sums.tolist(),
-    lambda sums: sums.cpu(),
-    lambda sums: sums.numpy(),
-    lambda sums: np.asarray(sums),
-    lambda sums: float(sums[0]),
-    lambda sums: int(sums[0]),
-    lambda sums: bool(sums[0] > 0),
-    lambda sums: max(sums[0], sums[1]),
-    lambda sums: [0] * sums.long()[0],
-    lambda sums: 3.5 in sums,
-    lambda sums: f"{sums[0]:.3f}",
-    lambda sums: repr(sums),
-    lambda sums: sums.nonzero(),
-    lambda sums: torch.equal(sums, sums),
-    lambda sums: torch.allclose(sums, sums),
-]
-
-
-def test_what_a_read_is(photos: Path, here: Path) -> None:
-    trainer = bodiless(["record=none"], CPU)
-    for read in READS:
-        with Watch(trainer) as watch:
-            read(trainer.metrics.sums)
-        assert watch.reads == [0]
-
-
 def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
     """The step's parts on a device that no config can name, with two epochs' worth of nothing to train on."""
     config = composed("model.width=4", "image_size=16", "batch_size=8", *overrides)
@@ -205,11 +177,3 @@ def test_training_needs_no_values(knobs: list[str]) -> None:
     trainer = bodiless([each for each in knobs if each != "optim.fused=true"], META)  # has no kernel for `meta`
     trainer.train_epoch(trainer.train.epoch(0))
     assert trainer.progress.step == 5 // trainer.loop.accumulate
-
-
-def test_a_meter_without_values_cannot_be_read() -> None:
-    trainer = bodiless([], META)
-    trainer.recorder = Nosy()
-    with pytest.raises(NotImplementedError, match="meta tensor"):
-        trainer.train_epoch(trainer.train.epoch(0))
-    assert trainer.progress.step == 1
