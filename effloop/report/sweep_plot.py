@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from operator import itemgetter
-from statistics import fmean, pstdev, stdev
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from effloop.report.charts import INK, colours, format_axis, leave_out_outliers
 from effloop.report.comparison import FAILED_STATES, REPEATED, Comparison, metric_value
-from effloop.report.values import are_numbers, finite_values, shorten, to_short_text, to_text
+from effloop.report.values import are_numbers, shorten, to_short_text, to_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,12 +18,11 @@ if TYPE_CHECKING:
 _MAX_LINES = 12  # in the legend, one for each combination; with more, each run is a row
 _MAX_ROWS = 40  # with names; with more, runs are numbered along the x-axis
 _MAX_NAME = 48  # characters of a row's name
-_DIGIT_WIDTH = 1 / 65  # as a share of the panel beside a legend
+_MAX_TICKS = 8  # values that are ticks, as typed
 _MIN_RATIO, _LOG_RATIO = 3, 30  # largest to smallest value: below, the axis is linear; above, logarithmic
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """Positions of runs in the plot.
 
     Attributes:
@@ -48,38 +43,30 @@ class _Layout:
 def plot_sweep(comparison: Comparison, title: str = "") -> Figure:
     """Plot the objective and images/s against the swept values; call it and save the figure in `charts.style`.
 
-    A numeric key is the x-axis, and other keys make lines. Without one, each word has a row; where the keys form no
-    grid, or nothing was swept, each run has one. Failed and killed runs are counted, not drawn.
+    A numeric key is the x-axis, and other keys make lines. Without one, or where the keys form no grid, each run has a
+    row. Failed and killed runs are counted, not drawn.
     """
     from matplotlib.figure import Figure
 
     drawn = [index for index, value in enumerate(comparison.values) if math.isfinite(value)]
     layout = _layout(comparison, drawn)
-    height = 1.3 + 0.27 * len(layout.rows) if layout.rows else 3.8
-    figure = Figure(figsize=(10, height), layout="constrained")
+    figure = Figure(figsize=(10, 1.3 + 0.27 * len(layout.rows) if layout.rows else 3.8), layout="constrained")
     if title:
         figure.suptitle(f"{to_text(title)}\n{_subtitle(comparison, len(drawn))}", x=0.01, ha="left", fontsize=10.5)
     panels = (comparison.objective, "images/s" if comparison.objective != "images/s" else comparison.measures[0])
     for name, axes in zip(panels, figure.subplots(1, 2, sharey=bool(layout.rows)), strict=True):
         values = [metric_value(run, name) for run in comparison.runs]
         axes.set_title(name)
-        _draw(axes, layout, values, partial(comparison.format, name))
-        best = comparison.best
-        if name == comparison.objective and best is not None:
-            point = _xy(layout, layout.positions[best], values[best])
-            axes.plot(*point, "o", markersize=11, markerfacecolor="none", markeredgecolor=INK)
+        _draw(axes, layout, values)
+        if name == comparison.objective and (best := comparison.best) is not None:
+            ring = {"markersize": 11, "markerfacecolor": "none", "markeredgecolor": INK}
+            axes.plot(*_xy(layout, [layout.positions[best]], [values[best]]), "o", **ring)
         if not comparison.is_percent(name) and name.startswith("val/"):
             leave_out_outliers(axes, [[values[index]] for index in drawn], horizontal=bool(layout.rows))
         _format_axes(axes, layout, drawn, name, percent=comparison.is_percent(name))
-    if layout.rows and layout.label != "run":
-        figure.axes[0].set_ylabel(layout.label)
     if layout.legend and drawn:
-        figure.legend(
-            *figure.axes[0].get_legend_handles_labels(),
-            loc="outside right upper",
-            title=layout.legend,
-            alignment="left",
-        )
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right upper", title=layout.legend, alignment="left")
     return figure
 
 
@@ -98,102 +85,77 @@ def _layout(comparison: Comparison, drawn: Sequence[int]) -> _Layout:
     swept = comparison.swept
     if len(swept) > 1 and comparison.repeated:  # one point for each setting
         swept = {key: values for key, values in swept.items() if key not in REPEATED}
-    axis = _axis(swept)
-    others = [key for key in swept if key != axis and len({to_text(swept[key][index]) for index in drawn}) > 1]
-    lines: dict[str, list[int]] = {}
-    for index in drawn:
-        lines.setdefault(", ".join(to_text(swept[key][index]) for key in others), []).append(index)
-    if axis and len(lines) <= _MAX_LINES and are_numbers(swept[axis]) and axis not in REPEATED:
-        return _Layout(axis, swept[axis], (), lines, ", ".join(others))
-    names = list(dict.fromkeys(to_text(swept[axis][index]) for index in drawn)) if axis else []
-    if axis and len(lines) <= _MAX_LINES and len(names) <= _MAX_ROWS:
-        positions = [names.index(name) if (name := to_text(value)) in names else -1 for value in swept[axis]]
-        return _Layout(axis, positions, [_shorten(name) for name in names], lines, ", ".join(others))
+    texts = {key: [*map(to_text, values)] for key, values in swept.items()}
+    counts = {key: len(set(values)) for key, values in texts.items()}
+    is_grid = math.prod(counts.values()) == len(set(zip(*texts.values(), strict=True)))
+    axes = [key for key in swept if are_numbers(swept[key]) and key not in REPEATED] if is_grid else []
+    if axes:
+        axis = max(axes, key=counts.__getitem__)
+        others = [key for key in swept if key != axis and len({texts[key][index] for index in drawn}) > 1]
+        lines: dict[str, list[int]] = {}
+        for index in drawn:
+            lines.setdefault(", ".join(texts[key][index] for key in others), []).append(index)
+        if len(lines) <= _MAX_LINES:
+            return _Layout(axis, swept[axis], (), lines, ", ".join(others))
     numbers = range(len(comparison.runs))
     if len(drawn) > _MAX_ROWS:
         return _Layout("run", numbers, (), {"": drawn})
     positions = [drawn.index(index) if index in drawn else -1 for index in numbers]
-    return _Layout("run", positions, [_shorten(comparison.label(index)) for index in drawn], {"": drawn})
+    return _Layout("run", positions, [shorten(comparison.label(index), _MAX_NAME) for index in drawn], {"": drawn})
 
 
-def _axis(swept: Mapping[str, Sequence[Any]]) -> str | None:
-    """The key for the axis, a numeric one if possible, with the most values; None if the keys form no grid."""
-    counts = {key: len(set(map(to_text, values))) for key, values in swept.items()}
-    combinations = len(set(zip(*(map(to_text, values) for values in swept.values()), strict=True)))
-    if not swept or math.prod(counts.values()) != combinations:
-        return None
-    return max(swept, key=lambda key: (are_numbers(swept[key]), key not in REPEATED, counts[key]))
+def _xy(layout: _Layout, positions: Sequence[float], values: Sequence[float]) -> tuple[Any, Any]:
+    return (values, positions) if layout.rows else (positions, values)
 
 
-def _xy(layout: _Layout, position: Any, value: Any) -> tuple[list[Any], list[Any]]:
-    return ([value], [position]) if layout.rows else ([position], [value])
-
-
-def _draw(axes: Axes, layout: _Layout, values: Sequence[float], format_value: Callable[[float], str]) -> None:
-    line = "none" if layout.rows or layout.label == "run" else "-"
+def _draw(axes: Axes, layout: _Layout, values: Sequence[float]) -> None:
+    """Draw a mark for each run, and through the means at each position a line with their standard deviations."""
+    line = "none" if layout.label == "run" else "-"
     for (label, runs), colour in zip(layout.lines.items(), colours(len(layout.lines)), strict=True):
-        points = sorted((layout.positions[run], values[run], run) for run in runs)
-        groups = {key: [point[1] for point in group] for key, group in itertools.groupby(points, itemgetter(0))}
-        several = len(points) > len(groups)
-        _draw_means(axes, layout, groups, line, colour)
-        axes.plot([], [], marker="o", linestyle=line, color=colour, linewidth=1.5, label=_shorten(label))  # for legend
-        for position, value, run in points:
-            size, alpha = (4, 0.5) if several else (6, 1)
-            axes.plot(*_xy(layout, position, value), "o", color=colour, markersize=size, alpha=alpha, gid=f"run-{run}")
-            if layout.rows and not several and not layout.legend and math.isfinite(value):
-                xy, unit = (value, position), "offset points"
-                axes.annotate(format_value(value), xy, (9, 0), textcoords=unit, va="center", fontsize=8)
-
-
-def _draw_means(axes: Axes, layout: _Layout, groups: Mapping[float, Sequence[float]], line: str, colour: str) -> None:
-    """A line through the means at each position, with the standard deviation of several runs there."""
-    known = {position: finite_values(values) for position, values in groups.items()}
-    positions = [position for position, values in known.items() if values]
-    means = [fmean(known[position]) for position in positions]
-    x, y = (means, positions) if layout.rows else (positions, means)
-    axes.plot(x, y, linestyle=line, color=colour, linewidth=1.5)
-    if any(len(values) > 1 for values in known.values()):
-        spread = [stdev(known[position]) if len(known[position]) > 1 else 0 for position in positions]
-        errors: dict[str, Any] = {"xerr" if layout.rows else "yerr": spread}
-        axes.errorbar(x, y, **errors, fmt="D", color=colour, markersize=6, capsize=3)
+        groups: dict[float, list[float]] = {
+            layout.positions[run]: [] for run in sorted(runs, key=layout.positions.__getitem__)
+        }
+        for run in runs:
+            if math.isfinite(values[run]):
+                groups[layout.positions[run]].append(values[run])
+        groups = {position: group for position, group in groups.items() if group}
+        several = any(len(group) > 1 for group in groups.values())
+        x, y = _xy(layout, [*groups], [*map(fmean, groups.values())])
+        axes.plot(x, y, linestyle=line, color=colour, linewidth=1.5)
+        if several:
+            spread = [stdev(group) if len(group) > 1 else 0 for group in groups.values()]
+            errors: dict[str, Any] = {"xerr" if layout.rows else "yerr": spread}
+            axes.errorbar(x, y, **errors, fmt="D", color=colour, markersize=6, capsize=3)
+        name = shorten(label, _MAX_NAME)
+        axes.plot([], [], marker="o", linestyle=line, color=colour, linewidth=1.5, label=name)  # for the legend
+        for run in runs:
+            mark: dict[str, Any] = {"markersize": 4 if several else 6, "alpha": 0.5 if several else 1}
+            axes.plot(*_xy(layout, [layout.positions[run]], [values[run]]), "o", color=colour, gid=f"run-{run}", **mark)
 
 
 def _format_axes(axes: Axes, layout: _Layout, drawn: Sequence[int], name: str, *, percent: bool) -> None:
     """Set limits, ticks and labels."""
     format_axis(axes.xaxis if layout.rows else axes.yaxis, name, percent=percent)
+    if name in ("images/s", "seconds"):
+        limit = (axes.get_xlim() if layout.rows else axes.get_ylim())[1]
+        axes.set(**{"xlim" if layout.rows else "ylim": (0, 1.08 * limit)})
     if layout.rows:
         axes.set_yticks(range(len(layout.rows)), layout.rows)
         axes.set_ylim(len(layout.rows) - 0.5, -0.5)
-        axes.margins(x=0.2)  # for the values beside the points
-    if name in ("images/s", "seconds"):
-        limit = axes.get_xlim()[1] if layout.rows else axes.get_ylim()[1]
-        axes.set(**{"xlim" if layout.rows else "ylim": (0, 1.08 * limit)})
-    if layout.rows:
         return
     axes.set_xlabel(layout.label)
     ticks = sorted({layout.positions[run] for run in drawn})
-    if len(ticks) < 2 or layout.label == "run":
-        return
-    if _is_geometric(ticks):
-        axes.set_xscale("log")
-    scaled = [math.log(tick) for tick in ticks] if axes.get_xscale() == "log" else ticks
-    labels = [to_short_text(tick) for tick in ticks]
-    width = _DIGIT_WIDTH * (2 + max(map(len, labels)))
-    if min(after - before for before, after in itertools.pairwise(scaled)) > width * (scaled[-1] - scaled[0]):
-        axes.set_xticks(ticks, labels)  # one for each value, as typed
-        axes.minorticks_off()
+    if len(ticks) > 1 and layout.label != "run":
+        if _is_geometric(ticks):
+            axes.set_xscale("log")
+        if len(ticks) <= _MAX_TICKS:
+            axes.set_xticks(ticks, [to_short_text(tick) for tick in ticks])
+            axes.minorticks_off()
 
 
 def _is_geometric(ticks: Sequence[float]) -> bool:
-    """Whether values are spaced by factors, as 0.001, 0.003, 0.01, rather than by differences."""
-    if ticks[0] <= 0 or ticks[-1] / ticks[0] < _MIN_RATIO:
+    """Whether values are spaced by factors, as 0.001, 0.003, 0.01: the middle one is near the geometric mean."""
+    low, middle, high = ticks[0], median(ticks), ticks[-1]
+    if low <= 0 or high / low < _MIN_RATIO:
         return False
-    if ticks[-1] / ticks[0] > _LOG_RATIO:
-        return True
-    gaps = [after - before for before, after in itertools.pairwise(ticks)]
-    factors = [math.log(after / before) for before, after in itertools.pairwise(ticks)]
-    return pstdev(factors) / fmean(factors) < pstdev(gaps) / fmean(gaps)
-
-
-def _shorten(name: str) -> str:
-    return shorten(name, _MAX_NAME)
+    return high / low > _LOG_RATIO or abs(middle - math.sqrt(low * high)) < abs(middle - (low + high) / 2)
