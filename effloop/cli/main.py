@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import sys
 import traceback
@@ -20,7 +21,7 @@ from effloop.errors import (
     printable,
     printable_lines,
 )
-from effloop.system.command import bus_errors_explained, command_timed, escaped_output
+from effloop.system.command import command_timed, escaped_output
 from effloop.system.openmp import limit_spinning
 from effloop.system.processes import discard_output
 from effloop.system.signals import ending_from_the_start
@@ -71,11 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: list[str], *, whole_process: bool) -> int:
     debug = "--debug" in args
     if whole_process:
+        faulthandler.enable(2)  # a stack where a mapped file is cut while it is read (SIGBUS)
         limit_spinning()
     if whole_process and not {*args[:1]} & (MODULES.keys() - {"train", "resume"}):
         ending_from_the_start()
     try:
-        with command_timed(whole_process=whole_process), bus_errors_explained(EffLoopError.exit_code):
+        with command_timed(whole_process=whole_process):
             return _dispatch(args)
     except EffLoopError as error:
         if debug and not isinstance(error, InterruptedRunError | PreemptedRunError):

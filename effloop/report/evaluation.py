@@ -121,7 +121,7 @@ def write_evaluation(
 def plots(found: Evaluation) -> dict[str, Any]:
     """{name: figure}, to be drawn and saved in `charts.style`."""
     details, figures = found.details, {}
-    if details.confusion is not None and len(found.names) <= MAX_CLASSES:
+    if details.confusion is not None and len(found.names) <= _MAX_DRAWN:
         matrix = confusion_matrix(details.confusion, len(found.names))
         figures["confusion"] = plot_confusion(matrix, found.names, details.unit)
     if details.calibration is not None:
@@ -205,8 +205,8 @@ def read_evaluation(folder: Path) -> Evaluation | None:
 MAX_CLASSES = 1_000
 """Classes of which a whole matrix is made; it has a million cells then."""
 
+_MAX_DRAWN = 300  # classes of a plot: cells of more would be smaller than pixels
 _MAX_COUNTS, _MAX_NAMES = 20, 50  # classes; with more, cells have no counts, and rows and columns no names
-_MAX_DRAWN = 300  # cells in a row; with more classes a cell is several of them
 _MAX_NAME, _MAX_TITLE = 20, 32  # characters
 _CELL, _MIN_SIDE, _MAX_SIDE = 0.42, 2.2, 7.0  # inches
 _FAINTEST = 0.12  # opacity of a cell with one of very many samples
@@ -233,8 +233,7 @@ def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], unit: str = 
     margin = 1.6 if labelled else 0.6
     figure = Figure(figsize=(side + margin, side + margin), layout="constrained")
     axes = figure.subplots()
-    cells = _pooled(_cells(matrix), -(-count // _MAX_DRAWN))
-    axes.imshow(cells, interpolation="none", extent=(-0.5, count - 0.5, count - 0.5, -0.5))
+    axes.imshow(_cells(matrix), interpolation="none", extent=(-0.5, count - 0.5, count - 0.5, -0.5))
     axes.grid(visible=False)
     percent = ", % of a class's pixels" * (unit == "pixels" and count <= _MAX_COUNTS)
     axes.set(xlabel="taken for", ylabel="class", title=f"Confusion matrix{percent}")
@@ -261,16 +260,6 @@ def _cells(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
     np.einsum("iic->ic", cells)[:, :3] = to_rgb(blue)
     cells[..., 3] = np.where(matrix > 0, _FAINTEST + (1 - _FAINTEST) * np.sqrt(shares), 0)
     return cells
-
-
-def _pooled(cells: NDArray[np.float64], side: int) -> NDArray[np.float64]:
-    """(K, K, 4) colours -> of each square of `side` cells the strongest one: smaller than pixels they would be lost."""
-    count = -(-len(cells) // side)
-    rest = count * side - len(cells)
-    blocks = np.pad(cells, ((0, rest), (0, rest), (0, 0))).reshape(count, side, count, side, 4).swapaxes(1, 2)
-    blocks = blocks.reshape(count, count, side * side, 4)
-    strongest = blocks[..., 3].argmax(axis=2)[..., None, None]
-    return np.take_along_axis(blocks, strongest, axis=2)[:, :, 0]
 
 
 def plot_calibration(details: Details) -> Figure:

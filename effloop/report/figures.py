@@ -50,19 +50,6 @@ class BarPanel(NamedTuple):
     marked: str = ""
 
 
-def in_cell(text: str) -> str:
-    """A text as a cell of a table: what a spreadsheet would take for a formula, and run, gets an apostrophe.
-
-    Numbers stay as they are, one or several with commas between.
-    """
-    return text if _NUMBERS.fullmatch(text) else _FORMULA.sub(r"\1'", text)
-
-
-def path_in_cell(path: str) -> str:
-    """Like `in_cell` for a path, by which programs open a file: `./=1.jpg`."""
-    return f"./{path}" if _FORMULA.match(path) else path
-
-
 _FORMULA = re.compile(
     r"""(^|[;\t\r\n])(?=[\s"\x00-\x20\u200b-\u200f\u2060-\u2064\ufeff]*[=+@＝＋－＠-])|^(?=[\t\r\n])"""  # noqa: RUF001
 )
@@ -74,11 +61,19 @@ PATH = "path"
 """The column of a table that programs open files by."""
 
 
+def in_cell(text: str) -> str:
+    """A text as a cell of a table: what a spreadsheet would take for a formula, and run, gets an apostrophe.
+
+    Numbers stay as they are, one or several with commas between.
+    """
+    return text if _NUMBERS.fullmatch(text) else _FORMULA.sub(r"\1'", text)
+
+
 def cell_of(column: str, value: Any) -> Any:
-    """A value of a column as a cell: a text as `in_cell` or `path_in_cell` gives it, others as they are."""
-    if not isinstance(value, str):
-        return value
-    return path_in_cell(value) if column == PATH else in_cell(value)
+    """A value of a column as a cell: a text as `in_cell` gives it, a path as `./=1.jpg`, others as they are."""
+    if column == PATH and isinstance(value, str):
+        return f"./{value}" if _FORMULA.match(value) else value
+    return in_cell(value) if isinstance(value, str) else value
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

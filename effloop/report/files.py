@@ -29,12 +29,12 @@ from effloop.report.comparison import (
 from effloop.report.figures import write_csv
 from effloop.report.page import download_line, downloaded, render_page
 from effloop.report.sweep_plot import plot_sweep
-from effloop.report.values import are_numbers, shorten, to_short_text, to_text
+from effloop.report.values import are_numbers, to_short_text, to_text
 from effloop.runs.reader import Row, RunRecord
 
 SUMMARY, MEANS, PLOT, REPORT = "summary.csv", "means.csv", "plot.png", "report.html"
 _MAX_SWEPT = 4  # columns for swept keys in the terminal's table
-_MAX_NAME, _MIN_NAME = 32, 8  # characters of a run's name there
+_MAX_NAME = 32  # characters of a run's name there, in a line
 
 
 def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:
@@ -127,44 +127,23 @@ def report_table(runs: Sequence[RunRecord], objective: str) -> Table:
     Raises:
         ConfigError: there is no such objective.
     """
-    comparison, console = compare_runs(runs, objective), Console()
-    for num_keys in range(_MAX_SWEPT, 0, -1):
-        table = _table(comparison, num_keys)
-        excess = console.measure(table, options=console.options.update(width=1000)).maximum - console.width
-        if excess <= 0:
-            return table
-    longest = min(_MAX_NAME, max(len(to_text(name)) for name in comparison.names))
-    return _table(comparison, num_keys, max(_MIN_NAME, longest - excess))
-
-
-def _table(comparison: Comparison, num_keys: int, name_width: int = _MAX_NAME) -> Table:
-    """The table with columns for the first `num_keys` swept keys, and names of runs no longer than `name_width`."""
-    keys = list(comparison.swept)[:num_keys]
-    names = list(
-        dict.fromkeys([comparison.objective, comparison.measures[0], "val/loss", "images/s", "wait", "seconds"])
-    )
+    comparison = compare_runs(runs, objective)
+    keys = list(comparison.swept)[:_MAX_SWEPT]
+    names = dict.fromkeys([comparison.objective, comparison.measures[0], "val/loss", "images/s", "wait", "seconds"])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
-    table.caption = _caption(comparison, num_keys)
-    table.add_column("run", no_wrap=True)
+    table.caption = _caption(comparison)
+    table.add_column("run", overflow="fold", max_width=_MAX_NAME)
     headings = short_names(comparison.swept)
     for key in keys:
-        numeric = are_numbers(comparison.swept[key])
-        table.add_column(
-            headings[key].replace("_", "_\n"),
-            justify="right" if numeric else "left",
-            no_wrap=numeric,
-            overflow="fold",
-            max_width=24,
-        )
+        justify: Any = "right" if are_numbers(comparison.swept[key]) else "left"
+        table.add_column(headings[key].replace("_", "_\n"), justify=justify, overflow="fold", max_width=24)
     table.add_column("state", no_wrap=True)
     for name in ("epochs", *names):
         table.add_column(name.replace("val/", "val/\n"), justify="right", no_wrap=True)
     for index in comparison.order:
-        run = comparison.runs[index]
+        run, best = comparison.runs[index], index == comparison.best
         done, total = epochs_done(run)
-        best = index == comparison.best
-        name = shorten(to_text(comparison.names[index]), name_width)
-        cells = [name, *(to_short_text(comparison.swept[key][index]) for key in keys)]
+        cells = [to_text(comparison.names[index]), *(to_short_text(comparison.swept[key][index]) for key in keys)]
         state = "best" if best and run.state == "done" else f"{run.state}, best" if best else run.state
         cells += [state, f"{done}/{total}" if total else str(done)]
         cells += [comparison.format(name, metric_value(run, name)) for name in names]
@@ -173,10 +152,10 @@ def _table(comparison: Comparison, num_keys: int, name_width: int = _MAX_NAME) -
     return table
 
 
-def _caption(comparison: Comparison, num_keys: int) -> Text:
+def _caption(comparison: Comparison) -> Text:
     """The swept keys that have no column, why runs failed, and what was fetched for them."""
     lines = [] if comparison.same_data else ["no best: the runs were validated on different data"]
-    if more := list(comparison.swept)[num_keys:]:
+    if more := list(comparison.swept)[_MAX_SWEPT:]:
         lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(map(to_text, more))}")
     for name, run in zip(comparison.names, comparison.runs, strict=True):
         if run.state in FAILED_STATES or run.reason:

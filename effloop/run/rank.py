@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -34,7 +35,7 @@ from effloop.parallel.rendezvous import START_TIMEOUT_S, RankGroup, join
 from effloop.run.spec import RunSpec, from_newest_checkpoint
 from effloop.run.training import announce_end, train
 from effloop.runs.environment import effloop_version
-from effloop.system.command import bus_errors_explained, command_timed, escaped_output
+from effloop.system.command import command_timed, escaped_output
 from effloop.system.hardware import available_cores
 from effloop.system.processes import end_with_parent, prefix_output
 from effloop.system.signals import BEFORE, ending_at_once, interrupted_once
@@ -70,10 +71,10 @@ def run_rank(scratch: str, spec: dict[str, Any]) -> None:
         os._exit(EffLoopError.exit_code)
     if any(failure.kind == "preempted" for failure in earlier):
         os._exit(PreemptedRunError.exit_code)
+    faulthandler.enable(2)  # as in `entry` of the command line
     with (
         command_timed(whole_process=True),
         escaped_output(),
-        bus_errors_explained(EffLoopError.exit_code),
         rank_session(env, folder, spec["config"]["parallel"].get(_KEY, START_TIMEOUT_S)) as session,
     ):
         if env.rank == 0:

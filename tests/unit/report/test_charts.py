@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from effloop.report.charts import colours, plot_curves, save_png, style, to_svg
+from effloop.report.charts import plot_curves, save_png, style, to_svg
 from effloop.report.comparison import compare_runs
 from effloop.report.sweep_plot import plot_sweep
 from effloop.runs.reader import RunRecord
@@ -184,10 +184,3 @@ class TestSvg:
         text = to_svg(plot_sweep(compare_runs(jobs(hostile, "model=b"), "val/top1")), "scores")
         assert "<script" not in text
         assert "&lt;script&gt;alert(1)&lt;/script&gt;&amp;$x^2$" in text
-
-
-def test_colours() -> None:
-    for count in (0, 1, 10, 11, 100):
-        found = colours(count)
-        assert len(set(found)) == count
-        assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in found)

@@ -74,19 +74,6 @@ def test_names_and_counts_where_there_is_room(count: int, named: bool, counted: 
     assert bool(axes.texts) == counted
 
 
-@pytest.mark.parametrize("count", [300, 301])
-def test_a_cell_of_many_classes_can_be_seen(count: int) -> None:
-    """Smaller ones than pixels are drawn together, by the strongest: none is lost."""
-    matrix = np.eye(count, dtype=np.int64)
-    matrix[-1, 0] = 1
-    image = plot_confusion(matrix, ["x"] * count).axes[0].images[0]
-    cells, side = image.get_array()[..., 3], -(-count // 300)
-    assert len(cells) == -(-count // side) <= 300
-    assert (cells.diagonal() > 0).all()
-    assert cells[-1, 0] > 0.5
-    assert (cells > 0).sum() == len(cells) + 1
-
-
 @pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_numbers(tmp_path: Path, count: int) -> None:
     """A plot of the first nine, its points with six digits."""
