@@ -71,10 +71,6 @@ def assert_same_outcome(got: str | np.ndarray, wanted: str | np.ndarray) -> None
         assert_close(got, wanted)
 
 
-def test_registered() -> None:
-    assert {"auto", "opencv", "pillow", "turbojpeg"} <= set(decoders.names())
-
-
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_plain(decoder: Decoder, fmt: str, mode: str) -> None:
@@ -96,12 +92,6 @@ def test_jpeg_kinds(decoder: Decoder, size: tuple[int, int], subsampling: str, o
     data = encode(photo(*size), "JPEG", subsampling=subsampling, **options)
     assert_close(decoder.decode(data), reference(data))
     assert decoder.size(data) == size
-
-
-@pytest.mark.parametrize("options", [{"lossless": True}, {"quality": 50}])
-def test_webp_kinds(decoder: Decoder, options: dict[str, int]) -> None:
-    data = encode(PHOTO, "WEBP", exif=exif(6), **options)  # EXIF makes it an extended file
-    assert_close(decoder.decode(data), reference(data))
 
 
 @pytest.mark.parametrize("fmt", OTHERS)
@@ -134,10 +124,12 @@ def test_orientation_is_obeyed(name: str, fmt: str) -> None:
         np.testing.assert_array_equal(np.sort(got, None), np.sort(stored.decode(data), None))  # turned, and no more
 
 
-@pytest.mark.parametrize("block", [b"", b"II*\0", b"MM\0*\0\0\0\x08\xff\xff", b"\xff" * 40])
-def test_damaged_orientation_is_none(block: bytes) -> None:
-    data = encode(PHOTO, "JPEG", exif=b"Exif\0\0" + block)
-    np.testing.assert_array_equal(build("auto", exif=True).decode(data), build("auto").decode(data))
+@pytest.mark.parametrize("exif", [False, True])
+def test_damaged_orientation_is_none(exif: bool) -> None:
+    wanted = build("auto").decode(encode(PHOTO, "JPEG"))
+    for block in (b"", b"II*\0", b"MM\0*\0\0\0\x08\xff\xff", b"II*\0\xff\xff\xff\x7f broken", b"\xff" * 40):
+        data = encode(PHOTO, "JPEG", exif=b"Exif\0\0" + block)
+        np.testing.assert_array_equal(build("auto", exif=exif).decode(data), wanted)
 
 
 @pytest.mark.parametrize("orientation", [3, 6])  # 3 keeps the size, so that only pixels tell
@@ -147,11 +139,6 @@ def test_orientation_is_ignored(decoder: Decoder, fmt: str, orientation: int) ->
     assert turned != plain
     np.testing.assert_array_equal(decoder.decode(turned), decoder.decode(plain))
     assert decoder.size(turned) == PHOTO.shape[:2]
-
-
-def test_damaged_exif_is_ignored(decoder: Decoder) -> None:
-    data = encode(PHOTO, "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\x7f broken")
-    np.testing.assert_array_equal(decoder.decode(data), decoder.decode(encode(PHOTO, "JPEG")))
 
 
 def rgb(grey: np.ndarray) -> np.ndarray:
@@ -177,10 +164,7 @@ def unusual() -> dict[str, tuple[bytes, np.ndarray]]:
     half_seen = plte + chunk(b"tRNS", bytes(range(0, 256, 4)))
     return {
         "grey 16": (png(width, height, 16, 0, wide[:, :, 0].tobytes()), rgb(wide[:, :, 0] >> 8)),
-        "RGB 16": (
-            png(width, height, 16, 2, wide[:, :, :3].tobytes()),
-            (wide[:, :, :3] >> 8).astype(np.uint8),
-        ),
+        "RGB 16": (png(width, height, 16, 2, wide[:, :, :3].tobytes()), (wide[:, :, :3] >> 8).astype(np.uint8)),
         "RGBA 16": (png(width, height, 16, 6, wide.tobytes()), (wide[:, :, :3] >> 8).astype(np.uint8)),
         "palette": (png(width, height, 8, 3, indices.tobytes(), plte), looked_up),
         "palette, tRNS": (png(width, height, 8, 3, indices.tobytes(), half_seen), looked_up),
@@ -192,15 +176,13 @@ def unusual() -> dict[str, tuple[bytes, np.ndarray]]:
         "RGBA": (encode(alpha, "PNG"), PHOTO),
         "LA": (png(width, height, 8, 4, alpha[:, :, [0, 3]].tobytes()), rgb(PHOTO[:, :, 0])),
         "1 bit": (png(48, height, 1, 0, np.packbits(bits, axis=1).tobytes()), rgb(bits * 255)),
+        "PNM 16": (b"P5\n6 1\n65535\n" + wide[0, :6, 0].tobytes(), rgb(wide[:1, :6, 0] >> 8)),
         "BMP palette": (encode(indices, "BMP"), rgb(indices)),
         "CMYK": (cmyk, reference(cmyk)),
         "YCCK": (ycck(cmyk), reference(ycck(cmyk))),
         "APNG": (apng.getvalue(), np.asarray(frames[0])),
         "animated WebP": (webp.getvalue(), np.asarray(frames[0])),
-        "WebP alpha": (
-            encode(np.dstack([PHOTO, np.full_like(indices, 9)]), "WEBP", lossless=True, exact=True),
-            PHOTO,
-        ),
+        "WebP alpha": (encode(np.dstack([PHOTO, indices]), "WEBP", lossless=True, exact=True), PHOTO),
         "ICC": (encode(PHOTO, "PNG", icc_profile=b"not a profile"), PHOTO),
         "gamma": (png(width, height, 8, 2, PHOTO.tobytes(), chunk(b"gAMA", b"\0\0\x27\x10")), PHOTO),
     }
@@ -213,32 +195,19 @@ def test_unusual_equals_to_the_bit(decoder: Decoder, kind: str) -> None:
     assert decoder.size(data) == expected.shape[:2]
 
 
-def test_cmyk_is_inverted_as_adobe_does(decoder: Decoder) -> None:
-    white = encode(np.full((16, 16, 3), 255, np.uint8), "JPEG", "CMYK")
-    assert decoder.decode(white).min() > 250
-
-
-@pytest.mark.parametrize("box", [(0, 0, 67, 53), (3, 5, 20, 30), (66, 52, 1, 1), (0, 40, 67, 13)])
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_box_is_a_crop_of_the_whole(decoder: Decoder, fmt: str, box: tuple[int, int, int, int]) -> None:
+def test_box_is_a_crop_of_the_whole(decoder: Decoder, fmt: str) -> None:
     data = encode(PHOTO, fmt)
-    top, left, height, width = box
     whole = decoder.decode(data)
-    np.testing.assert_array_equal(decoder.decode(data, box), whole[top : top + height, left : left + width])
+    for top, left, height, width in ((0, 0, 67, 53), (3, 5, 20, 30), (66, 52, 1, 1), (0, 40, 67, 13)):
+        got = decoder.decode(data, (top, left, height, width))
+        np.testing.assert_array_equal(got, whole[top : top + height, left : left + width])
 
 
-@pytest.mark.parametrize(
-    "box", [(-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 68, 5), (0, 0, 5, 54), (3, 3, 0, 5), (3, 3, 5, 0)]
-)
-def test_box_outside_is_a_bug(decoder: Decoder, box: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ValueError, match="not inside an image of 67 x 53"):
-        decoder.decode(encode(PHOTO, "JPEG"), box)
-
-
-def test_at_least_is_kept(decoder: Decoder) -> None:
-    height, width, _ = decoder.decode(encode(photo(200, 300), "JPEG"), (8, 8, 160, 240), (32, 32)).shape
-    assert 32 <= height <= 160
-    assert 32 <= width <= 240
+def test_box_outside_is_a_bug(decoder: Decoder) -> None:
+    for box in ((-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 68, 5), (0, 0, 5, 54), (3, 3, 0, 5), (3, 3, 5, 0)):
+        with pytest.raises(ValueError, match="not inside an image of 67 x 53"):
+            decoder.decode(encode(PHOTO, "JPEG"), box)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -260,10 +229,7 @@ def test_every_kind_of_buffer(decoder: Decoder, fmt: str) -> None:
     ("data", "line"),
     [
         (b"", r"is empty \(0 bytes\)"),
-        (
-            b"a text file\nof two lines",
-            r"is not an image that Pillow reads; starts with b'a text file\\n'",
-        ),
+        (b"a text file\nof two lines", r"is not an image that Pillow reads; starts with b'a text file\\n'"),
         (b"BMore than a text, and long enough for a header", "is not an image that Pillow reads"),
         (b"GIF89a" + bytes(40), "is an image in GIF format that can't be read: "),
         (encode(PHOTO, "GIF")[:900], r"is an image in GIF format that can't be decoded: image file is truncated"),
@@ -271,15 +237,13 @@ def test_every_kind_of_buffer(decoder: Decoder, fmt: str) -> None:
         (b"RIFF" + bytes(40), "is not an image that Pillow reads"),
         (bytes(100), "is not an image that Pillow reads"),
         (encode(PHOTO, "JPEG")[:20], "is a truncated JPEG: ends after 20 bytes, within its header"),
-        (
-            encode(PHOTO, "JPEG")[:-300],
-            r"is a truncated JPEG: ends after [\d,]+ bytes without its end marker",
-        ),
+        (encode(PHOTO, "JPEG")[:-300], r"is a truncated JPEG: ends after [\d,]+ bytes without its end marker"),
         (encode(PHOTO, "PNG")[:-300], r"is a truncated PNG: ends after [\d,]+ of at least [\d,]+ bytes"),
         (encode(PHOTO, "WEBP")[:-300], r"is a truncated WEBP: ends after [\d,]+ of [\d,]+ bytes"),
         (encode(PHOTO, "BMP")[:-300], r"is a truncated BMP: ends after 10,474 of 10,774 bytes"),
         (encode(PHOTO, "JPEG").replace(b"\xff\xda", b"\xff\xd9", 1), "is a damaged JPEG: "),
         (png(0, 5, 8, 2), "is a damaged PNG: its header says 5 x 0 pixels"),
+        (encode(PHOTO, "PPM")[:-1], "is a truncated PNM: ends after 10,665 of 10,666 bytes"),
     ],
 )
 def test_refuses_in_one_line(decoder: Decoder, data: bytes, line: str) -> None:
@@ -343,11 +307,10 @@ def test_pixel_limit(name: str) -> None:
         decoders[name].config(max_pixels=0)
 
 
-@pytest.mark.parametrize("fmt", ["JPEG", "PNG", "BMP"])
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_pillows_own_limit_says_nothing(decoder: Decoder, fmt: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pillows_own_limit_says_nothing(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # 3,551 are a warning, and here an error
-    assert decoder.decode(encode(PHOTO, fmt, mode)).shape == PHOTO.shape
+    for fmt, mode in (("JPEG", "L"), ("PNG", "RGB"), ("BMP", "L")):
+        assert decoder.decode(encode(PHOTO, fmt, mode)).shape == PHOTO.shape
 
 
 def test_pickles(decoder: Decoder) -> None:
@@ -392,16 +355,3 @@ def test_raw_pixels_are_a_view(decoder: Decoder, mode: str) -> None:
     np.testing.assert_array_equal(region, wanted[3:23, 5:35])
     if mode == "RGB":
         assert np.shares_memory(region, np.frombuffer(data, np.uint8))
-
-
-def test_raw_pixels_of_16_bits_are_cut_to_the_high_byte(decoder: Decoder) -> None:
-    pixels = (np.arange(6).reshape(1, 6) * 10_000).astype(">u2")
-    got = decoder.decode(b"P5\n6 1\n65535\n" + pixels.tobytes())
-    np.testing.assert_array_equal(got[:, :, 0], pixels >> 8)
-
-
-def test_cut_raw_pixels(decoder: Decoder) -> None:
-    data = encode(PHOTO, "PPM")
-    with pytest.raises(DataError) as caught:
-        decoder.decode(data[:-1])
-    assert str(caught.value) == f"is a truncated PNM: ends after {len(data) - 1:,} of {len(data):,} bytes"

@@ -67,23 +67,15 @@ def test_webp_whose_lengths_contradict_each_other_is_not_plain(lossless: bool) -
     assert not read_header(data).plain
 
 
-@pytest.mark.parametrize("marker", [*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), 0xCD, 0xCE, 0xCF])
-def test_every_frame_header_has_the_size(marker: int) -> None:
-    assert read_header(frame(marker)) == Header("JPEG", 5, 7, marker in (0xC0, 0xC1, 0xC2), True)
-
-
-@pytest.mark.parametrize("marker", [0xC4, 0xC8, 0xCC])
-def test_tables_are_no_frame_header(marker: int) -> None:
-    tables = segment(marker, struct.pack(">BHHB", 8, 99, 99, 3))
-    assert read_header(b"\xff\xd8" + tables + frame(0xC0)[2:]).height == 5
-
-
-@pytest.mark.parametrize(
-    ("bits", "components", "plain"),
-    [(8, 1, True), (8, 3, True), (8, 2, False), (8, 4, False), (12, 3, False)],
-)
-def test_plain_jpeg_is_8_bit_grey_or_colour(bits: int, components: int, plain: bool) -> None:
-    assert read_header(frame(0xC1, bits=bits, components=components)).plain is plain
+def test_frame_headers_of_jpegs() -> None:
+    for marker in range(0xC0, 0xD0):
+        if marker in (0xC4, 0xC8, 0xCC):  # tables
+            tables = segment(marker, struct.pack(">BHHB", 8, 99, 99, 3))
+            assert read_header(b"\xff\xd8" + tables + frame(0xC0)[2:]).height == 5
+        else:
+            assert read_header(frame(marker)) == Header("JPEG", 5, 7, marker in (0xC0, 0xC1, 0xC2), True)
+    for bits, components, plain in ((8, 1, True), (8, 3, True), (8, 2, False), (8, 4, False), (12, 3, False)):
+        assert read_header(frame(0xC1, bits=bits, components=components)).plain is plain
 
 
 @pytest.mark.parametrize(
@@ -103,16 +95,10 @@ def test_thumbnail_in_exif_is_not_the_image() -> None:
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_complete_only_with_its_end(fmt: str) -> None:
     data = encode(PHOTO, fmt)
-    assert read_header(data).complete
+    for kind in (bytes, bytearray, memoryview):
+        assert read_header(kind(data)).complete
     assert not read_header(data[:-1]).complete
     assert not read_header(data[: len(data) // 2 + 30]).complete
-
-
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_every_kind_of_buffer(fmt: str, kind: type) -> None:
-    data = encode(PHOTO, fmt)
-    assert read_header(kind(data)) == read_header(data)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -128,27 +114,18 @@ def test_cut_header(fmt: str) -> None:
     [
         (b"", r"is empty \(0 bytes\)"),
         (memoryview(b""), r"is empty \(0 bytes\)"),
-        (
-            b"<html>\n",
-            r"is not an image that Pillow reads; starts with b'<html>\\n'",
-        ),
+        (b"<html>\n", r"is not an image that Pillow reads; starts with b'<html>\\n'"),
+        (b"P6\n", "is a truncated PNM: ends after 3 bytes, within its header"),
+        (b"P5\nbut this is just a text", "is a damaged PNM: no size in its first line"),
+        (b"P5\n0 1\n255\n" + bytes(9), r"is a damaged PNM: its header says 1 x 0 pixels \(height x width\)"),
         (b"RIFF\0\0\0\0WAVEfmt ", r"is not an image .* starts with b'RIFF\\x00\\x00\\x00\\x00WAVE'"),
         (frame(0xC0, height=0), "is a damaged JPEG: its header says 0 x 7 pixels"),
         (JPEG[:2] + b"\xff\xd9", "is a truncated JPEG: ends after 4 bytes"),
         (JPEG[:2] + b"\xff\xda" + bytes(30), r"is a damaged JPEG: no frame header \(SOFn\)"),
         (JPEG[:2] + b"\xff\xe0\xff\xff" + bytes(300), "is a truncated JPEG: ends after 306 bytes"),
-        (
-            b"\x89PNG\r\n\x1a\n" + chunk(b"IDAT", bytes(30)),
-            "is a damaged PNG: its first chunk is b'IDAT' of 30 bytes",
-        ),
-        (
-            b"RIFF\x20\0\0\0WEBPVP9 " + bytes(20),
-            "is a damaged WEBP: no pixels' header in its first chunk, b'VP9 '",
-        ),
-        (
-            b"BM" + bytes(12) + struct.pack("<Iii", 40, -3, 5) + bytes(28),
-            "is a damaged BMP: its header says 5 x -3",
-        ),
+        (b"\x89PNG\r\n\x1a\n" + chunk(b"IDAT", bytes(30)), "is a damaged PNG: its first chunk is b'IDAT' of 30 bytes"),
+        (b"RIFF\x20\0\0\0WEBPVP9 " + bytes(20), "is a damaged WEBP: no pixels' header in its first chunk, b'VP9 '"),
+        (b"BM" + bytes(12) + struct.pack("<Iii", 40, -3, 5) + bytes(28), "is a damaged BMP: its header says 5 x -3"),
     ],
 )
 def test_refuses(data: bytes, line: str) -> None:
@@ -173,9 +150,8 @@ def test_size_by_header(fmt: str) -> None:
     assert len(cut) < expected <= len(data)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_any_bytes_end_in_a_header_or_a_data_error(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def test_any_bytes_end_in_a_header_or_a_data_error() -> None:
+    rng = np.random.default_rng(0)
     for fmt in FORMATS:
         whole = encode(photo(9, 8), fmt)
         for _ in range(300):
@@ -207,20 +183,6 @@ def test_raw_pixels(mode: str, kind: str) -> None:
 def test_raw_pixels_as_others_write_them() -> None:
     assert read_header(b"P5\n# by hand\n2 1\n255\nab") == Header("PNM", 1, 2, True, True)
     assert read_header(b"P6 2 1 65535\n" + bytes(12)) == Header("PNM", 1, 2, False, True)
-
-
-@pytest.mark.parametrize(
-    ("data", "line"),
-    [
-        (b"P6\n", "is a truncated PNM: ends after 3 bytes, within its header"),
-        (b"P5\nbut this is just a text", "is a damaged PNM: no size in its first line"),
-        (b"P5\n0 1\n255\n" + bytes(9), "is a damaged PNM: its header says 1 x 0 pixels (height x width)"),
-    ],
-)
-def test_raw_pixels_that_are_none(data: bytes, line: str) -> None:
-    with pytest.raises(DataError) as caught:
-        read_header(data)
-    assert str(caught.value) == line
 
 
 @pytest.mark.parametrize(
