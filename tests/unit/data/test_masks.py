@@ -292,15 +292,6 @@ def test_every_engine_loads_the_same_masks(root: Path, split: str, output: str) 
             assert_same(copied(engine.stream(1, 8)), wanted[1:])
 
 
-def test_ranks_share_masks(root: Path) -> None:
-    plan = make_plan(root)
-    (whole,) = copied(make_engine("inline", replace(plan, order=replace(plan.order, batch_per_rank=16))).stream(0))
-    for rank in range(2):
-        order = replace(plan.order, batch_per_rank=8, rank=rank, world_size=2)
-        (part,) = copied(make_engine("inline", replace(plan, order=order)).stream(0))
-        assert torch.equal(part.targets, whole.targets[8 * rank : 8 * rank + 8])
-
-
 @pytest.mark.parametrize("engine", ["inline", "processes"])
 def test_a_bad_mask_is_a_bad_sample(tmp_path: Path, engine: str) -> None:
     root = make_masks(tmp_path, {"train": 16, "val": 2})

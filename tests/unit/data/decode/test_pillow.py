@@ -15,14 +15,10 @@ def decoder() -> PillowDecoder:
     return PillowDecoder(PillowConfig())
 
 
-def test_truncated_png_says_how_many_bytes_are_missing(decoder: PillowDecoder) -> None:
+def test_truncated_pngs(decoder: PillowDecoder) -> None:
     data = png(53, 67, 8, 2, PHOTO.tobytes())  # one chunk of pixels, then 12 bytes of IEND
     with pytest.raises(DataError, match=f"ends after {len(data) - 500:,} of at least {len(data) - 12:,} bytes"):
         decoder.decode(data[:-500])
-
-
-def test_lacks_only_the_last_checksums(decoder: PillowDecoder) -> None:
-    data = png(53, 67, 8, 2, PHOTO.tobytes())
     np.testing.assert_array_equal(decoder.decode(data[:-12]), PHOTO)  # the pixels are all there
 
 
@@ -33,19 +29,16 @@ def test_bad_checksum_in_the_header(decoder: PillowDecoder) -> None:
         decoder.decode(data)
 
 
-def test_whatever_pillow_raises_is_a_data_error(decoder: PillowDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("raised", "wanted", "says"),
+    [(RecursionError("over\nlines"), DataError, "^is a damaged PNG: over$"), (MemoryError("no"), MemoryError, "^no$")],
+)
+def test_whatever_pillow_raises_is_a_data_error_but_for_no_memory(
+    decoder: PillowDecoder, monkeypatch: pytest.MonkeyPatch, raised: Exception, wanted: type[Exception], says: str
+) -> None:
     def fail(*_: object) -> None:
-        raise RecursionError("over\nlines")
+        raise raised
 
     monkeypatch.setattr("PIL.PngImagePlugin.PngStream.chunk_IHDR", fail)
-    with pytest.raises(DataError, match=r"^is a damaged PNG: over$"):
-        decoder.decode(encode(PHOTO, "PNG"))
-
-
-def test_no_memory_is_not_the_images_fault(decoder: PillowDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("PIL.PngImagePlugin.PngStream.chunk_IHDR", fail)
-    with pytest.raises(MemoryError):
+    with pytest.raises(wanted, match=says):
         decoder.decode(encode(PHOTO, "PNG"))

@@ -52,11 +52,7 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_takes_the_fastest_that_is_installed(
-    missing: list[str],
-    jpeg: str,
-    other: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    missing: list[str], jpeg: str, other: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for package in {"cv2", "simplejpeg"} - set(missing):
         pytest.importorskip(package)
@@ -71,7 +67,6 @@ def test_takes_the_fastest_that_is_installed(
 
 # JPEGs decoded by the C parts: the pixels of simplejpeg to the bit, or nothing.
 
-pytest.importorskip("simplejpeg")
 if not turbojpeg.use_libjpeg():
     pytest.skip("Pillow brings no libjpeg-turbo", allow_module_level=True)
 
