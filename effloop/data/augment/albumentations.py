@@ -47,9 +47,6 @@ def library() -> Any:
     """Import the package `albumentations`, which takes 0.8 s.
 
     Without the variable the import looks for a newer version on the network, which took 2 s more.
-
-    Raises:
-        ConfigError: it isn't installed.
     """
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
     package = optional_package("albumentations", "augment=albumentations", "effloop[albumentations]")
@@ -71,11 +68,8 @@ def names() -> list[str]:
 class KeyedTransform:
     """A transform of the library, with one instance per thread, seeded by a key for each image. Picklable.
 
-    An instance holds its generators and its last draws, so threads can't share it.
-
-    Args:
-        name: of the transform.
-        parameters: checked; `transforms` of a container are {label: KeyedTransform}.
+    An instance holds its generators and its last draws, so threads can't share it. `transforms` of a container's
+    parameters are {label: KeyedTransform}.
     """
 
     def __init__(self, name: str, parameters: dict[str, Any]) -> None:
@@ -125,20 +119,7 @@ class KeyedTransform:
     def __call__(
         self, key: int, image: Image, mask: Mask | None = None, *, always: bool = False
     ) -> tuple[Image, Mask | None]:
-        """Apply it to an image, and to its mask, with its probability.
-
-        Args:
-            key: of the random numbers, from 0 to 2**64 - 1.
-            image: (H, W, 3) uint8; not written.
-            mask: (H, W) uint8; not written.
-            always: apply it whatever its probability is.
-
-        Returns:
-            (h, w, 3) uint8 and (h, w) uint8; maybe the same arrays.
-
-        Raises:
-            ValueError, TypeError, RuntimeError: the library fails.
-        """
+        """Apply it with its probability, or `always`; as `LibraryAugment.run`. Raises what the library does."""
         arrays = {"image": image.view()} if mask is None else {"image": image.view(), "mask": mask.view()}
         for array in arrays.values():
             array.flags.writeable = False

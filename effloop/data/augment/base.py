@@ -105,11 +105,8 @@ class Draws:
 class FastPath(NamedTuple):
     """`Augment.apply` resizes a region to `size` and flips it where `Draws.flips` says so, before anything else.
 
-    What decodes many images at once, C code or DALI, can do both in the same pass.
-
-    Attributes:
-        exact: whether the resize is `resize_into`; else it isn't antialiased.
-        rest: whether `apply_rest` has to do more.
+    What decodes many images at once, C code or DALI, can do both in the same pass. `exact`: the resize is
+    `resize_into`; else it isn't antialiased. `rest`: `apply_rest` has to do more.
     """
 
     exact: bool
@@ -149,13 +146,7 @@ class Augment(ABC):
         """
 
     def choose(self, draws: Draws, row: int, mask: Mask) -> None:  # noqa: B027  most draw without looking
-        """Look at a sample's mask before its image is decoded, and draw another box or not.
-
-        Args:
-            draws: from `draw`; what is the row's may be written.
-            row: the sample's index in it.
-            mask: (H, W) uint8, of the whole image.
-        """
+        """Look at a sample's whole (H, W) mask before its image is decoded, and draw another box for the row or not."""
 
     @abstractmethod
     def apply(
@@ -185,11 +176,7 @@ class Augment(ABC):
         return None
 
     def apply_rest(self, draws: Draws, row: int, out: NDArray[np.uint8]) -> None:
-        """What remains of `apply` on the fast path: `out`, (*size, C) uint8, is resized and flipped; written.
-
-        Raises:
-            DataError: an operation fails on this image.
-        """
+        """What remains of `apply` on the fast path: `out`, (*size, C) uint8, is resized and flipped; written."""
         raise NotImplementedError(f"{type(self).__name__} has a fast_path, and no apply_rest")
 
     def on_device(
@@ -198,35 +185,21 @@ class Augment(ABC):
         """Apply the remaining operations to a batch on its device; none unless `augment.device=gpu`.
 
         Args:
-            images: (N, C, *size) uint8, channels_last; may be written.
+            images: (N, C, *size) uint8, channels_last; may be written. (N, C, *image_size) is returned.
             keys: (N,) uint64 on the host, as passed to `draw`.
             masks: (N, *size) uint8, if there are any; may be written.
-
-        Returns:
-            (N, C, H, W) uint8 and (N, H, W) uint8, of `image_size`.
         """
         del keys
         return images, masks
 
     def with_masks(self) -> Augment:
-        """This augmentation, for samples with masks.
-
-        Raises:
-            ConfigError: an operation can't be applied to masks.
-        """
+        """This augmentation, for samples with masks; a ConfigError if an operation can't be applied to them."""
         raise ConfigError(
             f"augment: {type(self).__name__} can't be applied to masks; set augment=segmentation, or another of native"
         )
 
     def check(self, sizes: NDArray[np.int64]) -> None:  # noqa: B027  most accept any image
-        """Refuse images whose size can't be augmented.
-
-        Args:
-            sizes: (N, 2) height and width of stored images.
-
-        Raises:
-            ConfigError: a crop is larger than an image, or the outputs differ in size.
-        """
+        """Refuse (N, 2) sizes of stored images that can't be augmented, by a ConfigError."""
 
 
 augments: Registry[Augment] = Registry(

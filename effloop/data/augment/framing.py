@@ -34,13 +34,9 @@ def clip_boxes(boxes: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:
 
 
 def write_crop(cut: Image, box: list[int], out: Image, resize: ResizeInto) -> None:
-    """Write a crop to its output, resized or padded with black.
+    """Write a crop to its output, resized or, where the box has the output's size, padded with black.
 
-    Args:
-        cut: (h, w, C), the part of the box inside the image, maybe scaled down by the decoder.
-        box: top, left, height, width; may reach beyond the image.
-        out: written.
-        resize: used if the box hasn't the size of `out`.
+    `cut` is the part of the box (top, left, height, width) inside the image, maybe scaled down by the decoder.
     """
     if out.shape[:2] != (box[2], box[3]):
         resize(cut, out)
@@ -55,12 +51,9 @@ def crop_and_flip_batch(images: Tensor, drawn: NDArray[np.int64], flips: NDArray
     """Crop each image of a batch, resize it if necessary, and flip it horizontally or not.
 
     Args:
-        images: (N, C, H, W) uint8, channels_last.
+        images: (N, C, H, W) uint8, channels_last, as what is returned.
         drawn: (N, 6) top, left, height, width of the boxes, and height and width of the output.
         flips: (N,) bool.
-
-    Returns:
-        (N, C, height, width) uint8, channels_last.
     """
     boxes, target = drawn[:, :4], (int(drawn[0, 4]), int(drawn[0, 5]))
     if (boxes[:, 2:] != drawn[:, 4:]).any():
@@ -104,13 +97,7 @@ def crop_by_copy(pixels: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.boo
 
 
 def crop_mask_batch(masks: Tensor, boxes: NDArray[np.int64], size: tuple[int, int]) -> Tensor:
-    """Crop each mask to a box, in another size by nearest neighbour: the pixels of `image.nearest.crop_mask`.
-
-    Args:
-        masks: (N, H, W) uint8; the output is (N, *size).
-        boxes: (N, 4) top, left, height, width; beyond the masks the output is `IGNORED`.
-        size: height and width of the output.
-    """
+    """Crop (N, H, W) masks to boxes, which may reach beyond them, in another size: the pixels of `crop_mask`."""
     height, width = masks.shape[1:]
     rows = nearest_places(boxes[:, 0], boxes[:, 2], size[0])[:, :, None]
     columns = nearest_places(boxes[:, 1], boxes[:, 3], size[1])[:, None]
@@ -121,18 +108,11 @@ def crop_mask_batch(masks: Tensor, boxes: NDArray[np.int64], size: tuple[int, in
 
 
 def resize_batch(images: Tensor, boxes: NDArray[np.int64], target: tuple[int, int]) -> Tensor:
-    """Crop each image to a box and resize it by an antialiased bilinear filter.
+    """Crop (N, C, H, W) images to boxes inside of them and resize these by an antialiased bilinear filter.
 
-    Image by image, because each has its own weights: as matrix products for the whole batch the weights alone took
-    108 ms for 64 images, and precision=tf32 would apply to the sums.
-
-    Args:
-        images: (N, C, H, W) uint8, channels_last.
-        boxes: (N, 4) top, left, height, width, inside of the images.
-        target: height and width of the output.
-
-    Returns:
-        (N, C, *target) uint8, channels_last; on a CPU the pixels of `resize_into`, on a GPU within 1 level of them.
+    On a CPU to the pixels of `resize_into`, on a GPU within 1 level of them. Image by image, because each has its own
+    weights: as matrix products for the whole batch the weights alone took 108 ms for 64 images, and precision=tf32
+    would apply to the sums.
     """
     out = images.new_empty((len(images), *target, images.shape[1]))
     for image, pixels, (top, left, height, width) in zip(images, out, boxes.tolist(), strict=True):

@@ -73,11 +73,7 @@ class LibraryAugment(Augment, Generic[T]):
 
     @abstractmethod
     def resize(self, op: T, region: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
-        """Resize a region, and the same box of a mask, as a random-resized-crop does after cropping.
-
-        Returns:
-            (h, w, 3) of the operation's output size, and (h, w).
-        """
+        """Resize a region, and the same box of a mask, as a random-resized-crop does after cropping."""
 
     @abstractmethod
     def run(
@@ -91,9 +87,6 @@ class LibraryAugment(Augment, Generic[T]):
             image: (H, W, 3) uint8, contiguous, maybe read-only; must not be written.
             mask: (H, W) uint8, which must not be written; the image's pixels are the same with and without.
             always: do it however small its probability is.
-
-        Returns:
-            (h, w, 3) uint8 and (h, w) uint8.
         """
 
     @abstractmethod
@@ -155,11 +148,7 @@ class LibraryAugment(Augment, Generic[T]):
         return min(top, height - rows), min(left, width - columns), rows, columns
 
     def _sizes_after(self, step: Step[T], sizes: Sizes, *, first: bool) -> Sizes:
-        """(N, 2) sizes of images -> (M, 2), those that a few black ones have after an operation; the extreme ones.
-
-        Raises:
-            ConfigError: the operation fails.
-        """
+        """(N, 2) sizes of images -> (M, 2), the extreme ones that a few black ones have after an operation."""
         probability = self.probability(step.op)
         found = [] if probability == 1 else sizes.tolist()
         tried = np.resize(sizes, (max(_TRIES, len(sizes)), 2)).tolist() if probability else []

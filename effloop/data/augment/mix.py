@@ -58,13 +58,10 @@ class Mix:
         """Mix a batch on its device, without a sync.
 
         Args:
-            images: (N, 3, H, W) float32, or uint8, which is rounded.
-            targets: (N,) int64 class indices; or (N, K) float32 flags or numbers.
+            images: (N, 3, H, W) float32, or uint8, which is rounded; as what is returned.
+            targets: (N,) int64 class indices, which become (N, K) float32 probabilities; or (N, K) float32 flags or
+                numbers.
             keys: (N,) uint64, the samples' keys, on the host.
-
-        Returns:
-            Images of the same shape, type and memory layout, and (N, K) float32 class probabilities, or flags or
-            numbers by their shares.
         """
         if not self.on:
             return images, targets
@@ -88,18 +85,11 @@ class Mix:
 
 
 def symmetric_beta(alphas: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Draw from Beta(alpha, alpha) without tables or rejection.
+    """Draw from Beta(alpha, alpha) without tables or rejection: (N,) alphas and (2, N) numbers in [0, 1) -> (N,).
 
-    If T has Student's t-distribution with 2 alpha degrees of freedom, (1 + T / sqrt(2 alpha + T^2)) / 2 has
-    this one; T = sqrt(2 alpha (U^(-1/alpha) - 1)) cos(2 pi V) (Bailey 1994, "Polar generation of
-    random variates with the t-distribution").
-
-    Args:
-        alphas: (N,), above 0.
-        numbers: (2, N) in [0, 1).
-
-    Returns:
-        (N,) float64 from 0 to 1.
+    If T has Student's t-distribution with 2 alpha degrees of freedom, (1 + T / sqrt(2 alpha + T^2)) / 2 has this one;
+    T = sqrt(2 alpha (U^(-1/alpha) - 1)) cos(2 pi V) (Bailey 1994, "Polar generation of random variates with the
+    t-distribution").
     """
     with np.errstate(over="ignore"):  # a tiny alpha: all of it at 0 and 1
         log_power = np.log1p(-numbers[0]) / alphas

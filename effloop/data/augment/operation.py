@@ -141,23 +141,13 @@ class Operation(ABC):
             row: the image's index in it.
             out: for the result, if this is the last operation to change the size; else None.
             resize: the resize function.
-
-        Returns:
-            The image, in `out` if given.
         """
 
     @abstractmethod
     def apply_batch(self, images: Tensor, drawn: Any) -> Tensor:
-        """Apply it to a batch on its device, each image with its own row of `drawn`, without a sync.
+        """Apply it to (N, C, H, W) uint8 images, channels_last, on their device, without a sync; they may be written.
 
-        Within 1 level of `apply_host`; a later operation may amplify that.
-
-        Args:
-            images: (N, C, H, W) uint8, channels_last; may be written.
-            drawn: from `draw`, for these N.
-
-        Returns:
-            (N, C, h, w) uint8.
+        Each image with its own row of `drawn`. Within 1 level of `apply_host`; a later operation may amplify that.
         """
 
     def apply_mask(self, mask: Mask, drawn: Any, row: int) -> Mask:

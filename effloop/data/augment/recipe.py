@@ -60,9 +60,6 @@ def build_steps(config: RecipeConfig, operations: Mapping[str, Callable[..., T]]
         config: with `ops` and `order`.
         operations: of the library, by name.
         size: `image_size`, the default for operations that need a size.
-
-    Raises:
-        ConfigError: unknown operation or parameter, with the nearest name; or a bad value.
     """
     labels = _labels(config)
     steps: dict[str, Step[T]] = {}
@@ -136,9 +133,6 @@ def build_operation(
         operations: of the library, by name. A container is given {label: operation} as `transforms`.
         where: its location in the config, for error messages.
         size: `image_size`.
-
-    Raises:
-        ConfigError: it is no such entry; or as `build_steps`.
     """
     name, parameters = split_entry(label, given, where)
     if name not in operations:
@@ -182,15 +176,7 @@ def split_entry(label: str, given: Any, where: str) -> tuple[str, dict[str, Any]
 
 
 def check_output_sizes(sizes: NDArray[np.int64], size: ImageSize) -> None:
-    """Refuse a recipe whose outputs haven't the size `image_size`.
-
-    Args:
-        sizes: (N, 2) height and width of its outputs for images of several sizes.
-        size: `image_size`.
-
-    Raises:
-        ConfigError: they aren't all `image_size`.
-    """
+    """Refuse a recipe whose (N, 2) sizes of outputs, for images of several sizes, aren't all `image_size`."""
     if (sizes != sizes[0]).any():
         raise ConfigError(
             "augment.ops: the recipe leaves images of several sizes, which make no batch; end it with a crop, e.g. "

@@ -236,13 +236,9 @@ _DRAWING = frozenset(_DRAWS.split())
 
 
 def seeded(key: int) -> Seeded:
-    """A context in which this thread's random numbers by torch come from `key`, on any device.
+    """A context in which this thread's random numbers by torch come from `key`, 64 bits, on any device.
 
-    It takes 3 µs, and 1 to 2 for each torch function called inside. torch's generator uses the lower 32 bits of a
-    key only.
-
-    Args:
-        key: from 0 to 2**64 - 1.
+    It takes 3 µs, and 1 to 2 for each torch function called inside. torch's generator uses a key's lower 32 bits only.
     """
     mode: Seeded | None = getattr(_own, "mode", None)
     if mode is None:
@@ -257,11 +253,8 @@ _own = threading.local()
 class Seeded(TorchFunctionMode):
     """The context of `seeded`: one per thread, not reentrant.
 
-    torch computes on one thread inside, so that no sum depends on the number of threads, and an engine's threads
-    don't start others. Numbers for a GPU are drawn on the host, so that the pixels are the same.
-
-    Attributes:
-        generator: source of the numbers.
+    torch computes on one thread inside, so that no sum depends on the number of threads, and an engine's threads don't
+    start others. Numbers for a GPU are drawn on the host, so that the pixels are the same.
     """
 
     def __init__(self) -> None:

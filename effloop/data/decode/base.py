@@ -176,7 +176,7 @@ class Decoder(ABC):
             wanted: boxes and outputs.
 
         Returns:
-            (N,) bool, for which of them that is done. The others are for `decode_with_info`, which raises their errors.
+            (N,) bool, for which that is done. The others are for `decode_with_info`, which raises their errors.
         """
         return np.zeros(len(wanted.out), np.bool_)
 

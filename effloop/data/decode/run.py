@@ -22,13 +22,8 @@ def load_run(
 ) -> NDArray[np.bool_]:
     """Decode boxes of plain, complete images, resize them as `resize_into`, and flip them or not.
 
-    Args:
-        images: encoded.
-        headers: of them.
-        rows: which of them, N.
-        wanted: of these N. A JPEG is scaled while it is decoded only as far as `at_least` allows.
-        least_saved: bytes outside of a box from which on a JPEG is cut before it is decoded, or `NEVER_CUT`.
-        jpegs: whether JPEGs are decoded; else raw pixels alone.
+    A JPEG is scaled while it is decoded only as far as `wanted.at_least` allows, and cut before from `least_saved`
+    bytes outside of its box on; without `jpegs` raw pixels alone are decoded.
 
     Returns:
         (N,) which rows of `wanted.out` are written. The others are left to Python: other formats, images that libjpeg
@@ -44,15 +39,9 @@ def load_run(
 
 
 def decode_box(data: Encoded, header: Header, box: Box, out: NDArray[np.uint8], factor: int, least_saved: int) -> bool:
-    """Decode a box of one plain, complete JPEG at 1 / `factor` of its size; False as in `load_run`.
+    """Decode a box of one plain, complete JPEG at 1 / `factor` (1, 2, 4, 8) of its size; False as in `load_run`.
 
-    Args:
-        data: the JPEG.
-        header: of it.
-        box: top, left, height, width, inside of the image.
-        out: (h, w, C) uint8, contiguous, of the box's size over `factor`; written.
-        factor: 1, 2, 4 or 8.
-        least_saved: as in `load_run`.
+    `out` is (h, w, C) uint8, contiguous, of the box's size over `factor`; written.
     """
     row = np.array([(header.sof_at, header.height, header.width, Kind.jpeg, 0, 1, 1, 0)], ROW)
     index = None if header.index is None else EncodedImages.of([header.index])

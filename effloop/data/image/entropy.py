@@ -25,14 +25,7 @@ _SPARE = 1 << 16  # bytes that a crop may be larger than the whole: longer table
 
 
 class _Scratch:
-    """A thread's memory for smaller JPEGs; it is used again, as new pages cost 0.2 µs a KB.
-
-    Attributes:
-        out: the smaller JPEG.
-        room: its bytes.
-        out_at: its address.
-        box, shown: arguments of the C function.
-    """
+    """A thread's memory for smaller JPEGs, and the C function's arguments; new pages would cost 0.2 µs a KB."""
 
     def __init__(self) -> None:
         self.box, self.shown = (ctypes.c_int32 * 4)(), (ctypes.c_int32 * 4)()
@@ -86,20 +79,14 @@ _SHARE = 0.03  # of the file's bytes, which gives a grid of one to two MCUs to p
 def build_index(data: Encoded) -> bytes | None:
     """The index of a JPEG, from its bytes alone: the same bytes give the same index.
 
-    It takes at most 3 % of the file, by its grid: a state at every MCU, at every second, and so on. It holds a
-    checksum of all of the file and one of itself, so that `crop_indexed` notices when either has changed. The GIL is
-    released meanwhile.
-
-    Args:
-        data: any file.
+    It takes at most 3 % of the file, by its grid: a state at every MCU, at every second, and so on. It holds a checksum
+    of all of the file and one of itself, so that `crop_indexed` notices when either has changed. The GIL is released
+    meanwhile.
 
     Returns:
         None if it can't be indexed: it isn't a JPEG, or progressive, arithmetic, of 12 bits, CMYK, in several scans,
         has restart markers, several chroma samples in an MCU, data after its end, damage, or is so small or plain
         that no grid fits.
-
-    Raises:
-        MemoryError: there isn't enough.
     """
     room = int(len(data) * _SHARE)
     out = ctypes.create_string_buffer(room)

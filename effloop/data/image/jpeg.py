@@ -53,12 +53,7 @@ _LAYOUT, _SHOWN, _BOX = (ctypes.c_int64 * length for length in (len(Layout._fiel
 
 
 def read_layout(data: Encoded, sof_at: int) -> Layout | None:
-    """Find a JPEG's structure; None if it isn't baseline, in one scan, of 1 or 3 components.
-
-    Args:
-        data: JPEG.
-        sof_at: offset of its frame header, from its `Header`.
-    """
+    """A JPEG's structure; None if it isn't baseline, in one scan, of 1 or 3 components. `sof_at`: of its `Header`."""
     found = _LAYOUT()
     return Layout(*found) if function("effloop_jpeg_layout", "pllp", "i")(*pointer(data), sof_at, found) else None
 
@@ -82,13 +77,7 @@ def with_interval_lengths(data: Encoded, sof_at: int) -> bytes:
 
 
 class Part(NamedTuple):
-    """A JPEG of a part of an image.
-
-    Attributes:
-        data: the JPEG.
-        top, left, height, width: the part in pixels.
-        trailing_data: whether there is data after its last row.
-    """
+    """A JPEG of a part of an image, in pixels; `trailing_data`: there is data after its last row."""
 
     data: Encoded
     top: int
@@ -101,14 +90,8 @@ class Part(NamedTuple):
 def crop(data: Encoded, sof_at: int, box: tuple[int, int, int, int], *, bottom: bool = False) -> Part | None:
     """A JPEG of the restart intervals that cover a box and the neighbours its chroma is interpolated from.
 
-    Of a file without restart markers it is all above the box's lower edge, where a decoder stops: the same JPEG with
-    a frame header that ends it there. The rest of the data stays, so the decoder has to be lenient.
-
-    Args:
-        data: baseline JPEG.
-        sof_at: offset of its frame header, from its `Header`.
-        box: (top, left, height, width) in pixels, inside the image.
-        bottom: whether the decoder is lenient, so that a file without restart markers may be cut, too.
+    Of a file without restart markers it is, with `bottom`, all above the box's lower edge, where a decoder stops: the
+    same JPEG with a frame header that ends it there. The rest of the data stays, so the decoder has to be lenient.
 
     Returns:
         None if that saves nothing, or the file doesn't allow it: it isn't baseline, a row doesn't begin with an

@@ -189,11 +189,7 @@ def encode_mask(mask: NDArray[np.uint8]) -> bytes:
 
 
 def mask_size(data: Encoded) -> tuple[int, int]:
-    """(height, width) of an encoded mask, from its header.
-
-    Raises:
-        DataError: it has none; the message begins with "has a mask ...".
-    """
+    """(height, width) of an encoded mask, from its header; a DataError, "has a mask ...", if it has none."""
     if bytes(data[: len(_RUNS)]) == _RUNS and len(data) >= _RUNS_HEADER.size:
         _, height, width, _ = _RUNS_HEADER.unpack_from(data)
         return height, width
@@ -205,11 +201,7 @@ def mask_size(data: Encoded) -> tuple[int, int]:
 
 
 def check_size(mask: tuple[int, ...], height: int, width: int) -> None:
-    """Refuse a mask of another size than its image.
-
-    Raises:
-        DataError: it has; the message begins with "has a mask ...".
-    """
+    """Refuse a mask of another size than its image, by a DataError that begins with "has a mask ..."."""
     if mask != (height, width):
         turned = ", or set decode.exif=true if the image is to be turned as its EXIF says" * (mask == (width, height))
         raise DataError(
@@ -237,11 +229,7 @@ def largest_value(mask: NDArray[np.uint8]) -> int:
 
 
 def check_values(largest: int, num_classes: int) -> None:
-    """Refuse a mask whose `largest_value` is none of the classes.
-
-    Raises:
-        DataError: it is none; the message begins with "has a mask ...".
-    """
+    """Refuse a mask whose `largest_value` is none of the classes, by a DataError, "has a mask ..."."""
     if largest >= num_classes:
         raise DataError(
             f"has a mask with the value {largest}; allowed are 0 to {num_classes - 1}, and {IGNORED} for what isn't "
@@ -350,14 +338,10 @@ Mask = NDArray[np.uint8]
 
 
 def crop_mask(mask: Mask, box: Sequence[int], out: Mask) -> None:
-    """Write a box of a mask in the size of `out`; without the GIL.
+    """Write a box of a mask in the size of `out`, (h, w) uint8 with contiguous rows; without the GIL.
 
-    Pixel i of `out` is the box's pixel floor((i + 0.5) * scale), in both directions.
-
-    Args:
-        mask: (H, W) uint8.
-        box: top, left, height, width in pixels, above 0; where it reaches beyond the mask, `out` is `IGNORED`.
-        out: (h, w) uint8, rows contiguous; written.
+    Pixel i of `out` is the box's pixel floor((i + 0.5) * scale), in both directions. Where the box (top, left, height,
+    width) reaches beyond the (H, W) mask, `out` is `IGNORED`.
     """
     rows = _rows_contiguous(mask)
     assert out.strides[1] == 1
@@ -365,13 +349,7 @@ def crop_mask(mask: Mask, box: Sequence[int], out: Mask) -> None:
 
 
 def count_classes(mask: Mask, box: Sequence[int], size: Sequence[int]) -> NDArray[np.int64]:
-    """(256,) how often each value is in what `crop_mask` would write, less what is beyond the mask.
-
-    Args:
-        mask: (H, W) uint8.
-        box: as in `crop_mask`.
-        size: height and width in which it would be written.
-    """
+    """(256,) how often each value is in what `crop_mask` would write in this size, less what is beyond the mask."""
     rows, counts = _rows_contiguous(mask), np.empty(256, np.int64)
     _call("effloop_mask_count", "plllpllp", rows, _box(box), *size, address(counts))
     return counts

@@ -36,9 +36,6 @@ def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8], flip: bool = 
         region: (h, w, C) uint8, maybe a view; C is 1 or 3.
         out: (H, W, C) uint8, contiguous; written.
         flip: whether it is flipped from left to right as well.
-
-    Raises:
-        ValueError: `out` is read-only.
     """
     if resized_by_vectors(region, out, flip):
         return
@@ -114,11 +111,7 @@ class _FlaggedWritable:
 
 
 def hflip(image: NDArray[np.uint8]) -> None:
-    """Flip horizontally, in place and without the GIL, which NumPy would hold for 239 µs at 224x224.
-
-    Args:
-        image: (H, W, 3) uint8, contiguous; written.
-    """
+    """Flip an (H, W, C) image horizontally, in place and without the GIL, which NumPy would hold for 239 µs."""
     _flip(image, 1)
 
 

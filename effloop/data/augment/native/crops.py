@@ -217,16 +217,8 @@ def random_resized_boxes(
 ) -> NDArray[np.int64]:
     """Crop boxes with the distribution of torchvision's RandomResizedCrop, for many images at once; 1 µs for each.
 
-    Of a key's numbers in [0, 1) they take, from the second on, ten areas, ten ratios, top and left.
-
-    Args:
-        keys: (N,).
-        sizes: (N, 2) height and width.
-        scale: smallest and largest share of the area.
-        ratio: smallest and largest width over height, log-uniform.
-
-    Returns:
-        (N, 4) top, left, height, width. If no attempt fits, the largest centred box of an allowed ratio.
+    Of a key's numbers in [0, 1) they take, from the second on, ten areas, ten ratios (log-uniform), top and left. If no
+    attempt fits, it is the largest centred box of an allowed ratio. (N,) keys and (N, 2) sizes -> (N, 4).
     """
     keys, sizes = np.ascontiguousarray(keys), np.ascontiguousarray(sizes, np.int64)
     low, high = math.log(ratio[0]), math.log(ratio[1])

@@ -140,14 +140,10 @@ def equalize_tables(counts: Tensor) -> Tensor:
 
 
 def on_all(images: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -> Tensor:
-    """`kernel(images, *parameters)`, on a CPU image by image; `images` may be written and returned.
+    """`kernel(images, *parameters)` for (N, 3, H, W) images, maybe in place, and (N,) or (N, k) parameters.
 
-    One image's floats fit a CPU's cache: brightness of 16 images at 224x224 takes 280 µs each, 780 all at once.
-
-    Args:
-        images: (N, 3, H, W) uint8.
-        kernel: a function of this module.
-        parameters: (N,) or (N, k) each, on the images' device.
+    On a CPU image by image: one's floats fit its cache. Brightness of 16 images at 224x224 takes 280 µs each, 780 all
+    at once.
     """
     if images.device.type != "cpu":
         return kernel(images, *parameters)
@@ -155,14 +151,7 @@ def on_all(images: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -
 
 
 def on_rows(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -> Tensor:
-    """`on_all` for some images; the others stay. `images` may be written and returned.
-
-    Args:
-        images: (N, 3, H, W) uint8.
-        rows: (M,) int64 on the images' device, ascending, each once.
-        kernel: a function of this module.
-        parameters: (M,) or (M, k) each, on the images' device.
-    """
+    """`on_all` for some rows, (M,) ascending, each once, and (M,) or (M, k) parameters; the other images stay."""
     if images.device.type == "cpu":
         for place, row in enumerate(rows.tolist()):
             image = images[row : row + 1]

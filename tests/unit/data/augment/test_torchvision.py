@@ -120,7 +120,8 @@ def test_the_set_is_all_that_makes_an_image_of_an_image() -> None:
     others = (
         "ClampBoundingBoxes ClampKeyPoints Compose ConvertBoundingBoxFormat ConvertImageDtype CutMix FiveCrop JPEG "
         "Lambda LinearTransformation MixUp Normalize PILToTensor RandomIoUCrop SanitizeBoundingBoxes "
-        "SanitizeKeyPoints SetClampingMode TenCrop ToDtype ToImage ToPILImage ToPureTensor ToTensor Transform UniformTemporalSubsample"
+        "SanitizeKeyPoints SetClampingMode TenCrop ToDtype ToImage ToPILImage ToPureTensor ToTensor Transform "
+        "UniformTemporalSubsample"
     )
     classes = {name for name, value in vars(v2).items() if isinstance(value, type) and issubclass(value, v2.Transform)}
     assert classes - {"ToTensor", *others.split()} <= set(vision.NAMES) <= classes
