@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from effloop.data.image.header import Encoded, read_header
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
+from effloop.data.source.storage.index import Entry, IndexWriter, read_text, write_index, write_names
 from effloop.data.source.storage.indexed import IndexedSource
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig
@@ -103,13 +103,13 @@ class Example:
         self._data = data
         self._features = {entry.name: entry.feature for entry in entries}  # of two with the same name the last is valid
 
-    def values(self, name: str, wanted: str, option: str) -> Sequence[Any]:
+    def values(self, name: str, wanted: str, key: str) -> Sequence[Any]:
         """All values of feature `name`; empty if there is no such feature.
 
         Args:
             name: of the feature.
             wanted: bytes_list, float_list or int64_list.
-            option: what to set to read another one.
+            key: of the config, which chooses another one.
 
         Raises:
             DataError: it is of another kind.
@@ -117,32 +117,30 @@ class Example:
         feature = self._features.get(name.encode(errors="surrogateescape"))
         kind = wanted if feature is None else feature.WhichOneof("kind") or wanted
         if kind != wanted:
-            raise DataError(
-                f"has {_KINDS[kind]} in '{name}', not {_KINDS[wanted]}; set {option}=NAME of another feature"
-            )
+            raise DataError(f"has {_KINDS[kind]} in '{name}', not {_KINDS[wanted]}; {_fix(key)} of another feature")
         return () if feature is None else getattr(feature, wanted).value
 
-    def value(self, name: str, wanted: str, option: str) -> Any:
+    def value(self, name: str, wanted: str, key: str) -> Any:
         """The only value of feature `name`; raises as `values`, or if there is none or several."""
-        found = self.values(name, wanted, option)
+        found = self.values(name, wanted, key)
         if len(found) > 1:
-            raise DataError(f"has {len(found):,} values in '{name}', not one; set {option}=NAME of another feature")
+            raise DataError(f"has {len(found):,} values in '{name}', not one; {_fix(key)} of another feature")
         if not found:
             names = ", ".join(sorted(map(printable, self._features))[:12]) or "none"
-            raise DataError(f"has no feature '{name}', or an empty one; it has {names}: set {option}=NAME")
+            raise DataError(f"has no feature '{name}', or an empty one; it has {names}: {_fix(key)}")
         return found[0]
 
-    def text(self, name: str, option: str) -> bytes:
-        """The bytes of feature `name`; empty if there is no such feature."""
-        return self.value(name, "bytes_list", option) if self.values(name, "bytes_list", option) else b""
-
-    def span(self, name: str, option: str) -> tuple[int, int]:
-        """First byte and end, in the record, of the bytes of feature `name`; raises as `value`."""
-        value = self.value(name, "bytes_list", option)
+    def span(self, name: str) -> tuple[int, int]:
+        """First byte and end, in the record, of the image in feature `name`; raises as `value`."""
+        value = self.value(name, "bytes_list", "image")
         at = self._data.find(value[:_HEAD_BYTES])  # faster than to search for all of it
         if self._data[at : at + len(value)] != value:  # once: in zeros the head is everywhere
             at = self._data.find(value, at + 1)
         return at, at + len(value)
+
+
+def _fix(key: str) -> str:
+    return f"set data=tfrecord data.{key}=NAME"
 
 
 def encode_example(record: Record, classes: Sequence[str], targets: Targets = CLASSES) -> bytes:
@@ -191,79 +189,10 @@ def _format_of(data: Encoded) -> bytes:
         return b""
 
 
-# What TensorFlow Datasets writes beside its TFRecord files: `features.json`, which describes their features, and
-# `FEATURE.labels.txt`, the names of the classes.
+_FEATURES, _LABELS = "features.json", ".labels.txt"
+"""What TensorFlow Datasets writes beside its files: a description of their features, and names of the classes."""
 
-_FEATURES = "features.json"
 _KEYS = ("file_name", "filename", "image/filename", "id", "image_id")
-
-
-class Features(NamedTuple):
-    """Names of the features that have the image, the label and, maybe, the key."""
-
-    image: str
-    label: str
-    key: str
-
-
-def files_of(folder: Path) -> list[Path]:
-    """The files beside the records of a folder that are read."""
-    return [file for file in (folder / _FEATURES, *sorted(folder.glob("*.labels.txt"))) if file.is_file()]
-
-
-def features_of(folder: Path, image: str | None, label: str | None) -> Features | None:
-    """The features of a folder that TensorFlow Datasets wrote; None for any other.
-
-    Args:
-        folder: it.
-        image: the one that is chosen; None looks for the only one of its kind.
-        label: the same.
-
-    Raises:
-        DataError: it has no single image or label.
-    """
-    path = folder / _FEATURES
-    if not path.is_file():
-        return None
-    try:
-        found = json.loads(path.read_bytes())
-        content = found.get("content", found.get("featuresDict"))  # of older releases, as text
-        found = (json.loads(content) if isinstance(content, str) else content)["features"]
-        kinds = {name: str(feature["pythonClassName"]).rpartition(".")[2] for name, feature in found.items()}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise DataError(f"{path} doesn't describe features as TensorFlow Datasets does; remove or correct it") from None
-    key = next((name for name in _KEYS if kinds.get(name) == "Text"), "")
-    return Features(
-        image or _one(kinds, "Image", "image", path), label or _one(kinds, "ClassLabel", "label", path), key
-    )
-
-
-def names_of(folder: Path, label: str) -> list[str] | None:
-    """The names of the classes that feature `label` has; None if they aren't there.
-
-    Raises:
-        DataError: the file isn't UTF-8.
-    """
-    path = folder / f"{label}.labels.txt"
-    if not path.is_file():
-        return None
-    try:
-        names = (name.strip() for name in path.read_text(encoding="utf-8").split("\n"))
-        return [name for name in names if name]  # as TensorFlow Datasets reads them
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}; write it again") from None
-
-
-def _one(kinds: dict[str, Any], kind: str, usual: str, path: Path) -> str:
-    names = [name for name, found in kinds.items() if found == kind]
-    if usual in names:
-        return usual
-    if len(names) != 1:
-        what = ", ".join(names) if names else "none"
-        raise DataError(f"{path} has {what} of the kind {kind}; set data=tfrecord data.{usual}=NAME of one feature")
-    return names[0]
-
-
 _HEAD, _CHECK = struct.Struct("<QI"), struct.Struct("<I")
 _FIVE = "[0-9]" * 5
 _ENDINGS = ("*.tfrecord", "*.tfrecords", f"*-{_FIVE}-of-{_FIVE}")
@@ -307,30 +236,53 @@ class TFRecordSource(IndexedSource):
         return files
 
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
-        return files_of(self.base())
+        return [file for file in (self.base() / _FEATURES, *sorted(self.base().glob(f"*{_LABELS}"))) if file.is_file()]
 
     def class_names(self, files: Sequence[Path], targets: Targets) -> list[str] | None:
-        return None if targets else names_of(self.base(), self._features().label)
+        text = None if targets else read_text(self.base() / f"{self._features()[1]}{_LABELS}")
+        # As TensorFlow Datasets reads them.
+        return None if text is None else [name.strip() for name in text.split("\n") if name.strip()]
 
-    def _features(self) -> Features:
-        """Those that are set, or else as TensorFlow Datasets describes them, or else the usual ones."""
-        config, usual = self.config, TFRecordConfig()
-        image = config.image if config.image != usual.image else None
-        label = config.label if config.label != usual.label else None
-        found = features_of(self.base(), image, label)
-        if found is None:
-            return Features(config.image, config.label, config.key)
-        return found if config.key == usual.key else found._replace(key=config.key)
+    def _features(self) -> tuple[str, str, str]:
+        """Image, label and key: those that are set, or as TensorFlow Datasets describes them, or the usual ones.
+
+        Raises:
+            DataError: its description has no single image or label.
+        """
+        config, usual, path = self.config, TFRecordConfig(), self.base() / _FEATURES
+        if not path.is_file():
+            return config.image, config.label, config.key
+        try:
+            found = json.loads(path.read_bytes())
+            content = found.get("content", found.get("featuresDict"))  # of older releases, as text
+            found = (json.loads(content) if isinstance(content, str) else content)["features"]
+            kinds = {name: str(feature["pythonClassName"]).rpartition(".")[2] for name, feature in found.items()}
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise DataError(
+                f"{path} doesn't describe features as TensorFlow Datasets does; remove or correct it"
+            ) from None
+
+        def one(kind: str, key: str) -> str:
+            names = [name for name, each in kinds.items() if each == kind]
+            if getattr(config, key) != getattr(usual, key):
+                return str(getattr(config, key))
+            if key not in names and len(names) != 1:
+                what = ", ".join(names) or "none"
+                raise DataError(f"{path} has {what} of the kind {kind}; {_fix(key)} of one feature")
+            return key if key in names else names[0]
+
+        key = next((name for name in _KEYS if kinds.get(name) == "Text"), "")
+        return one("Image", "image"), one("ClassLabel", "label"), key if config.key == usual.key else config.key
 
     def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
-        file, features = files[number], self._features()
+        file, (image_in, label_in, key_in) = files[number], self._features()
         for count, (offset, data) in enumerate(_records(file)):
             key = b""
             try:
                 example = Example(data)
-                key = example.text(features.key, "data=tfrecord data.key")
-                start, end = example.span(features.image, "data=tfrecord data.image")
-                label, target = self._learned(example, features.label, targets)
+                key = next(iter(example.values(key_in, "bytes_list", "key")), b"")
+                start, end = example.span(image_in)
+                label, target = self._learned(example, label_in, targets)
             except DataError as error:
                 name = f" ({printable(key)})" if key else ""
                 raise DataError(f"{file}: record {count}{name} {error}") from None
@@ -341,12 +293,11 @@ class TFRecordSource(IndexedSource):
 
     def _learned(self, example: Example, feature: str, targets: Targets) -> tuple[int, bytes]:
         """Label and target of a record, as of `Record`."""
-        option = "data=tfrecord data.label"
         if targets.kind is Kind.flags:
-            return 0, flags_of(example.values(feature, "int64_list", option), len(targets.names))
+            return 0, flags_of(example.values(feature, "int64_list", "label"), len(targets.names))
         if targets.kind is Kind.numbers:
-            return 0, row_of([*example.values(feature, "float_list", option)], targets)
-        label = example.value(feature, "int64_list", option)
+            return 0, row_of([*example.values(feature, "float_list", "label")], targets)
+        label = example.value(feature, "int64_list", "label")
         if not 0 <= label < 1 << 32:
             raise DataError(f"has the label {label}; allowed are 0 to {(1 << 32) - 1}")
         return label, b""

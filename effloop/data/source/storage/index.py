@@ -234,13 +234,18 @@ def write_names(root: Path, dataset: Dataset) -> None:
 
 
 def read_names(root: Path) -> list[str] | None:
-    """The class names in `ROOT/classes.txt`; None if there is no such file.
+    """The class names in `ROOT/classes.txt`; None if there is no such file."""
+    text = read_text(root / NAMES)
+    return None if text is None else text.splitlines()
+
+
+def read_text(path: Path) -> str | None:
+    """What a file has; None if there is no such file.
 
     Raises:
         DataError: it isn't UTF-8.
     """
-    path = root / NAMES
     try:
-        return path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
+        return path.read_text(encoding="utf-8") if path.is_file() else None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}; write it again") from None
