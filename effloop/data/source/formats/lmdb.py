@@ -36,8 +36,16 @@ from effloop.data.source.formats.pickles import Array, unpickle
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedSource, raw_image
-from effloop.data.source.storage.index import NAMES, Entry, IndexWriter, index_path, read_names, write_index
-from effloop.data.source.storage.indexed import MAX_UNNAMED, IndexedSource
+from effloop.data.source.storage.indexed import (
+    MAX_UNNAMED,
+    NAMES,
+    Entry,
+    IndexedSource,
+    IndexWriter,
+    index_path,
+    read_names,
+    write_index,
+)
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig, Split, check_header

@@ -30,16 +30,17 @@ from effloop.data.source.root import CARD, expand_root
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.columns import Spool
 from effloop.data.source.storage.imported import Contents, ImportedSource
-from effloop.data.source.storage.index import (
+from effloop.data.source.storage.indexed import (
+    MAX_UNNAMED,
     NAMES,
     Entry,
+    IndexedSource,
     IndexWriter,
     index_path,
     read_names,
     write_index,
     write_names,
 )
-from effloop.data.source.storage.indexed import MAX_UNNAMED, IndexedSource
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig, Split

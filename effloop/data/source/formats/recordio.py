@@ -25,8 +25,7 @@ from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.columns import BlobSpool, ColumnFile, Spool
-from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
-from effloop.data.source.storage.indexed import IndexedSource
+from effloop.data.source.storage.indexed import Entry, IndexedSource, IndexWriter, write_index, write_names
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
 from effloop.data.source.storage.packed import PackedConfig, targets_in
 from effloop.data.source.storage.shards import any_shard

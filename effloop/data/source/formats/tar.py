@@ -28,8 +28,7 @@ from effloop.data.image.mask import PLAIN, decode_mask, png_bytes
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.masks import in_parallel, look
 from effloop.data.source.storage.image_files import EXTENSIONS, SOUGHT
-from effloop.data.source.storage.index import Entry, IndexWriter, write_index, write_names
-from effloop.data.source.storage.indexed import IndexedSource
+from effloop.data.source.storage.indexed import Entry, IndexedSource, IndexWriter, write_index, write_names
 from effloop.data.source.storage.loose import Looked
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig

@@ -22,8 +22,14 @@ from effloop.data.image.header import Encoded, read_header
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.index import Entry, IndexWriter, read_text, write_index, write_names
-from effloop.data.source.storage.indexed import IndexedSource
+from effloop.data.source.storage.indexed import (
+    Entry,
+    IndexedSource,
+    IndexWriter,
+    read_text,
+    write_index,
+    write_names,
+)
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.shards import any_shard, check_complete

@@ -279,15 +279,8 @@ class ColumnFile:
         """
         return Blobs(self.blob(name), self[f"{name}_end"])
 
-    def __reduce__(self) -> tuple[Callable[[Path], ColumnFile], tuple[Path]]:
-        return (_reopened, (self.path,))
-
-
-def _reopened(path: Path) -> ColumnFile:
-    with comparing(Comparing.none):
-        file = ColumnFile(path)
-        file.check()
-    return file
+    def __reduce__(self) -> tuple[type[ColumnFile], tuple[Path]]:
+        return ColumnFile, (self.path,)
 
 
 def span(ends: NDArray[Any], index: int) -> tuple[int, int]:
@@ -406,7 +399,6 @@ class Comparing(Enum):
     usual = "usual"  # those up to CHECKED_UP_TO, and what is learned
     all = "all"
     kept = "kept"  # of a dataset none, of what is kept elsewhere for it as usual: that can be made again
-    none = "none"  # a worker opens what the process that started it has compared
 
 
 _comparing: ContextVar[Comparing] = ContextVar("_comparing", default=Comparing.usual)
@@ -430,7 +422,7 @@ def is_verified() -> bool:
 def is_compared(name: str, num_bytes: int, *, kept: bool = False) -> bool:
     """Whether a column of a dataset, or of what is kept for it, is compared with its checksum now."""
     which = _comparing.get()
-    if which is Comparing.none or (which is Comparing.kept and not kept):
+    if which is Comparing.kept and not kept:
         return False
     column = name.rpartition("/")[2]
     if which is Comparing.all or column in LEARNED:

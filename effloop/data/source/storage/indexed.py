@@ -1,32 +1,224 @@
-"""Sources whose files are scanned once where no index is beside them, and what is kept of that."""
+"""Files with an index beside them, which says where each sample is and which files it was written for.
+
+Others are scanned once, and what is found is kept in `data.index_dir`.
+"""
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from pathlib import Path, PurePath
+from typing import Any, ClassVar, NamedTuple, Self
 
-from effloop.data.source.base import Kind, NoSplitError, printable
+import numpy as np
+
+from effloop.data.image.header import Encoded
+from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, printable
 from effloop.data.source.root import root_folder
-from effloop.data.source.storage.columns import ColumnFile
-from effloop.data.source.storage.index import (
-    NAMES,
-    Entry,
-    IndexWriter,
-    open_index,
-    read_names,
-    verify_files,
-)
+from effloop.data.source.storage.checksum import crc32c, crc32c_of_ends, crc32c_of_file
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.kept import file_state, listing, open_kept, said
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
-from effloop.data.source.storage.packed import PackedConfig, PackedSource, Split, open_columns, targets_in
-from effloop.data.source.storage.shards import counted, find_shards
-from effloop.data.source.storage.targets import CLASSES, Targets, read_targets, unnamed
+from effloop.data.source.storage.packed import (
+    PackedConfig,
+    PackedSource,
+    Split,
+    check_header,
+    is_count,
+    open_columns,
+    targets_in,
+)
+from effloop.data.source.storage.shards import find_shards
+from effloop.data.source.storage.targets import CLASSES, Targets, read_targets, unnamed, write_targets
+from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
 from effloop.errors import DataError
+
+NAMES = "classes.txt"
+"""Class names beside files that store labels as numbers, one per line."""
 
 MAX_UNNAMED = 1 << 20
 """Classes without names. 30,000,000, from one wrong label, took 3 GB of numbers as text."""
+
+_PROBED = 8  # samples of a file whose ends aren't those that the index was written for
+
+
+class Entry(NamedTuple):
+    """Where one sample is: index of the file, offset and size in bytes; `target`, `entropy` and `mask` as of `Record`.
+
+    With a `mask_offset` its mask is in the same file, in any form, and not in the index; `largest` is the largest value
+    in it.
+    """
+
+    key: bytes
+    label: int
+    file: int
+    offset: int
+    size: int
+    crc32c: int | None = None
+    target: bytes = b""
+    entropy: Encoded = b""
+    mask: Encoded = b""
+    mask_offset: int = 0
+    largest: int = -1
+
+    @classmethod
+    def of(cls, record: Record, file: int, offset: int) -> Entry:
+        """That of a record which was written there."""
+        key, label, data, target, entropy, mask = record
+        return cls(key, label, file, offset, len(data), crc32c(data), target, entropy, mask)
+
+
+class IndexWriter(SplitColumns):
+    """Collects the entries of a split as well, and writes them as an index."""
+
+    needed = (*SplitColumns.needed, "file", "offset", "size")
+
+    def add_entry(self, entry: Entry) -> None:
+        """Add one sample; raises as `add`."""
+        self.add(entry.key, entry.label, entry.size, entry.crc32c, entry.target, entry.entropy)
+        grown = self._grown
+        grown["file"].append(entry.file)
+        grown["offset"].append(entry.offset)
+        grown["size"].append(entry.size)
+        self.max_label = max(self.max_label, entry.largest)
+        if entry.mask_offset:
+            grown["mask_offset"].append(entry.mask_offset)
+            grown["mask_size"].append(len(entry.mask))
+            grown["mask_crc32c"].append(crc32c(entry.mask))
+        elif self.targets.kind is Kind.masks:
+            self.add_mask(entry.mask)
+
+    def write(self, path: Path, meta: dict[str, Any]) -> None:
+        """Write the index; it appears under its name only when it is complete."""
+        columns = self.columns()
+        del columns["end"]
+        columns["file"] = columns["file"].astype(np.uint16 if len(meta["files"]) < 65536 else np.uint32)
+        if not len(columns["size"]) or columns["size"].max() < 1 << 32:
+            columns["size"] = columns["size"].astype(np.uint32)
+        if "mask_offset" in columns:  # the order of the columns in files that were written before
+            for name in ("mask_crc32c", "offset", "size"):
+                columns[name] = columns.pop(name)
+        with ColumnWriter(path, meta) as writer:
+            for name, values in columns.items():
+                writer.add(name, values)
+
+
+def index_path(root: Path, split: str) -> Path:
+    """Path of the index that EffLoop writes beside the files of a split."""
+    return root / f"{split}.index"
+
+
+def write_index(root: Path, split: str, dataset: Dataset, files: Sequence[Path], index: IndexWriter) -> None:
+    """Write the index of a split that EffLoop has just written.
+
+    Args:
+        root: the dataset's folder.
+        split: whose index it is.
+        dataset: what was written, for the header.
+        files: complete files below `root`, as the entries number them.
+        index: the entries, with checksums.
+    """
+    states = [
+        {
+            "name": str(file.relative_to(root)),
+            "size": file.stat().st_size,
+            "ends": crc32c_of_ends(file),
+            "crc32c": crc32c_of_file(file),
+        }
+        for file in files
+    ]
+    index.write(index_path(root, split), {"header": dataset.header(index.fingerprint()), "files": states})
+
+
+def open_index(root: Path, split: str) -> tuple[ColumnFile, list[Path]] | None:
+    """The index beside the files of a split, and these files; None if there is no index.
+
+    Raises:
+        DataError: it is damaged, names a file outside its folder, or the files aren't those it was written for.
+    """
+    path = index_path(root, split)
+    if not path.is_file():
+        return None
+    index = ColumnFile(path)
+    check_header(index.meta.get("header"), str(path))
+    files, states = [], index.meta.get("files")
+    for number, state in enumerate(states if isinstance(states, list) else [None]):
+        name = state.get("name") if isinstance(state, dict) else None
+        counts = [is_count(state.get(field)) for field in ("size", "ends", "crc32c")] if isinstance(name, str) else []
+        if not isinstance(name, str) or "\0" in name or not all(counts):
+            raise DataError(f"{path} is damaged: it doesn't say which files it is of; convert again")
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise DataError(f"{path} is damaged: it names a file outside its folder, {name!r}; convert again")
+        files.append(file := root / name)
+        ends = _check_size(file, state["size"], path)
+        if ends != state["ends"] and not _any_sample_matches(index, number, file):
+            raise DataError(
+                f"{file} is not the file that {path} was written for: its ends have the CRC-32C {ends:08x}, "
+                f"expected is {state['ends']:08x}; put the right one there or convert again"
+            )
+    return index, files
+
+
+def _check_size(file: Path, expected: int, index: Path) -> int:
+    """Refuse a file that is missing or of another size; returns the CRC-32C of its ends."""
+    try:
+        size, ends = file.stat().st_size, crc32c_of_ends(file)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{file} is missing ({error.strerror}); {index} expects it with {expected:,} bytes: put it back"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{file} can't be read: {error.strerror}") from None
+    if size != expected:
+        raise DataError(
+            f"{file} has {size:,} bytes, {index} expects {expected:,}: it is cut, or another file; "
+            "put the right one there or convert again"
+        )
+    return ends
+
+
+def _any_sample_matches(index: ColumnFile, number: int, file: Path) -> bool:
+    """Whether any of 8 samples in the file matches its checksum: then it is the right file, damaged at an end."""
+    offsets, sizes, checksums = (index.unsigned(name) for name in ("offset", "size", "crc32c"))
+    first, end = np.searchsorted(index.unsigned("file"), (number, number + 1)).tolist()
+    end = min(end, len(offsets), len(sizes), len(checksums))
+    length = file.stat().st_size
+    with open(file, "rb") as opened:
+        for entry in np.unique(np.linspace(first, end - 1, max(0, min(_PROBED, end - first))).astype(int)).tolist():
+            offset, size = int(offsets[entry]), int(sizes[entry])
+            if offset + size <= length and crc32c(os.pread(opened.fileno(), size, offset)) == checksums[entry]:
+                return True
+    return False
+
+
+def write_names(root: Path, dataset: Dataset) -> None:
+    """Write the class names for other readers, and in case the index is lost: `ROOT/classes.txt`; and what targets
+    are that aren't classes: `ROOT/targets.json`.
+    """
+    names = (printable(name.encode("utf-8", "backslashreplace")) for name in dataset.classes)
+    if dataset.classes:
+        (root / NAMES).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    if dataset.targets:
+        write_targets(root, dataset.targets)
+
+
+def read_names(root: Path) -> list[str] | None:
+    """The class names in `ROOT/classes.txt`; None if there is no such file."""
+    text = read_text(root / NAMES)
+    return None if text is None else text.splitlines()
+
+
+def read_text(path: Path) -> str | None:
+    """What a file has; None if there is no such file.
+
+    Raises:
+        DataError: it isn't UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}; write it again") from None
 
 
 class IndexedSource(PackedSource):
@@ -55,11 +247,6 @@ class IndexedSource(PackedSource):
             DataError: damaged or unsupported content; the message has file and key.
         """
 
-    def scan(self, files: Sequence[Path], targets: Targets) -> Iterator[Entry]:
-        """Every sample in these files; as `scan_file`."""
-        for number in range(len(files)):
-            yield from self.scan_file(files, number, targets)
-
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
         """Other files that a scan reads: if one of them changes, the kept index is not used."""
         return []
@@ -71,10 +258,6 @@ class IndexedSource(PackedSource):
     def class_names(self, files: Sequence[Path], targets: Targets) -> list[str] | None:
         """The classes that these files name themselves, in the order of their labels, if the format has room for it."""
         return None
-
-    def about_in(self, files: Sequence[Path]) -> dict[str, Any]:
-        """What to note in the index about files that EffLoop didn't write, as of `writing.Dataset.about`."""
-        return {}
 
     def embedded_header(self, files: Sequence[Path]) -> dict[str, Any] | None:
         """The header of a split that EffLoop wrote into these files themselves, if the format has room for it.
@@ -93,6 +276,10 @@ class IndexedSource(PackedSource):
         """The part of a key that must be unique in a split."""
         return key
 
+    def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
+        """How samples are read; overridden by a format whose samples may be in parts."""
+        return ScatteredPayload(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
+
     def find(self, root: Path, endings: Sequence[str]) -> list[Path]:
         """`find_shards` for this split."""
         return find_shards(root, self.split, endings, self._splits)
@@ -103,14 +290,26 @@ class IndexedSource(PackedSource):
         return {self.config.train_split, *filter(None, [self.config.val_split])}
 
     def _counted(self) -> set[str]:
-        """The splits over which classes without names are counted."""
-        return counted(self.config, self.split, self._has_files)
+        """The splits over which classes without names are counted: with the usual ones that stand for a missing one."""
+        splits = self._splits
+        if self.config.divides or self.split == WHOLE:
+            return splits
+        for name, other in (("train", ()), ("val", ("test",))):
+            if name in splits and not self._has_files(name):
+                splits |= {*filter(self._has_files, USUAL[name])} or {*filter(self._has_files, other)}
+        return splits
 
     def _has_files(self, split: str) -> bool:
         try:
             return bool(self._of_split(split).shards(self.base()))
         except NoSplitError:
             return False
+
+    def _of_split(self, split: str) -> Self:
+        """A source of another split, not opened: only its files are asked of it."""
+        found = type(self).__new__(type(self))
+        found.config, found.split = self.config, split
+        return found
 
     def _kept_index(self, root: Path) -> tuple[ColumnFile, list[Path]]:
         """The index of files that have none beside them: kept from an earlier scan, or from a new one."""
@@ -141,31 +340,38 @@ class IndexedSource(PackedSource):
             )
         names = own["classes"] if own else self.class_names(files, targets)
         writer = IndexWriter(None if names is None else len(names), path.parent, self.key_identity, targets)
-        for entry in self.read_originals(self.scan(files, targets)):
-            try:
-                writer.add_entry(entry)
-            except DataError as error:  # a label that can't be one
-                raise DataError(f"{files[entry.file]}: {error}; correct it or leave it out") from None
-        writer.check_unique(files, self.duplicate_fix)
+        numbers = []  # of the first entry of each file
+        for number in range(len(files)):
+            numbers.append(len(writer))
+            for entry in self.read_originals(self.scan_file(files, number, targets)):
+                try:
+                    writer.add_entry(entry)
+                except DataError as error:  # a label that can't be one
+                    raise DataError(f"{files[number]}: {error}; correct it or leave it out") from None
+        if again := writer.duplicate():
+            identity, *pair = again
+            shards = dict.fromkeys(str(files[number]) for number in np.searchsorted(numbers, pair, "right") - 1)
+            raise DataError(
+                f"{' and '.join(shards)}: the key '{printable(identity)}' comes twice; {self.duplicate_fix}"
+            )
         found = writer.fingerprint()
         if own and own["fingerprint"] != found:
             expected, count = own["fingerprint"]["samples"], found["samples"]
             other = "doesn't match their keys and labels"
             what = f"says {expected} samples, it holds {count}" if expected != count else other
             raise DataError(f"{self.where} is damaged: its header {what}; convert it again")
-        header = own or {**unnamed(targets, names), "about": self.about_in(files), "fingerprint": found}
+        header = own or {**unnamed(targets, names), "about": {}, "fingerprint": found}
         writer.write(path, {"header": header, "files": states, "labels_end": writer.max_label + 1})
 
     def _class_names(self, root: Path, index: ColumnFile) -> list[str]:
         """Class names for files that store numbers: `classes.txt`, or the numbers up to the largest in any split."""
-        end = index.meta["labels_end"]
-        names = read_names(root)
+        end, names = index.meta["labels_end"], read_names(root)
+        if names is not None and end > len(names):
+            raise DataError(
+                f"{root / NAMES} names {len(names)} classes, but '{self.split}' has the label {end - 1}; "
+                "add the missing names"
+            )
         if names is not None:
-            if end > len(names):
-                raise DataError(
-                    f"{root / NAMES} names {len(names)} classes, but '{self.split}' has the label {end - 1}; "
-                    "add the missing names"
-                )
             return names
         self._check_few(index, root)
         for split in filter(self._has_files, self._counted() - {self.split}):
@@ -174,12 +380,6 @@ class IndexedSource(PackedSource):
             other._check_few(scanned, root)
             end = max(end, scanned.meta["labels_end"])
         return [str(label) for label in range(end)]
-
-    def _of_split(self, split: str) -> Self:
-        """A source of another split, not opened: only its files are asked of it."""
-        found = type(self).__new__(type(self))
-        found.config, found.split = self.config, split
-        return found
 
     def _check_few(self, index: ColumnFile, root: Path) -> None:
         """Refuse labels that can't be class numbers, before a name is made for each number up to the largest."""
@@ -191,29 +391,24 @@ class IndexedSource(PackedSource):
                 f"classes one a line, {MAX_UNNAMED - 1} is the largest: correct the label or write that file"
             )
 
-    def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
-        """How samples are read; overridden by a format whose samples may be in parts."""
-        return ScatteredPayload(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
-
     def open_split(self) -> Split:
         root = self.base()
-        found = open_index(root, self.split)
-        return self.opened(*(found or self._kept_index(root)))
-
-    def opened(self, index: ColumnFile, files: list[Path]) -> Split:
-        """The split that an index is of; arguments as from `open_index`."""
+        index, files = open_index(root, self.split) or self._kept_index(root)
         header = index.meta["header"]
         if header["classes"] is None:
-            names = self._class_names(self.base(), index)
+            names = self._class_names(root, index)
             targets = {"targets": Targets(Kind.masks, tuple(names)).header()} if "targets" in header else {}
             header = {**header, "classes": names, **targets}
-        self._index, self._files, self._file_of = index, files, index.unsigned("file")
         masks: ScatteredPayload | None = None
         if targets_in(header).kind is Kind.masks and "mask_offset" in index:  # in the files, beside their images
             places = map(index.unsigned, ("file", "mask_offset", "mask_size"))
-            masks = ScatteredPayload(MappedFiles(self._files), *places)
-        return open_columns(index, header, self.payload(MappedFiles(self._files), index), masks=masks)
+            masks = ScatteredPayload(MappedFiles(files), *places)
+        return open_columns(index, header, self.payload(MappedFiles(files), index), masks=masks)
 
     def verify_index(self) -> None:
+        """Compare also the files with the checksums in the index beside them, if there is one."""
         super().verify_index()
-        verify_files(self.base(), self.split)
+        index, files = open_index(self.base(), self.split) or (None, [])
+        for file, state in zip(files, index.meta["files"] if index else (), strict=True):
+            if crc32c_of_file(file) != state["crc32c"]:
+                raise DataError(f"{file} is damaged: it doesn't match the checksum that it was written with")

@@ -86,6 +86,9 @@ class Split:
     mask_checksums: NDArray[Any] | None = None
 
 
+_DAMAGED = "is damaged: its bytes don't match their checksum"
+
+
 class TableSource(Source):
     """A split whose samples are in a table, which `_take` gets when the source is opened."""
 
@@ -93,6 +96,7 @@ class TableSource(Source):
     _compare = _compare_masks = True
 
     def _take(self, split: Split) -> None:
+        self._split = split
         self.classes = tuple(split.header["classes"])
         self._form = targets_in(split.header)
         self.kind = self._form.kind
@@ -103,11 +107,7 @@ class TableSource(Source):
         self._targets = np.empty((len(self._rows), 0), np.uint8) if self.kind is Kind.masks else self._rows
         if self.kind is Kind.classes:
             self.labels = split.targets
-        self._keys, self._payload, self._checksums = split.keys, split.payload, split.checksums
-        self._masks, self._mask_checksums = split.masks, split.mask_checksums
-        self._indexes, self.stores_indexes = split.indexes, split.indexes is not None
-        self.has_checksums = self._checksums is not None
-        self._fingerprint: dict[str, Any] = split.header["fingerprint"]
+        self.stores_indexes, self.has_checksums = split.indexes is not None, split.checksums is not None
 
     def _damaged(self, what: str) -> DataError:
         return DataError(f"{self.where} is damaged: {what}; convert it again")
@@ -125,61 +125,60 @@ class TableSource(Source):
         return self._form.names if self._form else self.classes
 
     def read(self, index: int) -> Encoded:
-        data = self._payload[index]
-        if self._compare and self._checksums is not None:
+        data = self._split.payload[index]
+        if self._compare:
             self._check(index, data)
         return data
 
     def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
-        images = self._payload.run(samples)
-        if self._compare and self._checksums is not None and differs(images, self._checksums[samples]):
-            raise DataError("is damaged: its bytes don't match their checksum")
+        images, checksums = self._split.payload.run(samples), self._split.checksums
+        if self._compare and checksums is not None and differs(images, checksums[samples]):
+            raise DataError(_DAMAGED)
         return images
 
     def read_mask(self, index: int) -> Encoded:
-        if self._masks is None:
-            return super().read_mask(index)
-        return self._mask(index, compare=self._compare_masks)
+        return super().read_mask(index) if self._split.masks is None else self._mask(index, self._compare_masks)
 
-    def _mask(self, index: int, *, compare: bool) -> Encoded:
-        assert self._masks is not None
+    def _mask(self, index: int, compare: bool) -> Encoded:
+        assert self._split.masks is not None
         try:
-            data = self._masks[index]
+            data, checksums = self._split.masks[index], self._split.mask_checksums
+            if compare and checksums is not None and crc32c(data) != checksums[index]:
+                raise DataError(_DAMAGED)
         except DataError as error:
             raise DataError(f"has a mask that {error}") from None
-        if compare and self._mask_checksums is not None and crc32c(data) != self._mask_checksums[index]:
-            raise DataError("has a mask that is damaged: its bytes don't match their checksum")
         return data
 
     def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
-        del images  # the decoder compares
-        return None if self._indexes is None else self._indexes.run(samples)
+        indexes = self._split.indexes  # the decoder compares them with the images
+        return None if indexes is None else indexes.run(samples)
 
     def verify(self, index: int) -> None:
-        if self._checksums is not None:
-            self._check(index, self._payload[index])
-        if self._masks is not None and self._mask_checksums is not None:
+        if self._split.checksums is not None:
+            self._check(index, self._split.payload[index])
+        if self._split.masks is not None and self._split.mask_checksums is not None:
             self._mask(index, compare=True)
 
     def _check(self, index: int, data: Encoded) -> None:
-        assert self._checksums is not None
-        if crc32c(data) != self._checksums[index]:
-            raise DataError("is damaged: its bytes don't match their checksum")
+        checksums = self._split.checksums
+        if checksums is not None and crc32c(data) != checksums[index]:
+            raise DataError(_DAMAGED)
 
     def size(self, index: int) -> int:
-        return self._payload.size(index)
+        return self._split.payload.size(index)
 
     def bad_samples(self) -> NDArray[np.int64]:
         return undigested(self._rows) if self.kind is Kind.masks else super().bad_samples()
 
     def raw_key(self, index: int) -> bytes:
-        return bytes(self._keys[index])
+        return bytes(self._split.keys[index])
 
     def raw_keys(self, samples: NDArray[np.int64]) -> EncodedImages:
-        return self._keys.run(samples)
+        return self._split.keys.run(samples)
 
     def fingerprint(self) -> dict[str, Any]:
-        return self._fingerprint
+        found: dict[str, Any] = self._split.header["fingerprint"]
+        return found
 
 
 class PackedSource(TableSource):
@@ -202,7 +201,7 @@ class PackedSource(TableSource):
         with self.reading_originals():
             split = self.open_split()
         self._take(split)
-        if self.kind is Kind.masks and (self._masks is None or self._mask_checksums is None):
+        if self.kind is Kind.masks and (split.masks is None or split.mask_checksums is None):
             raise self._damaged("it has no masks")
         self.about = split.header.get("about", {})
         self._compare = self.config.checksums and self.about.get("payload") != "raw"
@@ -231,13 +230,13 @@ class PackedSource(TableSource):
             yield from found
 
     def _check_counts(self) -> None:
-        count = self._fingerprint["samples"]
-        found = (self._targets, self._keys, self._checksums, self._indexes, self._masks, self._mask_checksums)
+        count, split = self.fingerprint()["samples"], self._split
+        found = (self._targets, split.keys, split.checksums, split.indexes, split.masks, split.mask_checksums)
         columns = [len(column) for column in found if column is not None]
         if any(length != count for length in columns):
             counts = ", ".join(f"{number:,}" for number in columns)
             raise self._damaged(f"its header says {count:,} samples, its columns hold {counts}")
-        if (places := len(self._payload)) != count:
+        if (places := len(split.payload)) != count:
             raise self._damaged(f"its header says {count:,} samples, its index has positions of {places:,}")
         if not count:
             raise DataError(f"{self.where} has no samples; set data.train_split or data.val_split to a split that has")
@@ -247,7 +246,7 @@ class PackedSource(TableSource):
             return
         with suppress(DataError):  # reading it raises the same, and the caller adds the key
             for index in indices:
-                self._payload.will_need(index)
+                self._split.payload.will_need(index)
 
     @property
     def where(self) -> str:
@@ -267,19 +266,18 @@ class PackedSource(TableSource):
         """
         with comparing(Comparing.all):
             self.open_split()
-        if fingerprint_of(self) != self._fingerprint:
+        if fingerprint_of(self) != self.fingerprint():
             targets = "labels" if self.kind is Kind.classes else "targets"
             raise self._damaged(
                 f"keys, {targets} or sizes of its {len(self):,} samples don't match the fingerprint in its header"
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config, "split": self.split, "fingerprint": self._fingerprint}
+        return {"config": self.config, "split": self.split, "fingerprint": self.fingerprint()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.config, self.split = state["config"], state["split"]
-        with comparing(Comparing.none):
-            self._open()
+        self._open()
         self.check_unchanged(state["fingerprint"])
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from effloop.data.source.base import USUAL, WHOLE
-from effloop.data.source.config import DataConfig
+from effloop.data.source.base import USUAL
 from effloop.errors import DataError
 
 _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(?:-[0-9a-f]{16})?(.*)", re.DOTALL)
@@ -46,23 +45,6 @@ def find_shards(root: Path, split: str, endings: Sequence[str], splits: Iterable
         if word.search(file.name) and not also:
             found.append(file)
     return [file for file in found if word.match(file.name)] or found
-
-
-def counted(config: DataConfig, split: str, there: Callable[[str], bool]) -> set[str]:
-    """The splits over which classes without names are counted: with the usual ones that stand for a missing one.
-
-    Args:
-        config: of the data.
-        split: the one that is read.
-        there: whether a split has files.
-    """
-    splits = {config.train_split, *filter(None, [config.val_split])}
-    if config.divides or split == WHOLE:
-        return splits
-    for name, other in (("train", ()), ("val", ("test",))):
-        if name in splits and not there(name):
-            splits |= {*filter(there, USUAL[name])} or {*filter(there, other)}
-    return splits
 
 
 def is_of_split(name: str, split: str) -> bool:
