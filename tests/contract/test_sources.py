@@ -119,14 +119,6 @@ def test_splits_have_the_same_classes(opened: Open) -> None:
     assert opened("train").where != opened("val").where
 
 
-def test_opening_again_gives_the_same(opened: Open) -> None:
-    first, second = opened("train"), opened("train")
-    assert first.fingerprint() == second.fingerprint()
-    np.testing.assert_array_equal(first.target_rows, second.target_rows)
-    for index in some(first):
-        assert read_bytes(first, index) == read_bytes(second, index)
-
-
 def test_pickle(source: Source) -> None:
     copy = pickle.loads(pickle.dumps(source))
     assert type(copy) is type(source)

@@ -57,19 +57,16 @@ BAD = {
     "all cut": (lambda root: _cut(root, "*.png"), [], "bytes; copy or write it again (4 of 4 masks can't be used)"),
     "no masks": (_empty, [], "train/masks has no masks"),
     "no mask": (lambda root: (root / "train/masks/d.png").unlink(), [], "1 of 4 have no mask in "),
-    "no image": (lambda root: (root / "train/images/d.jpg").unlink(), [], "1 of 4 have no image in "),
     "twice": (
         lambda root: Image.new("L", (40, 33)).save(root / "train/masks/d.pgm"),
         [],
         "d.pgm and d.png differ in their extensions only",
     ),
-    "names": (lambda root: (root / "classes.txt").write_text("a\n\nb\n"), [], "classes.txt has 3 lines, should be"),
     "colours": (
         lambda root: (root / "colors").write_text("0 0 0 sky\n0 0 256 tree\n"),
         ["data.colors={root}/colors"],
         "colors, line 2: '0 0 256 tree' is not like `128 64 0 name`",
     ),
-    "no colours": (lambda _: None, ["data.colors={root}/none"], "data.colors: "),
     "classes": (lambda _: None, ["data.classes=[]"], "data.classes: 0 names are not allowed"),
 }
 

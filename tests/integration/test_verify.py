@@ -95,7 +95,6 @@ def test_class_without_samples(copy: Path, here: Path, capsys: pytest.CaptureFix
     [
         (["data.root=nope"], "data.root: 'nope' is not there"),
         (["split=train,train"], "split: 'train,train' is not allowed; set both, train, val"),
-        (["out=."], "out: . is there already, and nothing is overwritten; remove it or set out=FILE"),
         (["out=a/b"], "out: a/b can't be written: No such file or directory; set out=FILE"),
         (["out"], "verify: 'out' has no value; set out=PATH or drop it"),
     ],
@@ -116,12 +115,6 @@ def test_nothing_is_overwritten(photos: Path, here: Path, capsys: pytest.Capture
     assert path.read_bytes() == whole
     assert main(["verify", "data.root=nope", "out=all.txt"]) == 2
     assert [path.name for path in here.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize("split", ["both", "train,val"])
-def test_both_splits(split: str, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", f"data.root={photos}", f"split={split}"]) == 0
-    assert [row[0] for row in rows(capsys.readouterr().out)] == ["train", "val"]
 
 
 def test_one_split_of_two(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,11 +57,6 @@ def part_of(source: Source, config: DataConfig, split: str) -> Part:
     The division is made once and kept in a file, which all processes map: 10 million samples take 10 s the first time,
     and then 0.2 ms.
 
-    Args:
-        source: all samples.
-        config: says how they are divided.
-        split: train or val.
-
     Raises:
         ConfigError, DataError: the data can't be divided so.
     """

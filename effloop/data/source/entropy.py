@@ -47,13 +47,9 @@ def can_have_indexes(source: Source) -> bool:
 
 
 def with_indexes(source: Source, config: DataConfig) -> Source:
-    """`source`, or a source with the entropy indexes that are kept for it, as `data.index` says.
+    """A split, or part of one, with the entropy indexes that are kept for it, as `data.index` says.
 
     A cache folder that can't be written or has too little space is no error: what is there is used.
-
-    Args:
-        source: a split, whole or a part.
-        config: of the data.
     """
     if config.index is Index.none or not can_have_indexes(source):
         return source
@@ -188,25 +184,14 @@ class EntropyFile:
         return len(self._mapped.data) - self._mapped.end
 
     def get(self, name: bytes, size: int) -> Encoded | None:
-        """The index of an image; empty if it is known to have none, None if nothing is known.
-
-        Args:
-            name: the sample's.
-            size: bytes of the image as it is now.
-        """
+        """The index of an image of `size` bytes; empty if it is known to have none, None if nothing is known."""
         mapped, at, lengths = self._find(EncodedImages.of([name]), np.array([size], np.int64))
         start = int(at[0])
         return memoryview(mapped.data)[start : start + int(lengths[0])] if start > 0 else None
 
     def get_run(self, names: EncodedImages, images: EncodedImages) -> tuple[EncodedImages, list[int]]:
-        """The indexes of (N,) images, in one call without the GIL.
-
-        Args:
-            names: of the samples.
-            images: as they are now.
-
-        Returns:
-            The indexes, empty where there is none, and the places of JPEGs of which nothing is known.
+        """The indexes of (N,) images, empty where there is none, and the places of JPEGs of which nothing is known; in
+        one call without the GIL.
         """
         mapped, at, lengths = self._find(names, images.sizes, images)
         indexes = EncodedImages([memoryview(mapped.data)], np.zeros_like(at), at.clip(0), lengths)
@@ -234,13 +219,8 @@ class EntropyFile:
             return mapped, at, lengths
 
     def put(self, name: bytes, size: int, index: Encoded | None, wait_s: float = _WAIT_S) -> None:
-        """Append an index; nothing is kept of it while another process appends for longer than `wait_s`.
-
-        Args:
-            name: the sample's.
-            size: bytes of the image.
-            index: None says that it can't have one.
-            wait_s: seconds.
+        """Append the index of an image of `size` bytes, or None if it can't have one; it isn't kept while another
+        process appends for longer than `wait_s`.
 
         Raises:
             OSError: the file can't be written to.

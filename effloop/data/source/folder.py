@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from effloop.data.image import header
 from effloop.data.source.base import NoSplitError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
-from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.image_files import SOUGHT, entries, folders, images_in, is_folder, size_of
-from effloop.data.source.storage.kept import folder_times, folders_unchanged
+from effloop.data.source.storage.kept import folder_times
 from effloop.data.source.storage.loose import Facts, Listed, Listing, LooseSource, open_listing
 from effloop.errors import ConfigError, DataError
 
@@ -37,7 +35,8 @@ class FolderSource(LooseSource):
                 f"data.root: '{config.root}' has images with masks, whose folders are no classes; set data=masks"
             )
         path, identity = os.fsencode(folder), os.fsencode(folder.resolve())
-        index = open_listing(config, identity, partial(_is_current, folder), lambda _: _scan(path))
+        same = {"root": str(folder), "extensions": [*header.EXTENSIONS]}
+        index = open_listing(config, identity, same, "empty", lambda _: _scan(path))
         self._open(
             index, None, Facts(path, printable(path), {"root": identity.hex()}, names=tuple(index.meta["classes"]))
         )
@@ -73,14 +72,6 @@ def _listing(root: Path, split: str, config: DataConfig) -> str:
     return f"it has {', '.join(folders[:8])}: {fix}"
 
 
-def _is_current(root: Path, index: ColumnFile) -> bool:
-    """Whether every scanned folder still has its times."""
-    meta = index.meta
-    if meta.get("root") != str(root) or meta.get("extensions") != [*header.EXTENSIONS] or "empty" not in meta:
-        return False
-    return folders_unchanged(index)
-
-
 def _scan(root: bytes) -> Listing:
     """Read the folders of a split."""
     visited, files = {root: folder_times(root)}, Listed()
@@ -99,11 +90,4 @@ def _scan(root: bytes) -> Listing:
                 files.add(entry.path[len(root) + 1 :], label, size_of(entry.path))
         if len(files) == before:
             empty.append(printable(name))
-    meta = {
-        "root": os.fsdecode(root),
-        "extensions": [*header.EXTENSIONS],
-        "classes": [printable(name) for name in classes],
-        "empty": empty,
-        **files.meta(),
-    }
-    return meta, {"": files}, visited
+    return {"classes": [*map(printable, classes)], "empty": empty, **files.meta()}, {"": files}, visited

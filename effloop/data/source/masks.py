@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
-
-import numpy as np
 
 from effloop.data.image.header import Encoded
 from effloop.data.image.mask import (
@@ -30,8 +27,8 @@ from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile, is_verified
 from effloop.data.source.storage.image_files import ENDINGS, entries, folders, read_file, size_of
-from effloop.data.source.storage.kept import file_state, folder_times, folders_unchanged
-from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, mask_state, open_listing
+from effloop.data.source.storage.kept import file_state, folder_times
+from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, open_listing
 from effloop.data.source.storage.targets import MASKS
 from effloop.errors import ConfigError, DataError
 from effloop.system.hardware import available_cores
@@ -39,7 +36,6 @@ from effloop.system.hardware import available_cores
 _LISTS = ("classes.txt", "labels.txt")
 _NAMED = 3  # of files that have no partner
 _RUN = 16  # masks that a thread takes at a time
-_RACY_NS = 2_000_000_000  # see `kept.folders_unchanged`
 USUAL_NAMES = "usual names"
 """What says the names where the folders do."""
 
@@ -145,32 +141,22 @@ def _folders(place: Path) -> Iterator[Path]:
         yield from (Path(entry.path) for entry in found if entry.is_dir() and not entry.name.startswith("."))
 
 
-def needed_layout(root: Path, split: str, config: MasksConfig) -> Layout:
-    """`find_layout`.
-
-    Raises:
-        NoSplitError: the split isn't there.
-    """
-    if found := find_layout(root, split):
-        return found
+def _lacking(root: Path, split: str, config: MasksConfig) -> NoSplitError:
+    """The error for a split that isn't there."""
     have = ", ".join(printable(os.fsencode(name)) for name in splits_of(root)[:8])
     if not have:
-        raise NoSplitError(
+        return NoSplitError(
             f"data.root: '{config.root}' has no images with masks of '{split}' (looked for {split}/images and "
             f"{split}/masks, images/{split} and annotations/{split}, VOC's and Cityscapes' folders); set data.root=PATH"
         )
-    raise NoSplitError(f"data.root: '{config.root}' has no split '{split}'; it has {have}: {config.fix_split(split)}")
+    return NoSplitError(f"data.root: '{config.root}' has no split '{split}'; it has {have}: {config.fix_split(split)}")
 
 
 # Which mask is of which image.
 
 
 def pairs(layout: Layout, visit: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """Paths of the images and of their masks, in the images' order.
-
-    Args:
-        layout: where they are.
-        visit: gets the folders that were read.
+    """Paths of the images and of their masks, in the images' order; `visit` gets the folders that were read.
 
     Raises:
         DataError: there are none, an image has no mask or several, a mask no image, or a line names neither.
@@ -279,7 +265,7 @@ def read_colors(path: Path) -> tuple[tuple[Colour, ...], tuple[Colour, ...], tup
 
 
 class ReadsMasks(Protocol):
-    """Options of a source that say how masks are read."""
+    """Keys of a config that say how masks are read."""
 
     classes: list[str] | None
     reduce_zero: bool
@@ -288,10 +274,6 @@ class ReadsMasks(Protocol):
 
 def format_of(config: ReadsMasks, table: tuple[int, ...] | None = None) -> tuple[MaskFormat, tuple[str, ...]]:
     """How values become classes, and the names that the file of colours gives these, if there is one.
-
-    Args:
-        config: of the source.
-        table: of `MaskFormat`.
 
     Raises:
         ConfigError, DataError: that file can't be read.
@@ -306,12 +288,6 @@ def names_of(
     config: ReadsMasks, root: Path, usual: tuple[str, ...], colour_names: tuple[str, ...]
 ) -> tuple[tuple[str, ...], str]:
     """Names of the classes, and what says so; none where nothing does.
-
-    Args:
-        config: of the source.
-        root: the folder of the data.
-        usual: names that data in such folders usually has.
-        colour_names: of the file of colours.
 
     Raises:
         DataError: a list isn't UTF-8, has an empty line, or has too many.
@@ -387,35 +363,11 @@ def look_at_file(path: bytes, form: MaskFormat) -> Looked:
 
 
 def refuse_unusable(meta: Mapping[str, Any]) -> None:
-    """Refuse a split of which no mask can be used; where some can, training says it, or does without the others.
-
-    Args:
-        meta: of `Listed`.
-
-    Raises:
-        ScanError: the message names the first.
+    """Refuse a split, by `Listed.meta`, of which no mask can be used; where some can, training says it, or does without
+    the others.
     """
     if (says := meta.get("unusable")) and not is_verified():
         raise ScanError(says)
-
-
-def masks_unchanged(index: ColumnFile, folder: bytes, prefix: str = "") -> bool:
-    """Whether no mask was written since it was looked at: 0.1 s for 20,000.
-
-    Args:
-        index: has the columns of `Listed`, with a prefix.
-        folder: that the masks' paths are relative to.
-        prefix: of the columns' names.
-    """
-    if f"{prefix}mask_state" not in index:
-        return False
-    masks, known = index.blobs(f"{prefix}mask"), index[f"{prefix}mask_state"].reshape(-1, 3)
-    if len(known) and known[:, 2].max() >= index.meta["scanned_ns"] - _RACY_NS:
-        return False
-    now = array("q")
-    for number in range(len(masks)):
-        now.extend(mask_state(os.path.join(folder, bytes(masks[number]))))
-    return np.array_equal(np.frombuffer(now, np.int64).reshape(-1, 3), known)
 
 
 def in_parallel(items: Iterable[T], look_at: Callable[[T], R]) -> Iterator[tuple[T, R]]:
@@ -434,14 +386,19 @@ class MasksSource(LooseSource):
 
     def __init__(self, config: MasksConfig, split: str) -> None:
         root = root_folder(config).absolute()
-        layout = needed_layout(root, split, config)
+        layout = find_layout(root, split)
+        if layout is None:
+            raise _lacking(root, split, config)
         form, colour_names = format_of(config, layout.table)
         index = _index(config, root, split, layout, form)
         refuse_unusable(index.meta)
         names, told_by = names_of(config, root, layout.classes, colour_names)
         if told_by in ("", USUAL_NAMES) and not layout.image_end:
-            others = [name for name in (config.train_split, config.val_split) if name and name != split]
-            largest = max(index.meta["largest"], *(_largest_of(config, root, other) for other in others), -1)
+            largest = index.meta["largest"]
+            for other in {config.train_split, config.val_split or split} - {split}:
+                if (there := find_layout(root, other)) is not None:
+                    seen = _index(config, root, other, there, format_of(config, there.table)[0])
+                    largest = max(largest, seen.meta["largest"])
             names, told_by = numbered(names if len(names) == largest + 1 else (), told_by, largest)
         images, masks = os.fsencode(layout.images), os.fsencode(layout.masks)
         where = f"{printable(images)}:{split}" if layout.listed else printable(images)
@@ -454,24 +411,10 @@ class MasksSource(LooseSource):
         return root.is_dir() and any(find_layout(root, split) for split in (*splits_of(root), WHOLE))
 
 
-def _largest_of(config: MasksConfig, root: Path, split: str) -> int:
-    """The largest value in the masks of a split; -1 if it isn't there."""
-    layout = find_layout(root, split)
-    if layout is None:
-        return -1
-    form, _ = format_of(config, layout.table)
-    largest: int = _index(config, root, split, layout, form).meta["largest"]
-    return largest
-
-
 def _index(config: MasksConfig, root: Path, split: str, layout: Layout, form: MaskFormat) -> ColumnFile:
     """The index of a split: kept from an earlier look at its masks if none has changed, or from a new one."""
     states = [file_state(layout.listed)] if layout.listed else []
     identity = f"{root.resolve()}\0{split}\0{replace(layout, classes=())}\0{form}"
-
-    def is_current(index: ColumnFile) -> bool:
-        same = index.meta.get("files") == states and "largest_at" in index.meta
-        return same and folders_unchanged(index) and masks_unchanged(index, os.fsencode(layout.masks))
 
     def read(folder: Path) -> Listing:
         visited: list[bytes] = []
@@ -480,6 +423,8 @@ def _index(config: MasksConfig, root: Path, split: str, layout: Layout, form: Ma
         for (image, mask), seen in in_parallel(found, lambda pair: look_at_file(os.path.join(masks, pair[1]), form)):
             files.add(image, 0, size_of(os.path.join(images, image)), target=seen.digest)
             files.add_mask_file(mask, os.path.join(masks, mask), seen)
-        return {"files": states, **files.meta()}, {"": files}, {each: folder_times(each) for each in visited}
+        return files.meta(), {"": files}, {each: folder_times(each) for each in visited}
 
-    return open_listing(config, identity, is_current, read)
+    return open_listing(
+        config, identity, {"files": states}, "largest_at", read, lambda _: {"": os.fsencode(layout.masks)}
+    )

@@ -22,7 +22,6 @@ from effloop.data.source.masks import (
     format_of,
     in_parallel,
     look_at_file,
-    masks_unchanged,
     names_of,
     numbered,
     refuse_larger,
@@ -31,7 +30,7 @@ from effloop.data.source.masks import (
 from effloop.data.source.root import expand_root, fetched_path
 from effloop.data.source.storage.columns import ColumnFile, Spool
 from effloop.data.source.storage.image_files import find_image
-from effloop.data.source.storage.kept import file_state, folder_times, folders_unchanged
+from effloop.data.source.storage.kept import file_state, folder_times
 from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, open_listing
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import read_targets
@@ -112,9 +111,6 @@ FOLD = "fold"
 
 METADATA = "metadata"
 """Name of the table in each split's folder, as Hugging Face's datasets have it."""
-
-MOST_FOLDERS = 100_000
-"""Where images are in more folders than this, these aren't looked at again when the index is opened."""
 
 MOST_SPLITS = 32
 """Each has files of its own while the index is written."""
@@ -404,7 +400,9 @@ class Rows:
         for number, texts, seen in part.rows(format_of(self.config)[0]):
             self._count += 1
             try:
-                label, target = self.parser(texts[labels]) if seen is None else (0, _digest(seen, texts[1]))
+                if seen is not None and not seen.there:
+                    raise DataError(f"{printable(encoded(texts[1].strip()))} {seen.wrong}".strip())
+                label, target = self.parser(texts[labels]) if seen is None else (0, seen.digest)
                 split = self._split(part, part.split_of(texts))
                 if not (path := encoded(texts[0])):
                     raise DataError("no path; write one, or leave the row out")
@@ -425,7 +423,7 @@ class Rows:
             for column, text in zip(part.kept, texts[len(texts) - len(part.kept) :], strict=True):
                 split.add_text(column, encoded(text.strip()))
             folder = os.path.dirname(split.identity(key))
-            if folder not in self.folders and len(self.folders) <= MOST_FOLDERS:
+            if folder not in self.folders:
                 self.folders[folder] = folder_times(folder)
 
     def _split(self, part: Part, name: str) -> _Split:
@@ -467,14 +465,7 @@ class Rows:
         meta: dict[str, Any] = {"kind": parser.kind.value, "names": parser.names, "told_by": parser.told_by}
         meta |= {"splits": {name: split.facts(parser) for name, split in self.splits.items()}}
         numbered = {f"{number}/": split for number, split in enumerate(self.splits.values())}
-        return meta, numbered, self.folders if len(self.folders) <= MOST_FOLDERS else {}
-
-
-def _digest(seen: Looked, text: str) -> bytes:
-    """The target of a row with a mask."""
-    if not seen.there:
-        raise DataError(f"{printable(encoded(text.strip()))} {seen.wrong}".strip())
-    return seen.digest
+        return meta, numbered, self.folders
 
 
 @sources.register("csv", CsvConfig)
@@ -573,24 +564,21 @@ def _index(config: CsvConfig, split: str) -> ColumnFile:
     read_as = f"\0{format_of(config)[0]}" if config.colors else ""
     identity = f"{[*map(str, found.values())]}\0{[*found]}\0{config.group}\0{own}{read_as}"
 
-    def is_current(index: ColumnFile) -> bool:
-        same = index.meta.get("tables") == states and "told_by" in index.meta and folders_unchanged(index)
-        if not same or index.meta["kind"] != Kind.masks.value:
-            return same
-        roots = [os.fsencode(said["root"]) for said in index.meta["splits"].values()]
-        return all(masks_unchanged(index, root, f"{number}/") for number, root in enumerate(roots))
+    def masks(index: ColumnFile) -> dict[str, bytes]:
+        masked = index.meta["kind"] == Kind.masks.value
+        roots = [os.fsencode(said["root"]) for said in index.meta["splits"].values()] if masked else []
+        return {f"{number}/": root for number, root in enumerate(roots)}
 
     def read(folder: Path) -> Listing:
         try:
             parts = [open_part(config, name, table) for name, table in found.items()]
-            meta, splits, folders = Rows(config, parts, folder).listing()
+            return Rows(config, parts, folder).listing()
         except NoTargetsError:
             raise
         except DataError as error:
             raise ScanError(str(error)) from None
-        return {**meta, "tables": states}, splits, folders
 
-    return open_listing(config, identity, is_current, read)
+    return open_listing(config, identity, {"tables": states}, "told_by", read, masks)
 
 
 def _as_said(config: CsvConfig) -> CsvConfig:

@@ -61,7 +61,7 @@ def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -
             if not 0 <= label < len(counts):
                 raise DataError(f"{printable(key)} has the label {label}; allowed are 0 to {len(counts) - 1}")
             counts[label] += 1
-            _write_image(path / split, _relative(key, dataset.classes[label].encode(), number, data), data)
+            _write_image(path / split, _place(key, number, data, dataset.classes[label].encode() + b"/"), data)
         if not isinstance(getattr(records, "source", None), Source):
             _check_none_empty(split, dataset.classes, counts)
 
@@ -77,21 +77,17 @@ def _write_image(folder: Path, name: bytes, data: Encoded) -> None:
 
 
 def _write_masked(path: Path, dataset: Dataset) -> None:
+    """The images of each split, and the masks, whose paths differ in their extension."""
     for name in dataset.classes:
         if [name] != name.strip().splitlines():
             raise DataError(f"the class {name!r} can't be a line of {NAMES}; set data.classes=[NAME,NAME]")
     for split, records in dataset.splits.items():
-        _write_masks(path / split, records)
+        for number, record in enumerate(records):
+            place = _place(record.key, number, record.data)
+            _write_image(path / split / "images", place, record.data)
+            mask = png_bytes(decode_mask(record.mask))
+            _write_image(path / split / "masks", place[: place.rfind(b".")] + b".png", mask)
     (path / NAMES).write_text("".join(f"{name}\n" for name in dataset.classes), encoding="utf-8")
-
-
-def _write_masks(folder: Path, records: Records) -> None:
-    """The images of a split, and the masks, whose paths differ in their extension."""
-    for number, record in enumerate(records):
-        name = _plain(record.key, number, record.data)
-        _write_image(folder / "images", name, record.data)
-        mask = png_bytes(decode_mask(record.mask))
-        _write_image(folder / "masks", name[: name.rfind(b".")] + b".png", mask)
 
 
 def _write_table(folder: Path, records: Records, targets: Targets) -> None:
@@ -105,7 +101,7 @@ def _write_table(folder: Path, records: Records, targets: Targets) -> None:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
         for number, record in enumerate(records):
-            place = _plain(record.key, number, record.data)
+            place = _place(record.key, number, record.data)
             _write_image(folder, place, record.data)
             values = targets.values(record.target)
             if problem := targets.wrong(values):
@@ -113,13 +109,15 @@ def _write_table(folder: Path, records: Records, targets: Targets) -> None:
             table.writerow([place.decode(), *values.tolist()])
 
 
-def _plain(key: bytes, number: int, data: Encoded) -> bytes:
-    """A sample's path in the folder of its split: its key if every reader of a table takes it unchanged."""
-    text = key.decode("utf-8", "replace")
-    fits = text.encode() == key and text.isprintable() and text.strip() == text and _is_path(key, 64)
-    if fits and not key.startswith(b".") and b"/." not in key and key.lower().endswith(EXTENSIONS):
-        return key
-    return b"%09d.%s" % (number, extension(data).encode())
+def _place(key: bytes, number: int, data: Encoded, folder: bytes = b"") -> bytes:
+    """A sample's path in the folder of its split: its key if that is one in `folder`, which ends in a slash, and, in a
+    table, if every reader takes it unchanged; otherwise its number.
+    """
+    fits = key.startswith(folder) and key.lower().endswith(EXTENSIONS) and _is_path(key, 64) and b"/." not in key
+    if fits and not folder:
+        text = key.decode("utf-8", "replace")
+        fits = text.encode() == key and text.isprintable() and text.strip() == text and not key.startswith(b".")
+    return key if fits else b"%s%09d.%s" % (folder, number, extension(data).encode())
 
 
 def _check_classes(classes: Sequence[str]) -> None:
@@ -141,13 +139,6 @@ def _check_none_empty(split: str, classes: Sequence[str], counts: NDArray[np.int
             f"the class {classes[empty[0]]!r} has no samples in the split '{split}', so it would have no folder, and "
             "labels would change; convert to another format"
         )
-
-
-def _relative(key: bytes, name: bytes, number: int, data: Encoded) -> bytes:
-    fits = key.startswith(name + b"/") and _is_path(key, 64) and b"/." not in key
-    if fits and key.lower().endswith(EXTENSIONS):
-        return key
-    return b"%s/%09d.%s" % (name, number, extension(data).encode())
 
 
 def _is_path(key: bytes, deepest: int) -> bool:

@@ -9,10 +9,9 @@ the header), and the image (mxnet/recordio.py, IRHeader). Several labels are wha
 
 from __future__ import annotations
 
-import io
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,49 +34,37 @@ from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, re
 from effloop.errors import DataError
 
 
-class Keys:
-    """The names of a file's records from the .lst that im2rec writes beside it ("number, tab, labels, tab, path");
-    without it, their numbers.
-
-    Args:
-        file: the .rec.
-        alone: whether it is the split's only one; if not, its name precedes the numbers.
+def _names(file: Path, *, alone: bool) -> Callable[[int], bytes]:
+    """The names of a file's records by their numbers, from the .lst that im2rec writes beside it ("number, tab, labels,
+    tab, path"); without it, the numbers, behind the file's name if it isn't the split's only one.
 
     Raises:
         DataError: the .lst can't be parsed, or has a number twice.
     """
+    path = file.with_suffix(".lst")
+    if not path.is_file():
+        prefix = b"" if alone else f"{file.stem}/".encode(errors="surrogateescape")
+        return lambda number: prefix + b"%d" % number
+    numbers, names = Spool("Q"), BlobSpool()
+    with path.open("rb") as lines:
+        for place, text in enumerate(lines, start=1):
+            number, *fields = text.rstrip(b"\r\n").split(b"\t")
+            if len(fields) < 2 or not number.isdigit() or len(number) > 19:  # 19 digits are below 2^64
+                raise DataError(f"{path}: line {place} isn't a number, labels and a path between tabs; write it again")
+            numbers.append(int(number))
+            names.append(fields[-1])
+    order = np.argsort(numbers.array(), kind="stable")
+    known, blobs = numbers.array()[order], names.blobs()
+    if len(again := np.flatnonzero(known[1:] == known[:-1])):
+        raise DataError(f"{path}: the number {known[again[0]]} comes twice; write it again, or remove it")
 
-    def __init__(self, file: Path, *, alone: bool) -> None:
-        self._file, self._path = file, file.with_suffix(".lst")
-        self._prefix = b"" if alone else f"{file.stem}/".encode(errors="surrogateescape")
-        self._listed = self._path.is_file()
-        numbers, names = Spool("Q"), BlobSpool()
-        with self._path.open("rb") if self._listed else io.BytesIO() as lines:
-            for place, text in enumerate(lines, start=1):
-                fields = text.rstrip(b"\r\n").split(b"\t")
-                if len(fields) < 3:
-                    raise DataError(f"{self._path}: line {place} has {len(fields)} fields between tabs, not 3 or more")
-                if not fields[0].isdigit() or len(fields[0]) > 19:  # 19 digits are below 2^64
-                    found = printable(fields[0])
-                    raise DataError(f"{self._path}: line {place} has '{found}' where a number should be")
-                numbers.append(int(fields[0]))
-                names.append(fields[-1])
-        self._order = np.argsort(numbers.array(), kind="stable")
-        self._numbers, self._names = numbers.array()[self._order], names.blobs()
-        duplicates = np.flatnonzero(self._numbers[1:] == self._numbers[:-1])
-        if len(duplicates):
-            number = self._numbers[duplicates[0]]
-            raise DataError(f"{self._path}: the number {number} comes twice; write it again, or remove it")
+    def name(number: int) -> bytes:
+        at = int(np.searchsorted(known, np.uint64(number)))  # an int would convert the column to float
+        if at == len(known) or known[at] != number:
+            raise DataError(f"{path} doesn't name the record {number} of {file}; write it again, or remove it")
+        return bytes(blobs[int(order[at])])
 
-    def __getitem__(self, number: int) -> bytes:
-        if not self._listed:
-            return self._prefix + b"%d" % number
-        at = int(np.searchsorted(self._numbers, np.uint64(number)))  # an int would convert the column to float
-        if at == len(self._numbers) or self._numbers[at] != number:
-            raise DataError(
-                f"{self._path} doesn't name the record {number} of {self._file}; write it again, or remove it"
-            )
-        return bytes(self._names[int(self._order[at])])
+    return name
 
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
@@ -103,7 +90,7 @@ class RecordIOSource(IndexedSource):
 
     def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
         path = files[number]
-        keys = Keys(path, alone=len(files) == 1)
+        name = _names(path, alone=len(files) == 1)
         for start, parts, record in _records(path):
             try:
                 identity, labels, payload = _unpack(record)
@@ -113,7 +100,7 @@ class RecordIOSource(IndexedSource):
             # Frames start at multiples of 4: an odd offset marks a sample in several frames from offset - 1 on.
             offset = start + 1 if len(parts) > 1 else parts[0][0] + payload
             size, checksum = len(record) - payload, crc32c(record[payload:])
-            yield Entry(keys[identity], label, number, offset, size, checksum, target)
+            yield Entry(name(identity), label, number, offset, size, checksum, target)
 
     @classmethod
     def claims(cls, root: Path) -> bool:

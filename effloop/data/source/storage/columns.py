@@ -18,7 +18,7 @@ import weakref
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
@@ -161,22 +161,20 @@ class ColumnFile:
         raw = self._map[offset : offset + length] if offset + length <= len(self._map) else b""
         if not raw or zlib.crc32(raw) != checksum:
             raise DamagedFileError(f"{self.path} is cut short or damaged: its header doesn't match its checksum")
-        try:
+        header: Any = None
+        with suppress(ValueError, RecursionError):
             header = json.loads(raw)
-        except (ValueError, RecursionError):
-            header = None
-        if not isinstance(header, dict) or "version" not in header:
-            raise self._damaged("its header is not one of columns")
-        if header["version"] != VERSION:
+        if isinstance(header, dict) and header.get("version", VERSION) != VERSION:
             raise DataError(
                 f"{self.path} has format version {header['version']}, this EffLoop reads {VERSION}; convert it again"
             )
-        parts = (header.get("meta"), header.get("columns"), header.get("crc32c", {}))
-        if not all(isinstance(part, dict) for part in parts):
+        parts = [header.get(name, {}) for name in ("meta", "columns", "crc32c")] if isinstance(header, dict) else []
+        if not parts or not all(isinstance(part, dict) for part in parts) or not {"meta", "columns"} <= header.keys():
             raise self._damaged("its header is not one of columns")
         for name, column in header["columns"].items():
             self._check(name, column)
-        return header
+        found: dict[str, Any] = header
+        return found
 
     def _check(self, name: str, column: Any) -> None:
         """Refuse a column that isn't of plain numbers inside the file."""

@@ -70,12 +70,8 @@ def read_file(path: bytes) -> bytes:
 
 
 def read_files(folder: bytes, names: EncodedImages, sizes: NDArray[np.int64]) -> EncodedImages:
-    """The bytes of (N,) image files, of usual ones in one call without the GIL; raises as `read_file`.
-
-    Args:
-        folder: that the names are in.
-        names: of the files.
-        sizes: (N,) the bytes that each is expected to have; one of another size is read as it is.
+    """The bytes of (N,) image files, of those with the (N,) expected sizes in one call without the GIL; raises as
+    `read_file`.
     """
     count, ends = len(names), np.cumsum(sizes)
     whole = np.zeros(count, np.uint8)

@@ -110,15 +110,7 @@ def index_path(root: Path, split: str) -> Path:
 
 
 def write_index(root: Path, split: str, dataset: Dataset, files: Sequence[Path], index: IndexWriter) -> None:
-    """Write the index of a split that EffLoop has just written.
-
-    Args:
-        root: the dataset's folder.
-        split: whose index it is.
-        dataset: what was written, for the header.
-        files: complete files below `root`, as the entries number them.
-        index: the entries, with checksums.
-    """
+    """Write the index of a split that was just written to complete `files` below `root`, as its entries number them."""
     states = [
         {
             "name": str(file.relative_to(root)),

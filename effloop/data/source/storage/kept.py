@@ -21,7 +21,7 @@ from effloop.errors import ConfigError, DataError, warn
 
 # A folder that changed less than this before it was scanned may change again without a newer timestamp (the kernel's
 # clock ticks every 1-10 ms, that of some file systems every 2 s).
-_RACY_NS = 2_000_000_000
+RACY_NS = 2_000_000_000
 
 
 T = TypeVar("T")
@@ -56,16 +56,8 @@ def once(key: Any, make: Callable[[], T]) -> T:
 
 
 def open_kept_for(name: str, index_dir: str | None, of: Any, write: Callable[[Path], None]) -> ColumnFile:
-    """A file derived from a dataset: kept from an earlier run, otherwise written now.
-
-    Args:
-        name: of what it is.
-        index_dir: as for `open_kept`.
-        of: what it was made of, such as `Source.identity`: it is made again for another one.
-        write: makes it.
-
-    Raises:
-        ConfigError: it can't be written.
+    """`open_kept` of a file derived from a dataset, which is made again when what it was made `of`, such as
+    `Source.identity`, is another one.
     """
     identity = json.dumps(of, sort_keys=True, default=str).encode()
     return open_kept(name, index_dir, identity, lambda _: True, write)
@@ -95,7 +87,7 @@ def folders_unchanged(index: ColumnFile) -> bool:
         return True
     found = np.array(now, np.int64)
     unchanged = np.array_equal(times, found[:, 0]) and np.array_equal(index["folder_ctime_ns"], found[:, 1])
-    return unchanged and bool(times.max() < index.meta["scanned_ns"] - _RACY_NS)
+    return unchanged and bool(times.max() < index.meta["scanned_ns"] - RACY_NS)
 
 
 def folder_times(folder: bytes) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -284,34 +284,24 @@ class PackedSource(TableSource):
 def open_columns(
     file: ColumnFile, header: Mapping[str, Any], payload: Reader, prefix: str = "", masks: Reader | None = None
 ) -> Split:
-    """A split whose columns, but for the images, are in a file.
-
-    Args:
-        file: what holds them.
-        header: validated.
-        payload: the images.
-        prefix: of the columns' names.
-        masks: that aren't in a column.
+    """A split whose columns, but for the images, are in a file, where their names have a prefix; `header` is validated.
 
     Raises:
         DataError: a column is missing, or of other values.
     """
 
-    def blobs(field: str) -> Blobs | None:
-        return file.blobs(prefix + field) if prefix + field in file else None
-
-    def checksums(field: str) -> NDArray[Any] | None:
-        return file.unsigned(prefix + field) if prefix + field in file else None
+    def found(field: str, get: Callable[[str], T]) -> T | None:
+        return get(prefix + field) if prefix + field in file else None
 
     return Split(
         header=header,
         targets=file[f"{prefix}target"] if targets_in(header) else file.unsigned(f"{prefix}label"),
         keys=Blobs(file.blob(f"{prefix}key"), file.unsigned(f"{prefix}key_end")),
         payload=payload,
-        checksums=checksums("crc32c"),
-        indexes=blobs("entropy"),
-        masks=masks or blobs("mask"),
-        mask_checksums=checksums("mask_crc32c"),
+        checksums=found("crc32c", file.unsigned),
+        indexes=found("entropy", file.blobs),
+        masks=masks or found("mask", file.blobs),
+        mask_checksums=found("mask_crc32c", file.unsigned),
     )
 
 

@@ -19,11 +19,8 @@ def find_shards(root: Path, split: str, endings: Sequence[str], splits: Iterable
     In a file's name the split is a word, delimited by `-`, `_`, `.`, a digit or the end: `carnival-0.tar` doesn't
     belong to `val`.
 
-    Args:
-        root: the dataset's folder.
-        split: its name, as a folder or in a file's name.
-        endings: glob patterns, e.g. `*.tar`.
-        splits: names of all splits; with `train-small` among them, `train-small-0.tar` doesn't belong to `train`.
+    `endings` are glob patterns, e.g. `*.tar`. With `train-small` among all `splits`, `train-small-0.tar` isn't of
+    `train`.
 
     Raises:
         DataError: a file's name contains two splits.

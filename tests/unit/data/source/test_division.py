@@ -31,7 +31,7 @@ def names(source: Tabled, found: NDArray[np.bool_]) -> set[bytes]:
     return {source.raw_key(index) for index in np.flatnonzero(found).tolist()}
 
 
-@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.01, 0.5])
 def test_a_share_of_each_class(share: float) -> None:
     source = table(COUNTS)
     found = held_out(source, config(val=share))
@@ -39,7 +39,7 @@ def test_a_share_of_each_class(share: float) -> None:
     assert np.bincount(source.labels[found]).tolist() == wanted
 
 
-@pytest.mark.parametrize("folds", [2, 3, 5])
+@pytest.mark.parametrize("folds", [2, 5])
 def test_each_sample_validates_in_one_fold(folds: int) -> None:
     source = table([5, 6, 7, 8, 9] * 40)
     found = np.stack([held_out(source, config(folds=folds, fold=fold)) for fold in range(folds)])
@@ -126,7 +126,6 @@ def test_a_column_says_the_folds() -> None:
             {"val": 0.2},
             "data.val: the class 'b' has 1 sample in table, so that a split would lack it: add",
         ),
-        (table([9, 1, 1]), {"val": 0.2}, "the class 'b' (and 1 more) has 1 sample"),
         (
             table([9, 3]),
             {"folds": 5, "fold": 0},
@@ -144,15 +143,12 @@ def test_a_column_says_the_folds() -> None:
             "no sample of table has 4 in its column 'fold', which has 0, 1, 2, 3",
         ),
         (table([9]), {"val": 0.2, "group": "patient"}, "table has no column 'patient'; set a regular expression"),
-        (table([9]), {"val": 0.2, "group": "(a"}, "'(a' is no regular expression: "),
         (table([9]), {"val": 0.2, "group": "(x)"}, "'(x)' finds nothing in 0/0.jpg, 0/1.jpg, 0/2.jpg and 6 more"),
-        (table([9]), {"val": 0.2, "group": "(x)?"}, "'(x)?' finds nothing in 0/0.jpg, 0/1.jpg, 0/2.jpg and 6 more"),
         (
             WithoutFold(np.arange(9), np.zeros(9)),
             {"fold": 0},
             "data.fold: table/patient7/7.jpg has nothing in the column",
         ),
-        (table([9]), {"val": 0.2, "group": "^(.)"}, "'^(.)' is the same for all 9 samples of table; 2 groups or more"),
         (
             table([9, 9]),
             {"folds": 3, "fold": 0, "group": "^(.)"},
@@ -163,11 +159,6 @@ def test_a_column_says_the_folds() -> None:
             {"val": 0.5, "group": "^(.)"},
             "the class 'a' (and 1 more) has 9 samples in too few groups in table, so that a split would lack it: "
             "set another data.group, or",
-        ),
-        (
-            Patients(np.arange(9), np.zeros(9)),
-            {"val": 0.2, "group": "pateint"},
-            "have patient, fold; did you mean 'patient'?",
         ),
     ],
 )

@@ -93,31 +93,22 @@ def test_links_are_followed(root: Path, tmp_path: Path) -> None:
     add(tmp_path / "else", "owl/1.jpg")
     (root / "train" / "owl").symlink_to(tmp_path / "else" / "train" / "owl")
     (root / "train" / "cat" / "link.jpg").symlink_to(tmp_path / "else" / "train" / "owl" / "1.jpg")
-    assert {"owl/1.jpg", "cat/link.jpg"} <= set(keys(root))
+    add(root, "cat/folder.jpg/1.jpg")  # a folder may be called like an image
+    assert {"owl/1.jpg", "cat/link.jpg", "cat/folder.jpg/1.jpg"} <= set(keys(root))
 
 
-def test_a_folder_may_be_called_like_an_image(root: Path) -> None:
-    add(root, "cat/folder.jpg/1.jpg")
-    assert "cat/folder.jpg/1.jpg" in keys(root)
-
-
-def test_names_that_are_not_text(root: Path) -> None:
-    cat = os.fsencode(root / "train" / "cat")
+def test_names_that_are_not_text(root: Path, tmp_path: Path) -> None:
+    strange = tmp_path / os.fsdecode(b"\xff\n")
+    root.rename(strange)
+    cat = os.fsencode(strange / "train" / "cat")
     for name in (b"\xff\xfe.jpg", b"two\nlines.jpg"):
         with open(os.path.join(cat, name), "wb") as file:
             file.write(JPEG + name)
-    source = open_source("folder", root)
+    source = open_source("folder", strange)
+    assert source.where == rf"{tmp_path}/\xff\n/train"
     found = {source.key(i): read_bytes(source, i) for i in range(len(source))}
     assert found[r"cat/\xff\xfe.jpg"] == JPEG + b"\xff\xfe.jpg"
     assert found[r"cat/two\nlines.jpg"] == JPEG + b"two\nlines.jpg"
-
-
-def test_a_root_that_is_not_text(root: Path, tmp_path: Path) -> None:
-    strange = tmp_path / os.fsdecode(b"\xff\n")
-    root.rename(strange)
-    source = open_source("folder", strange)
-    assert source.where == rf"{tmp_path}/\xff\n/train"
-    assert read_bytes(source, 0).startswith(JPEG)
 
 
 def test_fingerprint_is_that_of_the_same_data_elsewhere(root: Path, photos: Path, tmp_path: Path) -> None:
@@ -162,11 +153,8 @@ def test_a_scan_is_kept(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        (lambda root: add(root, "cat/new.jpg"), {"cat/new.jpg"}),
         (lambda root: add(root, "cat/b/deep/er/new.jpg"), {"cat/b/deep/er/new.jpg"}),
-        (lambda root: add(root, "cat/new/new.jpg"), {"cat/new/new.jpg"}),
         (lambda root: add(root, "owl/new.jpg"), {"owl/new.jpg"}),
-        (lambda root: (root / "train/cat/b/1.png").unlink(), {"cat/b/1.png"}),
         (lambda root: (root / "train/cat/b.jpg").rename(root / "train/cat/c.jpg"), {"cat/b.jpg", "cat/c.jpg"}),
         (lambda root: shutil.rmtree(root / "train/cat/b-c"), {"cat/b-c/2.jpg"}),
     ],
@@ -199,15 +187,7 @@ def test_a_change_within_the_clocks_tick_is_noticed(root: Path) -> None:
     assert len(keys(root)) == len(before) + 1
 
 
-def test_a_file_overwritten_in_place_is_read_anew(root: Path) -> None:
-    age(root)
-    source = open_source("folder", root)
-    (root / "train" / source.key(0)).write_bytes(b"other bytes")
-    assert read_bytes(source, 0) == b"other bytes"
-    assert read_bytes(open_source("folder", root), 0) == b"other bytes"
-
-
-@pytest.mark.parametrize("damage", [b"", b"EFFLOOP\0", b"text", b"EFFLOOP\0" + bytes(100)])
+@pytest.mark.parametrize("damage", [b"text", b"EFFLOOP\0" + bytes(100)])
 def test_a_damaged_scan_is_made_again(root: Path, tmp_path: Path, damage: bytes) -> None:
     age(root)
     wanted = open_source("folder", root, index_dir=str(tmp_path / "cache")).fingerprint()
@@ -216,7 +196,7 @@ def test_a_damaged_scan_is_made_again(root: Path, tmp_path: Path, damage: bytes)
     assert open_source("folder", root, index_dir=str(tmp_path / "cache")).fingerprint() == wanted
 
 
-@pytest.mark.parametrize("column", ["label", "key", "key_end", "end", "folder", "folder_mtime_ns", "folder_ctime_ns"])
+@pytest.mark.parametrize("column", ["label", "key_end", "folder_ctime_ns"])
 def test_a_flipped_byte_of_a_scan_is_noticed(
     root: Path, tmp_path: Path, column: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,23 +253,17 @@ def test_home_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(open_source("folder", Path("~/root"))) == 12
 
 
-def test_root_is_a_file(tmp_path: Path) -> None:
+def test_what_a_root_lacks(root: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("text")
     got = refusal(file, ConfigError)
     assert got == f"data.root: '{file}' is a file; data=folder reads a folder: set data.root=FOLDER"
-
-
-@pytest.mark.parametrize("split", ["validation", "no/where"])
-def test_missing_split(root: Path, split: str) -> None:
-    got = refusal(root, split=split)
-    assert got == f"data.root: '{root}' has no folder '{split}'; it has train: set split to one of them"
-
-
-def test_empty_root(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == (
-        f"data.root: '{tmp_path}' has no folder 'train'; it has no folders at all, where SPLIT/CLASS/ with images "
-        f"should be ({SOUGHT}): set data.root=PATH"
+    got = refusal(root, split="no/where")
+    assert got == f"data.root: '{root}' has no folder 'no/where'; it has train: set split to one of them"
+    (tmp_path / "empty").mkdir()
+    assert refusal(tmp_path / "empty") == (
+        f"data.root: '{tmp_path}/empty' has no folder 'train'; it has no folders at all, where SPLIT/CLASS/ with "
+        f"images should be ({SOUGHT}): set data.root=PATH"
     )
 
 
@@ -332,14 +306,6 @@ def test_link_to_a_folder_above(root: Path) -> None:
     assert refusal(root) == f"{loop} is a symbolic link to a folder above it ({root}/train/cat); remove the link"
 
 
-def test_written_and_read_again(root: Path, photos: Path, tmp_path: Path) -> None:
-    again = write_as("folder", photos, tmp_path / "again")
-    for split in ("train", "val"):
-        ours, theirs = open_source("folder", again, split), open_source("folder", photos, split)
-        assert ours.fingerprint() == theirs.fingerprint()
-        assert [read_bytes(ours, i) for i in range(len(ours))] == [read_bytes(theirs, i) for i in range(len(theirs))]
-
-
 def test_keys_that_are_no_paths_are_numbered(tmp_path: Path) -> None:
     jpeg, raw = encode(photo(), "JPEG"), pnm_header(1, 2, 1) + b"ab"
     keys = [b"b/fine.jpg", b"a/../b.jpg", b"a/x\0.jpg", b"/a.jpg", b"a/noextension", b"a/.hidden.jpg", b"a//b.jpg", b""]
@@ -350,7 +316,7 @@ def test_keys_that_are_no_paths_are_numbered(tmp_path: Path) -> None:
     assert names == [*numbered, "out/train/b/fine.jpg"]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", ".a", "a/b", "a\0", "a" * 256])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a" * 256])
 def test_class_names_that_are_no_folders(tmp_path: Path, name: str) -> None:
     wanted = f"the class name {name!r} can't be a folder's; convert to another format"
     with pytest.raises(DataError, match=line(wanted)):
@@ -386,11 +352,6 @@ LACKS = (
     "the class 'a' has no samples in the split 'val', so it would have no folder, and labels would change; "
     "convert to another format"
 )
-
-
-def test_a_class_without_samples_in_a_split(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=line(LACKS)):
-        write_records("folder", tmp_path / "out", ["a", "b"], **LACKING)
 
 
 def test_a_class_without_samples_is_known_before_anything_is_written(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def put(root: Path, data: bytes) -> Path:
     return root
 
 
-@pytest.mark.parametrize("page_size", [512, 16384, 32768])
+@pytest.mark.parametrize("page_size", [512, 16384])
 def test_other_page_sizes(tmp_path: Path, page_size: int) -> None:
     """LMDB takes the page size of the system that writes."""
     values = one_sample()

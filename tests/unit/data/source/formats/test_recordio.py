@@ -78,14 +78,10 @@ def dali(root: Path, count: int) -> list[tuple[int, bytes]]:
     return [(int(labels.at(i)[0]), bytes(data.at(i))) for i in range(count)]
 
 
-def test_dali_reads_it(photos: Path, tmp_path: Path) -> None:
-    root = write_as("recordio", photos, tmp_path / "set")
-    wanted = open_source("folder", photos)
-    assert dali(root, 40) == [(label, data) for _, label, data in samples(wanted)]
-
-
-def test_dali_reads_payloads_in_parts(path: Path) -> None:
-    assert dali(path, len(TRAIN)) == [(label, data) for _, label, data in TRAIN]
+def test_dali_reads_it(photos: Path, path: Path, tmp_path: Path) -> None:
+    root = write_as("recordio", photos, tmp_path / "photos")
+    assert dali(root, 40) == [(label, data) for _, label, data in samples(open_source("folder", photos))]
+    assert dali(path, len(TRAIN)) == [(label, data) for _, label, data in TRAIN]  # some of them in parts
 
 
 def test_files_of_im2rec(tmp_path: Path) -> None:
@@ -151,13 +147,6 @@ def test_what_is_claimed(photos: Path, path: Path, tmp_path: Path) -> None:
     assert samples(open_source("auto", path)) == TRAIN
 
 
-def test_empty_file(tmp_path: Path) -> None:
-    (tmp_path / "train.rec").write_bytes(b"")
-    wanted = f"{tmp_path}:train has no samples; set data.train_split or data.val_split to a split that has"
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("recordio", tmp_path)
-
-
 LABELS = "allowed are whole numbers from 0 to 16777216"
 
 
@@ -167,13 +156,10 @@ LABELS = "allowed are whole numbers from 0 to 16777216"
         (record(label=1.5), f"has the label 1.5; {LABELS}"),
         (record(label=-1), f"has the label -1; {LABELS}"),
         (record(label=math.nan), f"has the label nan; {LABELS}"),
-        (record(label=math.inf), f"has the label inf; {LABELS}"),
         (record(label=2.0**25), f"has the label 3.35544e+07; {LABELS}"),
-        (record(labels=[0.5]), f"has the label 0.5; {LABELS}"),
         (record(labels=[1, 2]), "has 2 labels, a class is one; say in data.root/targets.json what they are"),
         (struct.pack("<I", 0xFFFFFFFF) + bytes(20), "holds no image: its labels are cut"),
         (record()[:23], "holds no image: it has 23 bytes, its header alone has 24"),
-        (b"\1\0\0\0" + bytes(23), "holds no image: its labels are cut"),
     ],
 )
 def test_records_that_cannot_be_taken(tmp_path: Path, data: bytes, wanted: str) -> None:
@@ -187,12 +173,9 @@ def test_records_that_cannot_be_taken(tmp_path: Path, data: bytes, wanted: str) 
     [
         (lambda data: data[:36] + b"\0" + data[37:], "is damaged: no frame that belongs to it starts at byte 36"),
         (lambda data: data[:36] + frame(b"", 2), "is damaged: no frame that belongs to it starts at byte 36"),
-        (lambda data: data[:36] + frame(b"", 3), "is damaged: no frame that belongs to it starts at byte 36"),
-        (lambda data: data[:36] + frame(b"", 5), "is damaged: no frame that belongs to it starts at byte 36"),
         (lambda data: data[:36] + frame(b"1234", 1) * 2, "is damaged: no frame that belongs to it starts at byte 48"),
         (lambda data: data[:36] + frame(b"1234", 1), "is cut: at byte 48, 0 bytes are left of a frame"),
         (lambda data: data[:40], "is cut: at byte 36, 4 bytes are left of a frame"),
-        (lambda data: data[:-1], "is cut: a frame has 28 bytes, 27 are left"),
         (lambda data: data[:43] + b"\x1f" + data[44:], "is cut: a frame has 520,093,724 bytes, 28 are left"),
     ],
 )
@@ -222,12 +205,10 @@ def test_a_chain_of_frames_is_not_followed_for_ever(tmp_path: Path) -> None:
     ("text", "wanted"),
     [
         ("0\t1\ta\n2\t1\tb\n", "{lst} doesn't name the record 1 of {rec}; write it again, or remove it"),
-        ("0\t1\ta\n", "{lst} doesn't name the record 1 of {rec}; write it again, or remove it"),
         ("", "{lst} doesn't name the record 0 of {rec}; write it again, or remove it"),
         ("0\t1\ta\n1\t1\tb\n0\t1\tc\n", "{lst}: the number 0 comes twice; write it again, or remove it"),
-        ("0\ta\n", "{lst}: line 1 has 2 fields between tabs, not 3 or more"),
-        ("0\t1\ta\nx\n1\t1\tb\n", "{lst}: line 2 has 1 fields between tabs, not 3 or more"),
-        ("0.5\t1\ta\n", "{lst}: line 1 has '0.5' where a number should be"),
+        ("0\t1\ta\nx\n1\t1\tb\n", "{lst}: line 2 isn't a number, labels and a path between tabs; write it again"),
+        ("0.5\t1\ta\n", "{lst}: line 1 isn't a number, labels and a path between tabs; write it again"),
         ("0\t1\ta\n1\t1\ta\n", "{rec}: the key 'a' comes twice; remove one of the two"),
     ],
 )
@@ -237,14 +218,6 @@ def test_a_lst_of_another_file(tmp_path: Path, text: str, wanted: str) -> None:
     paths = {"lst": tmp_path / "train.lst", "rec": tmp_path / "train.rec"}
     with pytest.raises(DataError, match=line(wanted.format(**paths))):
         open_source("recordio", tmp_path)
-
-
-def test_a_label_that_float32_does_not_hold(tmp_path: Path) -> None:
-    wanted = (
-        "k has the label 16777217; RecordIO stores labels as float32, exact up to 16777216: convert to another format"
-    )
-    with pytest.raises(DataError, match=line(wanted)):
-        write_records("recordio", tmp_path / "set", ["a"], train=[(b"k", (1 << 24) + 1, b"data")])
 
 
 def test_flips_in_every_byte_of_a_sample_in_parts(tmp_path: Path) -> None:
@@ -260,16 +233,6 @@ def test_flips_in_every_byte_of_a_sample_in_parts(tmp_path: Path) -> None:
         except DataError:
             pass
     assert read == [*range(8, 32), 54, 55]  # the record's header, and the padding
-
-
-def test_frames_that_hold_another_number_of_bytes(tmp_path: Path) -> None:
-    data = b"x" * 8 + MAGIC + b"y" * 6
-    root = write_records("recordio", tmp_path / "set", ["a"], train=[(b"k", 0, data), (b"l", 0, b"good")])
-    whole = (root / "train.rec").read_bytes()
-    (root / "train.rec").write_bytes(whole[:44] + b"\5" + whole[45:])  # the second frame's length
-    wanted = "is damaged: its frames hold 41 bytes, a header and 18 should be in them"
-    with pytest.raises(DataError, match=line(wanted)):
-        open_source("recordio", root, checksums=False).read(0)
 
 
 def test_300_flips_without_an_index(tmp_path: Path) -> None:

@@ -88,14 +88,7 @@ def test_what_is_written(path: Path) -> None:
     assert (path / "classes.txt").read_text().splitlines() == CLASSES
 
 
-def test_names_of_classes_that_fit_into_no_line(tmp_path: Path) -> None:
-    root = write_records("tfrecord", tmp_path / "set", ["a\nb", "ü"], train=[(b"k", 1, b"data")])
-    assert open_source("tfrecord", root).classes == ("a\nb", "ü")
-    (root / "train.index").unlink()
-    assert open_source("tfrecord", root).classes == (r"a\nb", "ü")
-
-
-@pytest.mark.parametrize(("shard_bytes", "files"), [(1, 40), (5000, 7), (1 << 30, 1)])
+@pytest.mark.parametrize(("shard_bytes", "files"), [(1, 40), (5000, 7)])
 def test_files_end_after_the_record_that_reaches_their_size(
     photos: Path, tmp_path: Path, shard_bytes: int, files: int
 ) -> None:
@@ -177,16 +170,7 @@ def test_other_features_can_be_chosen(tmp_path: Path) -> None:
     assert samples(open_source("tfrecord", tmp_path, image="jpg", label="cls", key="name")) == [(b"me", 5, b"jpg")]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "train.tfrecord",
-        "train.tfrecords",
-        "my-train-00000-of-00001",
-        "set-train.tfrecord-00000-of-00001",
-        "train/1.tfrecord",
-    ],
-)
+@pytest.mark.parametrize("name", ["train.tfrecords", "set-train.tfrecord-00000-of-00001", "train/1.tfrecord"])
 def test_names_of_files(tmp_path: Path, name: str) -> None:
     (tmp_path / "train").mkdir()
     write_examples(tmp_path / name, image())
