@@ -43,13 +43,13 @@ from effloop.data.source.storage.indexed import (
     IndexedSource,
     IndexWriter,
     index_path,
+    is_of_split,
     read_names,
     write_index,
 )
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig, Split, check_header
-from effloop.data.source.storage.shards import is_of_split
 from effloop.data.source.storage.targets import Targets, read_targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
 from effloop.data.source.tables import encoded, open_table, shown

@@ -37,6 +37,7 @@ from effloop.data.source.storage.indexed import (
     IndexedSource,
     IndexWriter,
     index_path,
+    is_of_split,
     read_names,
     write_index,
     write_names,
@@ -44,7 +45,6 @@ from effloop.data.source.storage.indexed import (
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig, Split
-from effloop.data.source.storage.shards import is_of_split
 from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
 from effloop.errors import ConfigError, DataError, optional_package

@@ -9,7 +9,7 @@ from typing import Any
 
 from effloop.data.source.base import WHOLE
 from effloop.data.source.root import CARD
-from effloop.data.source.storage.shards import check_complete, find_shards
+from effloop.data.source.storage.indexed import check_complete, find_shards
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
 from effloop.system.untrusted import MOST_YAML, parse_yaml

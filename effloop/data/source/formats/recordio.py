@@ -24,10 +24,16 @@ from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.columns import BlobSpool, ColumnFile, Spool
-from effloop.data.source.storage.indexed import Entry, IndexedSource, IndexWriter, write_index, write_names
+from effloop.data.source.storage.indexed import (
+    Entry,
+    IndexedSource,
+    IndexWriter,
+    any_shard,
+    write_index,
+    write_names,
+)
 from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
 from effloop.data.source.storage.packed import PackedConfig, targets_in
-from effloop.data.source.storage.shards import any_shard
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer

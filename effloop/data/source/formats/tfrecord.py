@@ -26,13 +26,14 @@ from effloop.data.source.storage.indexed import (
     Entry,
     IndexedSource,
     IndexWriter,
+    any_shard,
+    check_complete,
     read_text,
     write_index,
     write_names,
 )
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig
-from effloop.data.source.storage.shards import any_shard, check_complete
 from effloop.data.source.storage.targets import CLASSES, Targets, flags_of, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
 from effloop.errors import DataError
