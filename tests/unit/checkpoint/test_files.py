@@ -33,13 +33,6 @@ STATE = {
 }
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "x.ckpt"
-    write(path, STATE)
-    assert torch.equal(files.read(path)["model"]["w"], STATE["model"]["w"])
-    assert os.listdir(path.parent) == ["x.ckpt"]
-
-
 def test_a_position_is_read_without_tensors(tmp_path: Path) -> None:
     path = tmp_path / "x.ckpt"
     state = {**STATE, "model": {"w": torch.ones(5_000_000)}, "progress": {"epoch": 3, "samples_seen": 0, "step": 7}}
@@ -74,12 +67,6 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["last.ckpt"]
-
-
-def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").touch()
-    with pytest.raises(CheckpointError, match="could not be written"):
-        checkpoints_of(tmp_path, background=False).save(STATE, is_best=False)
 
 
 @pytest.mark.parametrize(
@@ -296,11 +283,6 @@ def test_a_copy_is_put_in_the_same_place_again() -> None:
 def test_numbers_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"checkpoint\.{next(iter(options))}: .* is not allowed; set a number"):
         CheckpointConfig(name="last_best", **options)
-
-
-def test_position_of_a_folder(tmp_path: Path) -> None:
-    saved(tmp_path, 1, 2)
-    assert [path.name for path in files.checkpoints(tmp_path)] == ["last.ckpt", "step-00000001.ckpt"]
 
 
 def test_without_a_thread_nothing_is_copied() -> None:
