@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from effloop.batch import Batch
-from effloop.errors import PROGRAM, ConfigError, EffLoopError
+from effloop.errors import PROGRAM, ConfigError, EffLoopError, check_value
 from effloop.parallel.base import Parallel, ParallelConfig, T, parallels
 from effloop.parallel.failures import reporter
 from effloop.parallel.rank_env import TORCHRUN, RankEnv, detect_launcher
@@ -109,14 +109,13 @@ class DdpConfig(ParallelConfig):
         return self.sync_batchnorm
 
     def __post_init__(self) -> None:
-        for key, good, allowed in (
-            ("processes", self.processes is None or self.processes > 0, "a whole number above 0, or null"),
-            ("max_restarts", self.max_restarts >= 0, "0 or a whole number above it"),
-            ("timeout_s", 1 <= self.timeout_s < math.inf, "seconds, 1 or more"),
-            ("start_timeout_s", 1 <= self.start_timeout_s < math.inf, "seconds, 1 or more"),
-        ):
-            if not good:
-                raise ConfigError(f"parallel.{key}: {getattr(self, key)} is not allowed; set {allowed}")
+        processes, restarts = self.processes, self.max_restarts
+        good = processes is None or processes > 0
+        check_value("parallel.processes", processes, good, "a whole number above 0, or null")
+        check_value("parallel.max_restarts", restarts, restarts >= 0, "0 or a whole number above it")
+        for key in ("timeout_s", "start_timeout_s"):
+            seconds = getattr(self, key)
+            check_value(f"parallel.{key}", seconds, 1 <= seconds < math.inf, "seconds, 1 or more")
 
 
 _BUFFERS = next(

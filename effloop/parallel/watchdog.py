@@ -35,7 +35,7 @@ _JOIN_S = 5.0
 
 # A straggler takes so many times as long as the median, and costs the others this share of their time, in windows of so
 # many batches, twice in a row: a moment's load is no reason.
-_FACTOR, _SHARE, _LEAST_BATCHES, _WINDOWS = 2.5, 0.25, 10, 2
+_FACTOR, _SHARE, _LEAST_BATCHES = 2.5, 0.25, 10
 
 
 @dataclass(frozen=True)
@@ -98,24 +98,21 @@ class Stragglers:
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._before: Sequence[Heartbeat] = ()
-        self._suspect, self._times = -1, 0
+        self._suspect = -1
         self._warned: set[int] = set()
 
     def window(self, now: Sequence[Heartbeat]) -> None:
         """A window has passed; `now` has each rank's last heartbeat."""
-        before, self._before = self._before, now
-        if not before:
-            return
-        rank, factor, lost = find_straggler(before, now) or (-1, 0.0, 0.0)
-        self._times = self._times + 1 if rank == self._suspect else 1
-        self._suspect = rank
-        if rank >= 0 and self._times >= _WINDOWS and rank not in self._warned:
+        found = find_straggler(self._before, now) if self._before else None
+        rank, factor, lost = found or (-1, 0.0, 0.0)
+        if found and rank == self._suspect and rank not in self._warned:
             self._warned.add(rank)
             self._warn(
                 f"rank {rank} on {now[rank].host} (pid {now[rank].pid}) holds the others up: it takes "
                 f"{min(factor, 99):.1f} times as long as they do for its own part of a step, and they wait {lost:.0%} "
                 "of the time; look at its machine, GPU and data"
             )
+        self._before, self._suspect = now, rank
 
 
 @dataclass(frozen=True)
@@ -233,19 +230,9 @@ class Watchdog:
         at = f"in {self._phase} batch {self._batch}" if self._phase else self._idle
         if self._loading:
             at = f"before {self._phase} batch {self._batch + 1}, waiting for its data"
-        beat = Heartbeat(
-            self._number,
-            self._steps,
-            at,
-            socket.gethostname(),
-            os.getpid(),
-            this_system(),
-            self._waits(),
-            self._collective,
-            self._trained,
-            self._own_s,
-            self._all_s,
-        )
+        process = socket.gethostname(), os.getpid(), this_system()
+        pace = self._trained, self._own_s, self._all_s
+        beat = Heartbeat(self._number, self._steps, at, *process, self._waits(), self._collective, *pace)
         store.set(f"beat/{self._rank}", json.dumps(asdict(beat)))
 
     def _waits(self) -> bool:

@@ -71,18 +71,8 @@ class EpochSoFar:
         return cls(state["sums"], state["before"], span, position, state["lr"], begun=True, resumed=True)
 
 
-class LogFile(Sink):
-    """`log.txt`."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = AppendFile(path)
-
-    def note(self, line: str) -> None:
-        lines = "\n".join(map(printable, line.split("\n")))
-        self._file.write(f"{lines}\n".encode())
-
-    def warning(self, line: str) -> None:
-        self.note(f"warning: {line}")
+class LinesSink(Sink):
+    """Writes each report as a line of the log."""
 
     def train(self, report: StepReport) -> None:
         self.note(report.line())
@@ -90,11 +80,24 @@ class LogFile(Sink):
     def epoch(self, report: EpochReport) -> None:
         self.note(report.line())
 
+
+class LogFile(LinesSink):
+    """`log.txt`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = AppendFile(path)
+
+    def note(self, line: str) -> None:
+        self._file.write("".join(f"{printable(each)}\n" for each in line.split("\n")).encode())
+
+    def warning(self, line: str) -> None:
+        self.note(f"warning: {line}")
+
     def close(self) -> None:
         self._file.close()
 
 
-class PlainOutput(Sink):
+class PlainOutput(LinesSink):
     """Standard output that isn't a terminal."""
 
     is_output = True
@@ -104,12 +107,6 @@ class PlainOutput(Sink):
 
     def note(self, line: str) -> None:
         print(line, flush=True)
-
-    def train(self, report: StepReport) -> None:
-        self.note(report.line())
-
-    def epoch(self, report: EpochReport) -> None:
-        self.note(report.line())
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._console.print(summary_table(summary, self._meters))

@@ -166,25 +166,21 @@ class StopRequest:
     thread sees to it, as the main one may be waiting for data or for another rank and not come to handle signals.
 
     Args:
-        always: also replace handlers that others have installed. Otherwise only signals without any are caught, so that
-            those of a user's own script stay in force. A signal that is ignored (`nohup`) stays so in any case.
         at_end: called by a thread, with the signal's name and whether it was the second one, before the process ends.
         patience_s: without progress, for the loop to take the request.
+
+    Attributes:
+        bits: bit N: the N-th of `STOPPING` has come.
+        always: also replace handlers that others have installed.
+        is_taken: whether the loop has seen a request, and needs its time to save.
     """
 
-    def __init__(
-        self,
-        *,
-        always: bool = False,
-        at_end: Callable[[str, bool], None] | None = None,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        self.always = always
+    def __init__(self, at_end: Callable[[str, bool], None] | None = None, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
         self.at_end = at_end or (lambda name, again: ends(f"{name}{' again' * again}: ends with what was saved last"))
         self.bits = 0
-        """Bit N: the N-th of `STOPPING` has come."""
-        self._taken = threading.Event()
+        self.always = False
+        self.is_taken = False
         self._progress_s = 0.0
         self._busy = False
         self._entered = False
@@ -192,11 +188,6 @@ class StopRequest:
     def ask(self, number: int = signal.SIGTERM) -> None:
         """Ask the loop to save and stop, as the signal would."""
         self.bits |= 1 << STOPPING.index(signal.Signals(number))
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether the loop has seen a request."""
-        return self._taken.is_set()
 
     def progress(self) -> None:
         """The loop gets on: the end of an update is nearer."""
@@ -212,24 +203,20 @@ class StopRequest:
             self._busy = False
             self.progress()
 
-    def taken(self) -> None:
-        """The loop has seen the request, and needs its time to save."""
-        self._taken.set()
-
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Signals inside the outermost block are requests, if this is the main thread."""
+        """Signals inside the outermost block are requests, if this is the main thread.
+
+        Handlers that others have installed stay in force unless `always`; a signal that is ignored (`nohup`) stays so.
+        """
         if self._entered or threading.current_thread() is not threading.main_thread():
             yield
             return
         self._entered = True
         _early_is_over()
-        ours = [
-            number
-            for number in STOPPING
-            if (handler := signal.getsignal(number)) in (signal.SIG_DFL, _noted)
-            or (self.always and handler is not signal.SIG_IGN)
-        ]
+        handlers = {number: signal.getsignal(number) for number in STOPPING}
+        replaced = {*handlers.values()} - {signal.SIG_IGN} if self.always else {signal.SIG_DFL, _noted}
+        ours = [number for number, handler in handlers.items() if handler in replaced]
         reading, writing = socket.socketpair()
         writing.setblocking(False)
         _leave_forks_alone()
@@ -257,13 +244,13 @@ class StopRequest:
             if self._busy:
                 self.progress()
             left_s = max(first, self._progress_s) + self.patience_s - time.monotonic()
-            reading.settimeout(max(0.01, left_s) if name and not self._taken.is_set() else None)
+            waits = bool(name) and not self.is_taken
+            if waits and left_s <= 0:
+                self._end(name, again=False)
+            reading.settimeout(max(0.01, left_s) if waits else None)
             try:
                 (number,) = came = reading.recv(1)
             except TimeoutError:
-                late = time.monotonic() >= max(first, self._progress_s) + self.patience_s
-                if late and not self._busy and not self._taken.is_set():
-                    self._end(name, again=False)
                 continue
             if came == _OVER:
                 return

@@ -344,7 +344,7 @@ class Saving:
         """Requests of all ranks, as far as they have been exchanged; saves and ends the run if one is to stop."""
         agreed = self._trainer.parallel.agree(self._request.bits | self._save_bit())
         if asked := agreed & (_SAVE - 1):
-            self._request.taken()
+            self._request.is_taken = True
             self._stop(names(asked))
         return agreed
 
