@@ -37,21 +37,18 @@ class Environment:
     precision: Precision
     notes: list[str]
 
-    def for_outputs(self, num_outputs: int) -> Environment:
-        """The same for a model of so many outputs; a ConfigError for scores in `checkpoint.best_by` or `objective` that
-        such a model hasn't.
+    def fitted(self, source: Source) -> Environment:
+        """The same with a task that knows the training split; a ConfigError for scores in `checkpoint.best_by` or
+        `objective` that a model of so many outputs hasn't.
         """
-        task, best_by = self.task.for_outputs(num_outputs), self.config.checkpoint.best_by
+        num_outputs, best_by = self.task.num_outputs(source), self.config.checkpoint.best_by
+        task = self.task.for_outputs(num_outputs)
         assert self.config.objective is not None  # `compose` decided it
         check_objective(self.config.objective, task.meters)
         if best_by not in (names := [meter.name for meter in task.meters]):
             raise ConfigError(f"checkpoint.best_by: no '{best_by}' of {num_outputs} outputs; have {', '.join(names)}")
-        return replace(self, task=task)
-
-    def fitted(self, source: Source) -> Environment:
-        """The same with a task that knows the training split."""
         counts = pixel_counts if source.kind is Kind.masks else class_counts
-        return replace(self, task=self.task.fitted(source, partial(counts, source)).to(self.parallel.device))
+        return replace(self, task=task.fitted(source, partial(counts, source)).to(self.parallel.device))
 
 
 def build_environment(config: Config) -> Environment:

@@ -87,8 +87,7 @@ def build_trainer(
     began, started_s = time.perf_counter(), seconds_of_command()
     environment = build_environment(config)
     data = build_data(environment)
-    train = data.train.plan.source
-    environment = environment.for_outputs(environment.task.num_outputs(train)).fitted(train)
+    environment = environment.fitted(data.train.plan.source)
     start = Start.of(environment.config, resume)
     learner = build_learner(environment, data, start, advise)
     about = folders.RunInfo(

@@ -50,13 +50,6 @@ def test_five_classes_have_no_top5() -> None:
     assert [meter.text(-1e-9) for meter in TASK.meters] == ["0.00%", "0.00%", "0.0000"]
 
 
-def test_padding_cannot_spoil_the_sums() -> None:
-    metrics = Metrics(TASK.num_sums, CPU)
-    losses, valid = torch.tensor([0.5, float("nan")]), torch.tensor([True, False])
-    metrics.add(TASK.sums(torch.eye(2), torch.tensor([0, 1]), valid, losses))
-    assert TASK.scores(metrics.read()) == {"loss": 0.5, "top1": 1.0, "top5": 1.0}
-
-
 @pytest.mark.parametrize("classes", [2, 5, 20])
 def test_metrics_of_mixed_samples(classes: int) -> None:
     """MixUp's authors weigh a hit of either class by its share."""
