@@ -47,10 +47,8 @@ def build_loss(environment: Environment, data: Data, num_outputs: int) -> tuple[
         state = files.read(path, "")
     except CheckpointError as error:
         raise CheckpointError(f"distill.teacher: {error}") from None
-    with (
-        state_preserved(nn.Module()),
-        checks.fitting("distill.teacher"),
-    ):  # the student's random numbers stay as they were
+    # The student's random numbers stay as they were.
+    with state_preserved(nn.Module()), checks.fitting("distill.teacher"):
         _check(state, path, environment, data)
         teacher = _teacher(state, path, environment, num_outputs)
     parameters = sum(each.numel() for each in teacher.parameters())
@@ -66,13 +64,14 @@ def _check(state: Mapping[str, Any], path: Path, environment: Environment, data:
     """Raise a ConfigError for a teacher of other channels, another task or other classes."""
     ours, theirs = environment.config, state["config"]
     for what, own, given in (
-        ("data.channels=", ours.data.channels, theirs["data"].get("channels", 3)),
-        ("task=", ours.task.name, theirs["task"]["name"]),
-        ("the classes ", ", ".join(data.target_names[:8]), ", ".join(checks.trained_names(state)[:8])),
+        ("data.channels=", [str(ours.data.channels)], [str(theirs["data"].get("channels", 3))]),
+        ("task=", [ours.task.name], [theirs["task"]["name"]]),
+        ("the classes ", data.target_names, list(checks.trained_names(state))),
     ):
         if own != given:
             raise ConfigError(
-                f"distill.teacher: {path} was trained with {what}{given}, and here it is {own}; choose another teacher"
+                f"distill.teacher: {path} was trained with {what}{', '.join(given[:8])}, and here it is "
+                f"{', '.join(own[:8])}; choose another teacher"
             )
 
 

@@ -18,7 +18,7 @@ from effloop.data.features import FeatureStream
 from effloop.data.loader import Loader
 from effloop.data.source.storage.kept import kept_folder
 from effloop.errors import ConfigError
-from effloop.model.head import Features, find_head, train_head_only
+from effloop.model.parameters import Features, find_head, train_head_only
 from effloop.parallel import Parallel
 from effloop.system.progress import Meter
 

@@ -309,14 +309,11 @@ def describe(trained: Trained, options: ExportOptions) -> dict[str, Any]:
 
 def preprocessing(config: Config) -> list[dict[str, Any]]:
     """The steps from a file's bytes to the model's input, as the validation split goes through them."""
-    decode: dict[str, Any] = {"step": "decode", "channels": "RGB" if config.data.channels == 3 else "grey"}
-    if config.data.channels == 1:
-        decode["grey"] = "a JPEG's luminance; else round(0.299 R + 0.587 G + 0.114 B)"
-    if config.decode.window is not None:
-        decode["window"] = config.decode.window
-    decode["exif_orientation"] = "applied" if config.decode.exif else "not applied"
+    grey = {"channels": "grey", "grey": "a JPEG's luminance; else round(0.299 R + 0.587 G + 0.114 B)"}
+    window = {} if config.decode.window is None else {"window": config.decode.window}
+    exif = {"exif_orientation": "applied" if config.decode.exif else "not applied"}
     return [
-        decode,
+        {"step": "decode", **({"channels": "RGB"} if config.data.channels == 3 else grey), **window, **exif},
         *_to_size(config),
         {"step": "scale", "divide_by": 255, "dtype": "float32"},
         {"step": "normalize", "mean": config.data.mean, "std": config.data.std},
@@ -343,23 +340,18 @@ def _to_size(config: Config) -> list[dict[str, Any]]:
         bars = {"value": PADDING, "top": "(height - resized_height) // 2", "left": "(width - resized_width) // 2"}
         return [resize | fit, {"step": "pad", **size, **bars}]
     crop = {"step": "crop", "shape": "square, centred", "share": config.augment.eval_ratio}
-    if config.size.height == config.size.width:
-        crop |= {
-            "side": f"max(1, round(share * min(height, width))), {even}",
-            "top": "(height - side) // 2",
-            "left": "(width - side) // 2",
-        }
-        return [crop, resize]
     rows, columns = (side // math.gcd(*config.size) for side in config.size)
-    crop |= {
-        "shape": f"{rows} x {columns}, centred",
-        "unit": f"share * min(height / {rows}, width / {columns})",
-        "rows": f"max(1, round({rows} * unit)), {even}",
-        "columns": f"max(1, round({columns} * unit)), {even}",
-        "top": "(height - rows) // 2",
-        "left": "(width - columns) // 2",
-    }
-    return [crop, resize]
+    if rows == columns:
+        crop |= {"side": f"max(1, round(share * min(height, width))), {even}"}
+    else:
+        crop |= {
+            "shape": f"{rows} x {columns}, centred",
+            "unit": f"share * min(height / {rows}, width / {columns})",
+            "rows": f"max(1, round({rows} * unit)), {even}",
+            "columns": f"max(1, round({columns} * unit)), {even}",
+        }
+    names = ("side", "side") if rows == columns else ("rows", "columns")
+    return [{**crop, "top": f"(height - {names[0]}) // 2", "left": f"(width - {names[1]}) // 2"}, resize]
 
 
 def run_folder(checkpoint: Path) -> Path:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,8 +50,6 @@ KEY = "effloop"
 
 INPUT, OUTPUT = "images", "outputs"
 """Names of a model's input and output, where a format has names."""
-
-F = TypeVar("F", bound="type[Format]")
 
 
 @dataclass(frozen=True)
@@ -101,22 +99,6 @@ class Format(ABC):
     def files(cls, path: Path) -> tuple[Path, ...]:
         """All files that `save` writes for a path, that path first."""
         return (path,)
-
-
-formats: dict[str, type[Format]] = {}
-"""Formats by the names that `export to=` takes."""
-
-
-def register_format(name: str) -> Callable[[F], F]:
-    """Decorator: the class below is the format of `export to=NAME`."""
-
-    def add(kind: F) -> F:
-        if name in formats:
-            raise ValueError(f"a format '{name}' is registered already")
-        formats[name] = kind
-        return kind
-
-    return add
 
 
 def format_of(path: Path) -> type[Format] | None:
@@ -183,7 +165,6 @@ class Contiguous(nn.Module):
         return outputs
 
 
-@register_format("pt2")
 class Pt2(Format):
     """torch.export: a graph of ATen operations. `half`: float16 throughout, which CPUs without it compute slowly."""
 
@@ -310,7 +291,6 @@ def _evaluated(value: Any, key: str) -> Iterator[str]:
 # ONNX, OpenVINO and weights alone.
 
 
-@register_format("onnx")
 class Onnx(Format):
     """ONNX. `half`: float16 throughout; ONNX Runtime computes some of it in float32 on a CPU."""
 
@@ -397,7 +377,6 @@ def _session(path: Path, device: torch.device) -> Any:
     return ort.InferenceSession(path, options, providers=providers)
 
 
-@register_format("openvino")
 class OpenVino(Onnx):
     """OpenVINO. `half`: weights are stored as float16, which is OpenVINO's own default; it computes in float32."""
 
@@ -435,12 +414,11 @@ def _read_openvino(core: Any, path: Path) -> Any:
     weights = path.with_suffix(".bin")
     if not weights.is_file():
         raise CheckpointError(
-            f"{path} has its weights in {weights.name}, which is not there; copy both, or export again"
+            f"{path} can't be read: its weights, {weights.name}, are not there; copy both, or export again"
         )
     return core.read_model(path)
 
 
-@register_format("state_dict")
 class StateDict(Format):
     """Weights for the model as EffLoop, timm or torchvision builds it. `half`: matrices and filters are stored as
     float16; norms and biases stay float32, and the model computes in it.
@@ -478,3 +456,7 @@ def _package(module: str, to: str = "onnx") -> Any:
 
 def _openvino() -> Any:
     return optional_package("openvino", "to=openvino", "effloop[openvino]")
+
+
+formats: dict[str, type[Format]] = {"pt2": Pt2, "onnx": Onnx, "openvino": OpenVino, "state_dict": StateDict}
+"""Formats by the names that `export to=` takes."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,11 @@ from effloop.assemble.loader import loader_of
 from effloop.batch import ImageSize
 from effloop.config import Config
 from effloop.data.augment.base import Evaluation, RecipeConfig
-from effloop.data.decode.base import ImageInfo
+from effloop.data.bad import OnBad
 from effloop.data.decode.common import to_pixels
-from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.plan import Plan
-from effloop.data.prepared import Prepared, Read, sizes_of
+from effloop.data.prepared import Read, sizes_of
 from effloop.data.source import Source
 from effloop.data.source.files import Images
 from effloop.errors import ConfigError, DataError
@@ -35,44 +34,18 @@ from effloop.train.evaluation import View, outputs_of_views
 
 
 @dataclass(frozen=True)
-class TolerantPlan(Plan):
-    """A plan for threads that notes samples which can't be read or decoded, with black images, and images' sizes.
-
-    Attributes:
-        problems: {sample: what is wrong with it}, filled while batches are loaded.
-        sizes: {sample: of the image as decoded}; whoever needs them takes them out.
+class SizedPlan(Plan):
+    """A plan for threads that leaves out samples which can't be loaded, and notes images' sizes as decoded, {sample:
+    size}; whoever needs them takes them out.
     """
 
-    problems: dict[int, str] = field(default_factory=dict)
+    on_bad: OnBad = OnBad.leave_out
     sizes: dict[int, ImageSize] = field(default_factory=dict)
 
     def read(self, ids: NDArray[np.int64]) -> Read:
-        samples = ids.tolist()
-        encoded: list[Encoded] = []
-        infos: list[ImageInfo] = []
-        self.source.will_need(samples)
-        for sample in samples:
-            try:
-                data = self.source.read(sample)
-                info = self.decoder.read_info(data)
-            except DataError as error:
-                self.problems[sample] = str(error)
-                data = pnm_header(*self.augment.size, 3) + bytes(3 * self.augment.size.pixels)
-                info = self.decoder.read_info(data)
-            except Exception as error:
-                self._reraise(sample, error)
-            encoded.append(data)
-            infos.append(info)
-        self.sizes.update(zip(samples, (ImageSize(*size) for size in sizes_of(infos).tolist()), strict=True))
-        return EncodedImages.of(encoded), infos
-
-    def decode(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int = 0) -> None:
-        for number in range(start, stop):
-            try:
-                super().decode(prepared, images, number, number + 1, at=at)
-            except DataError as error:
-                self.problems[int(prepared.ids[number])] = str(error.__cause__)
-                self.leave_out(images, at + number, at + number + 1)
+        encoded, infos = super().read(ids)
+        self.sizes.update(zip(ids.tolist(), (ImageSize(*size) for size in sizes_of(infos).tolist()), strict=True))
+        return encoded, infos
 
 
 class Predictions:
@@ -85,9 +58,10 @@ class Predictions:
     def __init__(self, trained: Trained, source: Source, views: Collection[View] = ()) -> None:
         config = showing_all(trained.config) if trained.task.spatial else trained.config
         self.trained, self.views = trained, views
-        self.loader = loader_of(config, source, TolerantPlan)
-        assert isinstance(self.loader.plan, TolerantPlan)
-        self._plan, self.problems = self.loader.plan, self.loader.plan.problems
+        self.loader = loader_of(config, source, SizedPlan)
+        assert isinstance(self.loader.plan, SizedPlan)
+        self._plan = self.loader.plan
+        self.problems: dict[int, str] = {}
         self._how = config.augment.eval if isinstance(config.augment, RecipeConfig) else Evaluation.crop
 
     def __len__(self) -> int:
@@ -108,24 +82,27 @@ class Predictions:
         """The ids of some samples, in order, and their masks; None for an image that can't be used."""
         for ids, outputs, sizes in self._outputs():
             masks: list[Mask | None] = []
-            for sample, output, size in zip(ids.tolist(), outputs, sizes, strict=True):
-                frame = Frame.of(self._how, size, ImageSize(*output.shape[1:]))
-                masks.append(None if sample in self.problems else mask_of(output, frame, size).cpu().numpy())
+            for output, size in zip(outputs, sizes, strict=True):
+                frame = size and Frame.of(self._how, size, ImageSize(*output.shape[1:]))
+                masks.append(mask_of(output, frame, size).cpu().numpy() if size and frame else None)
             yield ids, masks
 
     @torch.inference_mode()
-    def _outputs(self) -> Iterator[tuple[NDArray[np.int64], Tensor, list[ImageSize]]]:
-        """Ids, (n, K) outputs without the padding, and the images' sizes, one batch late: reading outputs waits for
-        the device.
+    def _outputs(self) -> Iterator[tuple[NDArray[np.int64], Tensor, list[ImageSize | None]]]:
+        """Ids, (n, K) outputs without the padding, and the images' sizes, None where there is a problem; one batch
+        late: reading outputs waits for the device.
         """
-        before: list[tuple[NDArray[np.int64], Tensor, list[ImageSize]]] = []
+        before: list[tuple[NDArray[np.int64], Tensor, list[ImageSize | None]]] = []
         with closing(self.loader):
             for batch in self.loader.epoch(0):
                 found = outputs_of_views(self.trained.forward, batch.images, self.views)
                 outputs = self.trained.task.ensemble(found) if self.views else found[0]
                 ids = batch.ids[: min(len(batch), len(self) - int(batch.ids[0]))].numpy()
                 yield from before
-                before = [(ids, outputs[: len(ids)], [self._plan.sizes.pop(sample) for sample in ids.tolist()])]
+                bad = {each.id: each.reason for each in batch.skipped}
+                self.problems |= bad
+                sizes = {sample: self._plan.sizes.pop(sample, None) for sample in ids.tolist()}
+                before = [(ids, outputs[: len(ids)], [None if each in bad else size for each, size in sizes.items()])]
             yield from before
 
     def image(self, sample: int) -> NDArray[np.uint8]:
@@ -168,14 +145,8 @@ def showing_all(config: Config) -> Config:
     return replace(config, augment=replace(config.augment, eval=Evaluation.letterbox, eval_ratio=1.0))
 
 
-@dataclass(frozen=True)
-class Frame:
-    """Position of an image in the model's input, in pixels.
-
-    Attributes:
-        top, left: of its first pixel.
-        height, width: that it was resized to.
-    """
+class Frame(NamedTuple):
+    """Position of an image's first pixel in the model's input, and the size that it was resized to, in pixels."""
 
     top: int
     left: int

@@ -2,8 +2,15 @@
 
 from effloop.model.base import ModelConfig, models
 from effloop.model.checkpointing import checkpoint_blocks
-from effloop.model.head import find_head
-from effloop.model.parameters import Layer, freeze, modules_above_backbone, parameter_groups, rates_by_layer, with_head
+from effloop.model.parameters import (
+    Layer,
+    find_head,
+    freeze,
+    modules_above_backbone,
+    parameter_groups,
+    rates_by_layer,
+    with_head,
+)
 from effloop.model.probe import Probe, norms_of_one_value, probe
 from effloop.model.weights import load_backbone, load_weights, weights_file
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from effloop.errors import ConfigError, check_value
+from effloop.errors import ConfigError, check_value, reason
 from effloop.registry import PartConfig, Registry
 
 
@@ -59,6 +60,10 @@ def _subclass(change: Callable[..., type], kind: type, *settings: Any) -> type:
     return made
 
 
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and std of images, a number for each channel, in units of 0-1."""
+
+
 @dataclass(frozen=True)
 class Zoo(ABC):
     """A package that has pretrained weights for a model, by name.
@@ -76,14 +81,21 @@ class Zoo(ABC):
         """The names of its weights, DEFAULT among them if there are any."""
 
     @abstractmethod
-    def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
-        """The state dict of one of `names`, downloaded unless it is on this machine; timm resamples position embeddings
-        to the config's `image_size`.
+    def weights(self, name: str, image_size: Any) -> tuple[Mapping[str, Tensor], Normalisation]:
+        """The state dict of one of `names`, downloaded unless it is on this machine, and the mean and std by which the
+        images were normalised that it was trained on; timm resamples position embeddings to the config's `image_size`.
         """
 
-    @abstractmethod
-    def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and std by which the images were normalised that some weights were trained on."""
+
+@contextmanager
+def downloading(key: str, what: str, where: str, instead: str) -> Iterator[None]:
+    """Around a package's own download: makes whatever it raises a ConfigError of one line."""
+    try:
+        yield
+    except Exception as error:  # of several packages for downloading
+        raise ConfigError(
+            f"{key}: {what} could not be downloaded from {where}: {reason(error)}; {instead}, or set {key}=FILE"
+        ) from None
 
 
 @dataclass

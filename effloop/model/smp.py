@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effloop.errors import ConfigError, optional_package, reason
-from effloop.model.base import Zoo, models, subclassed
-from effloop.model.zoo import BackboneConfig
+from effloop.model.base import Normalisation, Zoo, downloading, models, subclassed
+from effloop.model.zoo import WHERE_THERE_IS_A_NETWORK, BackboneConfig
 from effloop.registry import choices
 
 _OF_TIMM = "tu-"
@@ -51,33 +50,16 @@ class EncoderZoo(Zoo):
         settings = smp.encoders.encoders.get(self.arch, {}).get("pretrained_settings", {})
         return ["DEFAULT", *settings] if settings else []
 
-    def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
+    def weights(self, name: str, image_size: Any) -> tuple[Mapping[str, Tensor], Normalisation]:
         del image_size
-        with self._downloading(name):
-            encoder: nn.Module = _package().encoders.get_encoder(self.arch, weights=self._weights(name))
-        return encoder.state_dict()
-
-    def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        with self._downloading(name):
-            found = _package().encoders.get_preprocessing_params(self.arch, self._weights(name))
-        return tuple(found["mean"]), tuple(found["std"])
-
-    @contextmanager
-    def _downloading(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # of several packages for downloading
-            raise ConfigError(
-                f"model.backbone_weights: {name} of {self.arch} could not be downloaded from huggingface.co: "
-                f"{reason(error)}; download it where there is a network, or set model.backbone_weights=FILE"
-            ) from None
-
-    def _weights(self, name: str) -> Any:
-        """The package's name of these weights; True for timm's encoders, whose names have the tag."""
+        given: Any = self.names()[1] if name == "DEFAULT" and not self.arch.startswith(_OF_TIMM) else name
         if self.arch.startswith(_OF_TIMM):
-            return True
-        known = self.names()
-        return known[1] if name == "DEFAULT" else name
+            given = True  # the encoder's own name has the tag
+        encoders, what = _package().encoders, f"{name} of {self.arch}"
+        with downloading("model.backbone_weights", what, "huggingface.co", WHERE_THERE_IS_A_NETWORK):
+            encoder: nn.Module = encoders.get_encoder(self.arch, weights=given)
+            found = encoders.get_preprocessing_params(self.arch, given)
+        return encoder.state_dict(), (tuple(found["mean"]), tuple(found["std"]))
 
 
 @models.register("smp", SmpConfig)

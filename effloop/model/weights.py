@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from effloop.errors import ConfigError, optional_package, reason
-from effloop.model.base import Zoo
+from effloop.model.base import Normalisation, Zoo
 from effloop.registry import choices
 from effloop.system.archive import ForeignFileError, check_archive, opened
 
@@ -21,9 +21,6 @@ _KEY, _BACKBONE_KEY = "model.weights", "model.backbone_weights"
 
 _HOLDERS = ("model", "state_dict")
 """Keys of weights in a checkpoint, the preferred first: EffLoop's own, and many others'."""
-
-Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and std of images, a number for each channel, in units of 0-1."""
 
 _IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The defaults of `data.mean` and `data.std`."""
@@ -64,9 +61,6 @@ def load_weights(
     Returns:
         A line of text: source, number of tensors, what stays as initialised, and the mean and std that the weights
         expect where the run's are others.
-
-    Raises:
-        ConfigError: there are no such weights, they can't be downloaded or read, or they are of another model.
     """
     found, where, expects = _found(weights, zoo, image_size, normalisation)
     tensors, own = _renamed(found, model), model.state_dict()
@@ -123,8 +117,7 @@ def _found(
     path = weights_file(weights)
     names = zoo.names() if zoo and path is None else []
     if zoo and weights in names:
-        where, found = f"{zoo.package}'s {weights}", zoo.tensors(weights, image_size)
-        expected = zoo.normalisation(weights)
+        where, (found, expected) = f"{zoo.package}'s {weights}", zoo.weights(weights, image_size)
     elif path is not None:
         content = _read(path)
         where, found, expected = str(path), _tensors(content, path), _normalisation(content) or normalisation

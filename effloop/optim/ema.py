@@ -38,15 +38,10 @@ class EMA(NoEMA):
     statistics, 59-65 % with copied ones, and 51-62 % without an average (decay 0.998). Other buffers, such as
     BatchNorm's count, are copied.
 
-    Args:
-        model: the trained model, on its device and in its memory layout. Its tensors are looked up once: they may be
-            written to, but not replaced (`model.to`) later.
-        decay: share of the average that each update keeps, from 0 to below 1. The first updates keep less,
-            `min(decay, (1 + n) / (10 + n))` after n of them as in TensorFlow's ExponentialMovingAverage, so that the
-            initial weights are soon forgotten.
-
-    Attributes:
-        model: a copy with the average, without gradients and not compiled, even if `model` is.
+    `decay` is the share of the average that each update keeps, from 0 to below 1. The first updates keep less,
+    `min(decay, (1 + n) / (10 + n))` after n of them as in TensorFlow's ExponentialMovingAverage, so that the initial
+    weights are soon forgotten. `model` is a copy without gradients, and not compiled, even if the trained model is. The
+    tensors of both are looked up once: they may be written to, but not replaced (`model.to`) later.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

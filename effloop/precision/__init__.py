@@ -1,5 +1,154 @@
-"""Precisions: the number formats of a training step."""
+"""Number formats of a step: full, TF32, or mixed by autocast with or without loss scaling."""
 
-from effloop.precision.base import Precision, PrecisionConfig, precisions
+from __future__ import annotations
 
-__all__ = ["Precision", "PrecisionConfig", "precisions"]
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from effloop.errors import ConfigError
+from effloop.registry import PartConfig, Registry
+
+
+@dataclass
+class PrecisionConfig(PartConfig):
+    """Fields that every precision has: none so far.
+
+    Attributes:
+        mixed: whether it computes in fewer bits than the weights have, as `amp=true` demands.
+    """
+
+    mixed: ClassVar[bool] = False
+
+
+@dataclass
+class MixedConfig(PrecisionConfig):
+    """Fields that every mixed precision has: none so far."""
+
+    mixed: ClassVar[bool] = True
+
+
+class Precision:
+    """Full float32, TF32 or mixed precision.
+
+    Args:
+        device: where the step runs.
+        dtype: what autocast computes matrix products and convolutions in; None is no autocast.
+        scale: whether the loss is scaled, which float16's range requires.
+        tf32: whether float32 products and convolutions may round their inputs to TensorFloat-32.
+    """
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype | None = None, *, scale: bool = False, tf32: bool = False
+    ) -> None:
+        # Both are process-wide, and cuDNN's is on by default.
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+        self.device = device
+        self.dtype = dtype
+        self.scaler = torch.amp.GradScaler(device.type, enabled=scale)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Around the forward pass and the loss."""
+        return torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a scalar loss."""
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> bool:
+        """Update the parameters, unless scaled gradients overflowed.
+
+        Only with loss scaling it syncs once, since what follows depends on whether the gradients overflowed.
+
+        Args:
+            optimizer: of the parameters, which have their gradients.
+            max_norm: maximal norm of all gradients; None doesn't clip. NaN and infinity remain, or make all others
+                NaN.
+
+        Returns:
+            False if they overflowed: schedule and EMA must not step then, and the loss scale is halved.
+        """
+        if max_norm is not None:
+            self.scaler.unscale_(optimizer)
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, max_norm)  # on the device, all tensors at once, without a sync
+        if not self.scaler.is_enabled():
+            optimizer.step()
+            return True
+        # GradScaler has no flag for an update. If gradients overflowed it doesn't call the optimizer, or passes
+        # `found_inf` to a fused one, which then skips the update. Comparing the scale before and after, as is often
+        # done, would sync twice more, the second time for the whole update.
+        stepped: list[bool] = []
+
+        def note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            stepped.append(not getattr(optimizer, "found_inf", False))
+
+        with optimizer.register_step_pre_hook(note):
+            self.scaler.step(optimizer)
+        self.scaler.update()
+        return stepped == [True]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale, where there is one."""
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:  # else that run had no loss scaling
+            self.scaler.load_state_dict(state)
+
+
+precisions: Registry[Precision] = Registry("precision")
+
+
+@precisions.register("fp32", PrecisionConfig)
+def fp32(config: PrecisionConfig, device: torch.device) -> Precision:
+    """Float32 throughout."""
+    del config
+    return Precision(device)
+
+
+@precisions.register("tf32", PrecisionConfig)
+def tf32(config: PrecisionConfig, device: torch.device) -> Precision:
+    """Float32 with TensorFloat-32 matrix products and convolutions (NVIDIA, Ampere on)."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        raise _lacks(config, device)
+    return Precision(device, tf32=True)
+
+
+@precisions.register("bf16", MixedConfig)
+def bf16(config: PrecisionConfig, device: torch.device) -> Precision:
+    """Autocast in bfloat16."""
+    if not _has_bf16(device):
+        raise _lacks(config, device)
+    return Precision(device, torch.bfloat16)
+
+
+@precisions.register("fp16", MixedConfig)
+def fp16(config: PrecisionConfig, device: torch.device) -> Precision:
+    """Autocast in float16 with loss scaling (CUDA)."""
+    if device.type != "cuda":
+        raise _lacks(config, device)
+    return Precision(device, torch.float16, scale=True)
+
+
+@precisions.register("amp", MixedConfig)
+def amp(config: PrecisionConfig, device: torch.device) -> Precision:
+    """Autocast: bfloat16 where the device has it, else float16 with loss scaling."""
+    return (bf16 if _has_bf16(device) else fp16)(config, device)
+
+
+def _has_bf16(device: torch.device) -> bool:
+    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def _lacks(config: PrecisionConfig, device: torch.device) -> ConfigError:
+    mixed = ["bf16"] * _has_bf16(device) + ["fp16"] * (device.type == "cuda")
+    supported = ["fp32", *mixed, *["amp"] * bool(mixed)]
+    return ConfigError(
+        f"precision: '{config.name}' is not supported on device '{device}', which supports "
+        f"{', '.join(supported)}; set precision={supported[-1]}"
+    )

@@ -228,16 +228,8 @@ class Task(ABC):
 
     @abstractmethod
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
-        """The sums over a batch that the scores are computed from; nothing here waits for the device.
-
-        Args:
-            outputs: (N, K).
-            targets: (N, ...).
-            valid: (N,) bool; False is not counted.
-            loss: () the batch's mean loss, where training has computed it; None computes each sample's.
-
-        Returns:
-            (M,) float64 on the device.
+        """(M,) float64 on the device, the sums over the valid samples of a batch that the scores are computed from;
+        `loss` is the batch's mean loss, where training has computed it. Nothing here waits for the device.
         """
 
     @abstractmethod

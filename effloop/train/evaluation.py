@@ -75,13 +75,8 @@ class Collector:
 
 
 class Scorer:
-    """The scores of a model's outputs, which come batch by batch.
-
-    Args:
-        task: which scores.
-        metrics: for the task's sums, of this evaluation alone.
-        gather: as in `Collector.collected`; only tasks that collect need it.
-        collector: gets all outputs, too; None is one where the task needs it.
+    """The scores of a model's outputs, which come batch by batch; `metrics` are of this evaluation alone, and a
+    collector gets all outputs, too: None is one where the task needs it.
     """
 
     def __init__(
@@ -136,15 +131,8 @@ def evaluate(
     *,
     tune: bool = False,
 ) -> list[dict[str, float]]:
-    """The task's scores over all valid samples of all ranks, each counted once.
-
-    Args:
-        model: (N, C, H, W) -> (N, K) outputs.
-        batches: of this rank.
-        scorers: new ones: of the images alone and, with views, second, of them with all views together.
-        precision: autocast of the forward pass.
-        views: of each image, beside itself.
-        tune: as in `Scorer.scores`.
+    """The task's scores over all valid samples of all ranks, each counted once, of a model (N, C, H, W) -> (N, K)
+    outputs. The scorers are new ones: of the images alone and, with views, second, of them with all views together.
     """
 
     def forward(images: Tensor) -> Tensor:

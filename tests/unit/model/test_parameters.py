@@ -11,9 +11,10 @@ import torchvision.models as zoo
 from torch import nn
 
 import effloop
+from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.model import checkpoint_blocks, freeze, parameter_groups, rates_by_layer, with_head
-from effloop.model.parameters import layers_of
+from effloop.model.parameters import Features, find_head, layers_of, train_head_only
 from effloop.model.small import Cnn, CnnConfig
 
 
@@ -218,3 +219,40 @@ def test_what_cannot_be_frozen(patterns: list[str], words: str) -> None:
 def test_fields_of_every_model_are_checked(override: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         effloop.compose(["model=cnn", override])
+
+
+# The head of a model, and the model as a function of features.
+
+HEADS = {
+    "resnet18": (lambda: zoo.resnet18(num_classes=3), "fc"),
+    "vit": (lambda: zoo.VisionTransformer(32, 16, 1, 2, 16, 16, num_classes=3), "heads.head"),
+    "timm": (lambda: timm.create_model("resnet10t", num_classes=3), "fc"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_images_to_features_to_outputs(name: str) -> None:
+    make, head = HEADS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        wanted = model(images)
+    assert find_head(model, ImageSize.of(32)) == head
+    features = Features(model, head)(images)
+    names = list(model.state_dict())
+    train_head_only(model, head)
+    assert [each for each, parameter in model.named_parameters() if parameter.requires_grad] == [
+        f"{head}.weight",
+        f"{head}.bias",
+    ]
+    for each in (model, copy.deepcopy(model)):
+        torch.testing.assert_close(each(features), wanted, rtol=0, atol=0)
+        assert list(each.state_dict()) == names
+
+
+@pytest.mark.parametrize("model", [zoo.squeezenet1_1(num_classes=3), nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten())])
+def test_models_without_one(model: nn.Module) -> None:
+    with pytest.raises(ConfigError, match=r"^probe: this model doesn't end with a linear layer"):
+        find_head(model.eval(), ImageSize.of(32))
+    assert not any(module._forward_hooks for module in model.modules())

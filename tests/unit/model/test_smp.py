@@ -117,4 +117,4 @@ def test_names_of_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match=r"model.backbone_weights: DEFAULT of resnet18 could not be downloaded"):
-        zoo.tensors("DEFAULT", 32)
+        zoo.weights("DEFAULT", 32)
