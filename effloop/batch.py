@@ -45,21 +45,13 @@ class ImageSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A sample that could not be loaded, and that `on_error=skip` did without.
+    """A sample that could not be loaded, and that `on_error=skip` did without."""
 
-    Attributes:
-        row: its place in the batch.
-        id: its number in the request.
-        name: what identifies it in messages.
-        reason: why.
-        instead: the number, as in the request, of the sample in its place; None where the row is left out.
-    """
-
-    row: int
-    id: int
-    name: str
-    reason: str
-    instead: int | None
+    row: int  # its place in the batch
+    id: int  # its number in the request
+    name: str  # what identifies it in messages
+    reason: str  # why
+    instead: int | None  # the number, as in the request, of the sample in its place; None where the row is left out
 
 
 @dataclass(slots=True)
@@ -90,22 +82,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Some samples in some epochs, as the model sees them, to look at.
+    """Some samples in some epochs, as the model sees them, to look at."""
 
-    Attributes:
-        images: (R, C, H, W, 3) uint8 RGB, a row for each sample, a column for each epoch.
-        rows: R names; a name may have several lines.
-        columns: C names.
-        masks: where targets are masks, of each column (R, H, W) uint8 class indices that its images are shown with, or
-            None for the images alone.
-        classes: names of the masks' values.
-    """
-
-    images: NDArray[np.uint8]
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
+    images: NDArray[np.uint8]  # (R, C, H, W, 3) uint8 RGB, a row for each sample, a column for each epoch
+    rows: tuple[str, ...]  # R names; a name may have several lines
+    columns: tuple[str, ...]  # C names
+    # where targets are masks, of each column (R, H, W) uint8 class indices that its images are shown with, or None for
+    # the images alone
     masks: tuple[NDArray[np.uint8] | None, ...] = ()
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # names of the masks' values
 
 
 Previews = Callable[[int, int, Callable[[ImageSize], int]], Preview]

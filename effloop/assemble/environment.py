@@ -20,22 +20,16 @@ from effloop.task import Task, check_objective, tasks
 
 @dataclass(frozen=True)
 class Environment:
-    """What a run trains in.
+    """What a run trains in."""
 
-    Attributes:
-        config: what the parts are built from.
-        recorded: what the run folder and checkpoints keep; `num_workers` is as requested, so that a run can continue on
-            another machine.
-        task, parallel, precision: the parts.
-        notes: lines for users.
-    """
-
-    config: Resolved
+    config: Resolved  # what the parts are built from
+    # what the run folder and checkpoints keep; `num_workers` is as requested, so that a run can continue on another
+    # machine
     recorded: Config
-    task: Task
+    task: Task  # the parts
     parallel: Parallel
     precision: Precision
-    notes: list[str]
+    notes: list[str]  # lines for users
 
     def fitted(self, source: Source) -> Environment:
         """The same with a task that knows the training split; a ConfigError for scores in `checkpoint.best_by` or

@@ -103,19 +103,12 @@ Advise = Callable[[Resolved, nn.Module, networks.Probe, Sequence[Loader], Parall
 
 @dataclass(frozen=True)
 class Start:
-    """What training starts from.
+    """What training starts from."""
 
-    Attributes:
-        checkpoint: a file to continue from; None is a run of its own.
-        state: what it holds.
-        in_place: whether the run continues in the checkpoint's own run folder.
-        again: whether the run begins in the folder of an earlier start, which came to no checkpoint.
-    """
-
-    checkpoint: Path | None = None
-    state: dict[str, Any] | None = None
-    in_place: bool = False
-    again: bool = False
+    checkpoint: Path | None = None  # a file to continue from; None is a run of its own
+    state: dict[str, Any] | None = None  # what it holds
+    in_place: bool = False  # whether the run continues in the checkpoint's own run folder
+    again: bool = False  # whether the run begins in the folder of an earlier start, which came to no checkpoint
 
     @property
     def epoch(self) -> int:
@@ -135,27 +128,17 @@ class Start:
 
 @dataclass(frozen=True)
 class Learner:
-    """What learns, and by which steps.
+    """What learns, and by which steps."""
 
-    Attributes:
-        model: what is trained, its names as in checkpoints.
-        train_step: the `Step` around it, as `parallel.wrap_step` returned it.
-        average: has the weights that are evaluated.
-        optimizer, schedule: of the parameters that are trained.
-        train, val: what the loop asks for batches.
-        notes: lines for users.
-        compile_s: seconds that compiling took.
-    """
-
-    model: nn.Module
-    train_step: nn.Module
-    average: NoEMA
-    optimizer: torch.optim.Optimizer
+    model: nn.Module  # what is trained, its names as in checkpoints
+    train_step: nn.Module  # the `Step` around it, as `parallel.wrap_step` returned it
+    average: NoEMA  # has the weights that are evaluated
+    optimizer: torch.optim.Optimizer  # of the parameters that are trained
     schedule: torch.optim.lr_scheduler.LRScheduler
-    train: BatchStream
+    train: BatchStream  # what the loop asks for batches
     val: BatchStream
-    notes: list[str]
-    compile_s: float = 0.0
+    notes: list[str]  # lines for users
+    compile_s: float = 0.0  # seconds that compiling took
 
 
 def build_learner(environment: Environment, data: Data, start: Start, advise: Advise | None) -> Learner:

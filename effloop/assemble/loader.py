@@ -198,25 +198,15 @@ def _share(config: Config, source: Source, *, train: bool) -> float:
 
 @dataclass(frozen=True)
 class Data:
-    """Both splits of a run.
+    """Both splits of a run."""
 
-    Attributes:
-        train: the training split at `image_size`.
-        batches: what the loop asks for batches: `train`, or loaders of several sizes that take turns.
-        largest: the loader of the training split whose batches take most memory.
-        val: the validation split.
-        fingerprints: {split: its fingerprint}; of the files behind a URL `remote`, too, or `remote-KEY`.
-        notes: lines for users.
-        download: what it took to have the files behind a URL here; empty for other data.
-    """
-
-    train: Loader
-    batches: BatchStream
-    largest: Loader
-    val: Loader
-    fingerprints: dict[str, Any]
-    notes: Sequence[str]
-    download: Mapping[str, float]
+    train: Loader  # the training split at `image_size`
+    batches: BatchStream  # what the loop asks for batches: `train`, or loaders of several sizes that take turns
+    largest: Loader  # the loader of the training split whose batches take most memory
+    val: Loader  # the validation split
+    fingerprints: dict[str, Any]  # {split: its fingerprint}; of the files behind a URL `remote`, too, or `remote-KEY`
+    notes: Sequence[str]  # lines for users
+    download: Mapping[str, float]  # what it took to have the files behind a URL here; empty for other data
 
     @property
     def classes(self) -> list[str]:

@@ -187,23 +187,14 @@ _AT_ONCE = 1 << 22  # outputs that are summed in float64 at a time: those of pix
 
 @dataclass(frozen=True)
 class Parity:
-    """An exported model beside the trained one.
+    """An exported model beside the trained one."""
 
-    Attributes:
-        images: that both were given.
-        difference: the largest absolute difference of outputs.
-        spread: the standard deviation of the trained model's outputs.
-        agreement: share of the images for which both predict the same.
-        before: scores of the trained model.
-        after: scores of the exported one.
-    """
-
-    images: int
-    difference: float
-    spread: float
-    agreement: float
-    before: dict[str, float]
-    after: dict[str, float]
+    images: int  # that both were given
+    difference: float  # the largest absolute difference of outputs
+    spread: float  # the standard deviation of the trained model's outputs
+    agreement: float  # share of the images for which both predict the same
+    before: dict[str, float]  # scores of the trained model
+    after: dict[str, float]  # scores of the exported one
 
     def check(self, meter: Meter, *, int8: bool) -> None:
         """Raise a ParityError, which has the figures, for an exported model that isn't good enough: by the task's first

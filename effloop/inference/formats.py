@@ -57,21 +57,14 @@ class Format(ABC):
     """Writes a model to a file, and runs it from there.
 
     A model takes (N, 3, H, W) float32 images, normalised, and gives (N, K) float32 outputs, whatever it computes in.
-
-    Attributes:
-        dynamic: whether the file takes batches of any size; else of the example's.
-        half: whether weights are stored, and in some formats computed, in float16.
-        suffix: of the file's name.
-        fuses: whether the model is re-parameterised and its BatchNorm fused before.
-        int8: whether it can be quantized.
     """
 
-    dynamic: bool = True
-    half: bool = False
+    dynamic: bool = True  # whether the file takes batches of any size; else of the example's
+    half: bool = False  # whether weights are stored, and in some formats computed, in float16
 
-    suffix: ClassVar[str]
-    fuses: ClassVar[bool] = True
-    int8: ClassVar[bool] = False
+    suffix: ClassVar[str]  # of the file's name
+    fuses: ClassVar[bool] = True  # whether the model is re-parameterised and its BatchNorm fused before
+    int8: ClassVar[bool] = False  # whether it can be quantized
 
     @abstractmethod
     def convert(self, model: nn.Module, example: Tensor) -> Any:

@@ -84,26 +84,17 @@ Opened = TypeVar("Opened", Loader, Source)
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model, its task, its classes and the config that its images are prepared by.
+    """A trained model, its task, its classes and the config that its images are prepared by."""
 
-    Attributes:
-        path: the file that the model is from.
-        config: of the run, changed by overrides, for a single process.
-        facts: of the run: `config`, `classes`, `target_names`, `num_outputs`, `progress`, `data`.
-        task: with the meters that suit the model, and what it was fitted to.
-        model: in eval mode, with the task's output transform: (N, 3, H, W) float32, normalised, on `device` -> (N, K)
-            outputs there.
-        precision: autocast of the forward pass.
-        device: of the model.
-    """
-
-    path: Path
-    config: Config
-    facts: Mapping[str, Any]
-    task: Task
+    path: Path  # the file that the model is from
+    config: Config  # of the run, changed by overrides, for a single process
+    facts: Mapping[str, Any]  # of the run: `config`, `classes`, `target_names`, `num_outputs`, `progress`, `data`
+    task: Task  # with the meters that suit the model, and what it was fitted to
+    # in eval mode, with the task's output transform: (N, 3, H, W) float32, normalised, on `device` -> (N, K) outputs
+    # there
     model: nn.Module
-    precision: Precision
-    device: torch.device
+    precision: Precision  # autocast of the forward pass
+    device: torch.device  # of the model
 
     @classmethod
     def open(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True, command: str = "") -> Self:

@@ -66,15 +66,10 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Zoo(ABC):
-    """A package that has pretrained weights for a model, by name.
+    """A package that has pretrained weights for a model, by name."""
 
-    Attributes:
-        package: its name.
-        arch: the model's name there.
-    """
-
-    arch: str
-    package: ClassVar[str]
+    arch: str  # the model's name there
+    package: ClassVar[str]  # its name
 
     @abstractmethod
     def names(self) -> list[str]:

@@ -21,17 +21,11 @@ from effloop.registry import choices
 
 @dataclass(frozen=True)
 class Layer:
-    """Parameters with a learning rate.
+    """Parameters with a learning rate."""
 
-    Attributes:
-        name: the module that they are in, or those of the first and the last.
-        lr: the rate.
-        parameters: their names.
-    """
-
-    name: str
-    lr: float
-    parameters: tuple[str, ...]
+    name: str  # the module that they are in, or those of the first and the last
+    lr: float  # the rate
+    parameters: tuple[str, ...]  # their names
 
 
 def rates_by_layer(model: nn.Module, lr: float, layer_decay: float | None) -> list[Layer]:

@@ -24,24 +24,18 @@ _TILE = 8
 
 @dataclass(frozen=True)
 class Probe:
-    """Names, in the order of calls or of definition.
+    """Names, in the order of calls or of definition."""
 
-    Attributes:
-        biases_before_norm: layers with a trained bias whose output goes straight into a BatchNorm or InstanceNorm,
-            which cancels it.
-        unused: trainable parameters that the logits don't depend on.
-        frozen: number of frozen scalars.
-        odd_widths: layers whose number of inputs or outputs is not a multiple of 8, so that tensor cores are partly
-            idle; per group for grouped convolutions, in total for depthwise ones. Without 3 inputs, or 1, the layer of
-            the logits, and convolutions with one output position (squeeze-and-excitation).
-        saved_bytes, largest_bytes: memory of what autograd keeps of one image from forward to backward: of all of it,
-            and of the largest tensor. Not of dropout, which is off.
-    """
-
+    # layers with a trained bias whose output goes straight into a BatchNorm or InstanceNorm, which cancels it
     biases_before_norm: list[str]
-    unused: list[str]
-    frozen: int
+    unused: list[str]  # trainable parameters that the logits don't depend on
+    frozen: int  # number of frozen scalars
+    # layers whose number of inputs or outputs is not a multiple of 8, so that tensor cores are partly idle; per group
+    # for grouped convolutions, in total for depthwise ones. Without 3 inputs, or 1, the layer of the logits, and
+    # convolutions with one output position (squeeze-and-excitation)
     odd_widths: list[str]
+    # memory of what autograd keeps of one image from forward to backward: of all of it, and of the largest tensor. Not
+    # of dropout, which is off
     saved_bytes: int = field(default=0, compare=False)
     largest_bytes: int = field(default=0, compare=False)
 

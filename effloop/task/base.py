@@ -22,23 +22,14 @@ from effloop.task.details import Details
 
 @dataclass(frozen=True)
 class Meter:
-    """A score of a task.
+    """A score of a task."""
 
-    Attributes:
-        name: its key in metrics.jsonl and summary.json; `val/NAME` is an objective.
-        label: what it is called in lines of the log.
-        higher_is_better: whether more of it is better.
-        percent: whether it is a share from 0 to 1, shown in percent.
-        of_one: whether it is as near to 1 as possible though no share, as R² is.
-        min_outputs: models of fewer outputs aren't scored by it: five of five classes are always right.
-    """
-
-    name: str
-    label: str
-    higher_is_better: bool = True
-    percent: bool = True
-    min_outputs: int = 0
-    of_one: bool = False
+    name: str  # its key in metrics.jsonl and summary.json; `val/NAME` is an objective
+    label: str  # what it is called in lines of the log
+    higher_is_better: bool = True  # whether more of it is better
+    percent: bool = True  # whether it is a share from 0 to 1, shown in percent
+    min_outputs: int = 0  # models of fewer outputs aren't scored by it: five of five classes are always right
+    of_one: bool = False  # whether it is as near to 1 as possible though no share, as R² is
 
     def text(self, value: float) -> str:
         """A value for a table: `74.78%`, or `0.8165`."""
@@ -65,14 +56,11 @@ def score_names(meters: Sequence[Meter]) -> list[str]:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """Shape and dtype of a sample's target.
+    """Shape and dtype of a sample's target."""
 
-    Attributes:
-        shape: of one sample's target: () for a class or a number, (K,) for several flags or numbers, (H, W) for a mask.
-        dtype: on the device; a class is int64 there, as torch's losses want it, and a mask uint8.
-    """
-
+    # of one sample's target: () for a class or a number, (K,) for several flags or numbers, (H, W) for a mask
     shape: tuple[int, ...] = ()
+    # on the device; a class is int64 there, as torch's losses want it, and a mask uint8
     dtype: torch.dtype = torch.int64
 
 
@@ -142,30 +130,22 @@ class Task(ABC):
 
     Sums are additive: over batches, ranks and restarts. Scores are computed from them. Outputs are (N, K), on any
     device, in the targets' units; targets (N, ...); `NotImplementedError` is of what a flag below switches on.
-
-    Attributes:
-        meters: the scores, most important first; the first is the default objective.
-        outputs: what a model's outputs are, in words.
-        spatial: whether a model gives outputs for each pixel, (N, K, H, W) at the size of its images.
-        mixes: which of mixup and cutmix targets may come from, as the shares of two images, (N, K) float32.
-        distils: whether it has a `distillation_loss`.
-        ranks: whether `predictions` takes the best few classes, by `top`.
-        digits: significant ones of the numbers in `predictions`, written as text; None writes all that float32 has.
-        collects: whether its scores of an evaluation aren't computed from sums, but by `scores_of` all outputs.
-        target: what a sample's target is.
-        num_sums: M, how many numbers `sums` gives.
     """
 
-    meters: tuple[Meter, ...]
+    meters: tuple[Meter, ...]  # the scores, most important first; the first is the default objective
+    # whether a model gives outputs for each pixel, (N, K, H, W) at the size of its images
     spatial: ClassVar[bool] = False
+    # which of mixup and cutmix targets may come from, as the shares of two images, (N, K) float32
     mixes: ClassVar[tuple[str, ...]] = ()
-    distils: ClassVar[bool] = False
-    ranks: ClassVar[bool] = False
+    distils: ClassVar[bool] = False  # whether it has a `distillation_loss`
+    ranks: ClassVar[bool] = False  # whether `predictions` takes the best few classes, by `top`
+    # significant ones of the numbers in `predictions`, written as text; None writes all that float32 has
     digits: ClassVar[int | None] = None
+    # whether its scores of an evaluation aren't computed from sums, but by `scores_of` all outputs
     collects: ClassVar[bool] = False
-    outputs: ClassVar[str] = "outputs"
-    target: TargetSpec
-    num_sums: int
+    outputs: ClassVar[str] = "outputs"  # what a model's outputs are, in words
+    target: TargetSpec  # what a sample's target is
+    num_sums: int  # M, how many numbers `sums` gives
 
     # Before training: the number of outputs, and what is known of the data.
 

@@ -25,29 +25,24 @@ Columns = dict[str, Callable[[int], Any]]
 
 @dataclass(frozen=True)
 class Details:
-    """An evaluation in detail.
+    """An evaluation in detail."""
 
-    Attributes:
-        rows: a row for each class or output, the worst first; the same columns in all, None where there is no value.
-        worst: the samples with the largest loss, that first: `id`, what they are and what they are taken for, in
-            words or as a list of numbers, and `loss` or `error`.
-        percent: whether the fractions in `rows` are shares from 0 to 1.
-        unit: what `confusion` counts: samples, or pixels.
-        confusion: (M, 3) int64: class, class that it is taken for, samples or pixels; of the pairs that there are. Only
-            where each of them has one class.
-        points: (n, k, 2) float64: target and prediction, of samples spread evenly and of the first outputs. Only where
-            targets are numbers.
-        calibration: (NUM_BINS, 3) float64: samples, mean probability of the class that is predicted, share in which it
-            is right, of samples by that probability. Only where there are probabilities.
-    """
-
+    # a row for each class or output, the worst first; the same columns in all, None where there is no value
     rows: Sequence[Row]
+    # the samples with the largest loss, that first: `id`, what they are and what they are taken for, in words or as a
+    # list of numbers, and `loss` or `error`
     worst: Sequence[Row]
-    percent: bool = True
+    percent: bool = True  # whether the fractions in `rows` are shares from 0 to 1
+    # (M, 3) int64: class, class that it is taken for, samples or pixels; of the pairs that there are. Only where each
+    # of them has one class
     confusion: NDArray[np.int64] | None = None
+    # (NUM_BINS, 3) float64: samples, mean probability of the class that is predicted, share in which it is right, of
+    # samples by that probability. Only where there are probabilities
     calibration: NDArray[np.float64] | None = None
+    # (n, k, 2) float64: target and prediction, of samples spread evenly and of the first outputs. Only where targets
+    # are numbers
     points: NDArray[np.float64] | None = None
-    unit: str = "samples"
+    unit: str = "samples"  # what `confusion` counts: samples, or pixels
 
     @property
     def mistakes(self) -> NDArray[np.int64]:
@@ -258,19 +253,12 @@ def share(part: float, whole: float) -> float | None:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Counts at each distinct score of M samples, from the highest.
+    """Counts at each distinct score of M samples, from the highest."""
 
-    Attributes:
-        scores: (D,) float64.
-        hits: (D,) int64, samples with the flag that score as much or more.
-        found: (D,) int64, samples that score as much or more.
-        positives: samples with the flag.
-    """
-
-    scores: NDArray[np.float64]
-    hits: NDArray[np.int64]
-    found: NDArray[np.int64]
-    positives: int
+    scores: NDArray[np.float64]  # (D,) float64
+    hits: NDArray[np.int64]  # (D,) int64, samples with the flag that score as much or more
+    found: NDArray[np.int64]  # (D,) int64, samples that score as much or more
+    positives: int  # samples with the flag
 
     @classmethod
     def of(cls, scores: NDArray[Any], flags: NDArray[Any]) -> Ranking:

@@ -89,31 +89,20 @@ class StopOrSkip(NanPolicy):
     Ranks have the same gradients after they were averaged: so all of them decide alike, without a message. A CPU checks
     the gradients before it updates the weights, and so does a GPU that skips. Otherwise its host doesn't wait for that
     and reads the flag two updates later; weights that are spoilt by then are never saved.
-
-    Attributes:
-        skip: leave the update out, as if its batches didn't exist: weights, statistics, average and schedule stay. The
-            run ends after 10 such updates in a row, and from the 100th update on where they are more than a tenth.
-        model: what is trained.
-        averaged: what is evaluated and saved; the same, or an average.
-        parallel: its ranks decide together.
-        sums: of the training epoch, in which skipped updates don't count.
-        accumulate: batches of an update.
-        scaler: of the loss; where it is enabled it leaves updates out itself.
-        run_dir: the run folder.
-        name: a sample's name, by its number in the source.
-        saved: waits for the checkpoint that is being written.
     """
 
+    # leave the update out, as if its batches didn't exist: weights, statistics, average and schedule stay. The run ends
+    # after 10 such updates in a row, and from the 100th update on where they are more than a tenth
     skip: bool
-    model: nn.Module
-    averaged: nn.Module
-    parallel: Parallel
-    sums: Tensor
-    accumulate: int
-    scaler: torch.amp.GradScaler
-    run_dir: Path
-    name: Callable[[int], str]
-    saved: Callable[[], None] = lambda: None
+    model: nn.Module  # what is trained
+    averaged: nn.Module  # what is evaluated and saved; the same, or an average
+    parallel: Parallel  # its ranks decide together
+    sums: Tensor  # of the training epoch, in which skipped updates don't count
+    accumulate: int  # batches of an update
+    scaler: torch.amp.GradScaler  # of the loss; where it is enabled it leaves updates out itself
+    run_dir: Path  # the run folder
+    name: Callable[[int], str]  # a sample's name, by its number in the source
+    saved: Callable[[], None] = lambda: None  # waits for the checkpoint that is being written
 
     def __post_init__(self) -> None:
         self._parameters = [each for each in self.model.parameters() if each.requires_grad]

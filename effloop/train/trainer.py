@@ -52,82 +52,57 @@ class BatchStream(Protocol):
 
 @dataclass
 class LoopConfig:
-    """Settings of the loop itself.
+    """Settings of the loop itself."""
 
-    Attributes:
-        epochs: passes over the training split.
-        eval_every: epochs from one evaluation to the next; there is always one after the last epoch.
-        accumulate: batches per optimizer update.
-        max_grad_norm: L2 norm that an update's gradients are clipped to; None is no limit.
-    """
-
-    epochs: int
-    eval_every: int = 1
-    accumulate: int = 1
-    max_grad_norm: float | None = None
+    epochs: int  # passes over the training split
+    eval_every: int = 1  # epochs from one evaluation to the next; there is always one after the last epoch
+    accumulate: int = 1  # batches per optimizer update
+    max_grad_norm: float | None = None  # L2 norm that an update's gradients are clipped to; None is no limit
 
 
 @dataclass
 class Progress:
-    """The position of a run.
+    """The position of a run."""
 
-    Attributes:
-        epoch: epochs done, with their evaluation and checkpoint.
-        samples_seen: the position in the next epoch: its samples that all ranks together have trained on. All of them
-            if its evaluation is what comes next.
-        step: updates done.
-    """
-
-    epoch: int = 0
+    epoch: int = 0  # epochs done, with their evaluation and checkpoint
+    # the position in the next epoch: its samples that all ranks together have trained on. All of them if its evaluation
+    # is what comes next
     samples_seen: int = 0
-    step: int = 0
+    step: int = 0  # updates done
 
 
 @dataclass(kw_only=True)
 class Trainer:
-    """One loop for every combination of parts; it states the order, the parts state how.
+    """One loop for every combination of parts; it states the order, the parts state how."""
 
-    Attributes:
-        model: what is trained, its names as in checkpoints.
-        train_step: the `Step` around it, as `parallel` wrapped it.
-        average: has the weights that are evaluated.
-        train, val: the two splits' batches, on the device.
-        metrics: of the current training epoch and of the validation; both on the device.
-        notes: lines for the log, written when training begins.
-        compare: (model, number of samples) -> what it predicts of some samples, to look at; None where nothing is.
-        stop: when the run ends before its last epoch; None never.
-        prunes: (epochs done, epochs) -> whether the run ends early; the same on all ranks.
-        nan: what happens where a loss or a gradient isn't finite.
-        recorded: gives a context around `fit`, which notes how the run ends.
-        profiler: looks at some updates, after which the run ends.
-        progress: the position.
-        last: scores of the last evaluation, and its `epoch`; {} before one.
-        request: asks the run to save and stop; by signals, while `fit` runs.
-    """
-
-    model: nn.Module
-    train_step: nn.Module
-    average: NoEMA
+    model: nn.Module  # what is trained, its names as in checkpoints
+    train_step: nn.Module  # the `Step` around it, as `parallel` wrapped it
+    average: NoEMA  # has the weights that are evaluated
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     task: Task
-    metrics: Metrics
+    metrics: Metrics  # of the current training epoch and of the validation; both on the device
     parallel: Parallel
     precision: Precision
     recorder: Recorder
     checkpoints: Checkpoints
-    train: BatchStream
+    train: BatchStream  # the two splits' batches, on the device
     val: BatchStream
     loop: LoopConfig
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # lines for the log, written when training begins
+    # (model, number of samples) -> what it predicts of some samples, to look at; None where nothing is
     compare: Callable[[nn.Module, int], Preview] | None = None
-    stop: EarlyStop | None = None
+    stop: EarlyStop | None = None  # when the run ends before its last epoch; None never
+    # (epochs done, epochs) -> whether the run ends early; the same on all ranks
     prunes: Callable[[int, int], bool] = lambda done, epochs: False
+    # gives a context around `fit`, which notes how the run ends
     recorded: Callable[[], AbstractContextManager[None]] = nullcontext
-    nan: NanPolicy = field(default_factory=NanPolicy)
-    profiler: Profiler = field(default_factory=Profiler)
-    progress: Progress = field(default_factory=Progress)
+    nan: NanPolicy = field(default_factory=NanPolicy)  # what happens where a loss or a gradient isn't finite
+    profiler: Profiler = field(default_factory=Profiler)  # looks at some updates, after which the run ends
+    progress: Progress = field(default_factory=Progress)  # the position
+    # scores of the last evaluation, and its `epoch`; {} before one
     last: dict[str, float] = field(default_factory=dict)
+    # asks the run to save and stop; by signals, while `fit` runs
     request: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
