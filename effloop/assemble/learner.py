@@ -112,7 +112,6 @@ class Start:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are done."""
         return int(self.state["progress"]["epoch"]) if self.state else 0
 
     @classmethod

@@ -149,7 +149,6 @@ class Trained:
 
     @property
     def num_outputs(self) -> int:
-        """K, how many outputs the model has for each image."""
         return int(self.facts["num_outputs"])
 
     def network(self) -> nn.Module:

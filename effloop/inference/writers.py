@@ -179,7 +179,6 @@ class MaskFiles:
                 pass
 
     def write(self, sample: int, content: bytes) -> None:
-        """Write the file of a sample."""
         path = self.folder / self.names[sample]
         with _explained(self.key, path, "FOLDER"):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,6 @@ class Cnn(nn.Module):
         self.head = nn.Linear(8 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, H, W) float -> (N, K) logits."""
         logits: Tensor = self.head(self.pool(self.features(images)).flatten(1))
         return logits
 

@@ -56,7 +56,6 @@ class Precision:
         return torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a scalar loss."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> bool:

@@ -77,16 +77,12 @@ class Labelled(Protocol):
 
     @property
     def kind(self) -> Any: ...
-
     @property
     def classes(self) -> Sequence[str]: ...
-
     @property
     def target_names(self) -> Sequence[str]: ...
-
     @property
     def targets(self) -> NDArray[Any]: ...
-
     @property
     def where(self) -> str: ...
 

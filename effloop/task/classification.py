@@ -149,7 +149,6 @@ class Classification(base.Task):
         return outputs.argmax(dim=1) == expected.argmax(dim=1)
 
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
-        """(N,) int64 class indices."""
         return torch.randint(num_outputs, (batch_size,), device=device)
 
 

@@ -204,7 +204,6 @@ class Multilabel(base.Task):
         return torch.from_numpy(same).to(outputs.device)
 
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
-        """(N, K) float32 flags."""
         return torch.randint(2, (batch_size, num_outputs), device=device, dtype=torch.float32)
 
 

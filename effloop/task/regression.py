@@ -198,7 +198,6 @@ class InUnits(base.OutputTransform):
         self.register_buffer("deviation", task.deviation.to(device), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, H, W) -> (N, K) float32."""
         return _in_units(self.model(images), self.mean, self.deviation)
 
     def half(self) -> Self:
@@ -207,11 +206,9 @@ class InUnits(base.OutputTransform):
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's."""
         return self.model.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Into the model."""
         return self.model.load_state_dict(*args, **kwargs)
 
 

@@ -205,7 +205,6 @@ class Segmentation(base.Task):
         return same.flatten(1).float().mean(dim=1) >= _SAME
 
     def example_targets(self, batch_size: int, num_outputs: int, device: torch.device) -> Tensor:
-        """(N, H, W) uint8 classes."""
         shape = (batch_size, *self.target.shape)
         return torch.randint(num_outputs, shape, device=device, dtype=torch.uint8)
 
@@ -397,7 +396,6 @@ class SlidingWindow(base.OutputTransform):
         return ImageSize(*map(min, size, self.window))
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, K, H, W) logits."""
         size = images.shape[2:]
         rows, columns = (starts(*each) for each in zip(size, self.window, self.strides, strict=True))
         total = torch.empty(0)

@@ -86,7 +86,6 @@ class Scorer:
         self.collector = Collector(task) if collector is None and task.collects else collector
 
     def add(self, outputs: Tensor, batch: Batch) -> None:
-        """Add a batch: (N, K) outputs, and what they are of."""
         if not self.task.collects:
             self.metrics.add(self.task.sums(outputs, batch.targets, batch.valid))
         if self.collector is not None:

@@ -57,11 +57,9 @@ class EarlyStop:
         self._since = time.monotonic()
 
     def begin(self) -> None:
-        """Training begins or resumes."""
         self._since = time.monotonic() - self._begun_s
 
     def trained(self, epoch: int) -> None:
-        """An epoch was trained."""
         if epoch == self.timed:
             return
         now, self.timed = time.monotonic(), epoch
@@ -70,7 +68,6 @@ class EarlyStop:
         self._since = now
 
     def scored(self, epoch: int, scores: Mapping[str, float]) -> None:
-        """An epoch was evaluated."""
         value, sign = scores[self.meter.name], 1 if self.meter.higher_is_better else -1
         if sign * (value - self.score) > self.config.min_delta or (math.isnan(self.score) and not math.isnan(value)):
             self.score, self.epoch = value, epoch

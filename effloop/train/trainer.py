@@ -31,23 +31,14 @@ class BatchStream(Protocol):
     """The interface of loaders that the loop uses."""
 
     @property
-    def global_batch(self) -> int:
-        """Samples in a batch of all ranks together."""
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-
-    def describe(self) -> str:
-        """One line that describes the data."""
-
-    def epoch(self, epoch: int, samples_seen: int = 0) -> Iterable[Batch]:
-        """The batches of one epoch, from a position on."""
-
-    def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int]) -> Preview:
-        """Some samples in the first epochs, to look at; may be none. At most `most(side in pixels)` samples."""
-
-    def close(self) -> None:
-        """Stop the workers."""
+    def global_batch(self) -> int: ...  # samples in a batch of all ranks together
+    def __len__(self) -> int: ...  # batches in an epoch
+    def describe(self) -> str: ...  # one line that describes the data
+    # The batches of one epoch, from a position on.
+    def epoch(self, epoch: int, samples_seen: int = 0) -> Iterable[Batch]: ...
+    # Some samples in the first epochs, to look at; may be none. At most `most(size)` samples.
+    def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int]) -> Preview: ...
+    def close(self) -> None: ...  # stop the workers
 
 
 @dataclass
@@ -251,7 +242,6 @@ class Trainer:
 
     @property
     def global_batch(self) -> int:
-        """Samples in a batch of all ranks together."""
         return self.train.global_batch
 
     def position(self) -> Position:
