@@ -9,6 +9,7 @@ from importlib import import_module
 from effloop.assemble.resolve import Resolved, check_limits, resolved, tuned_workers
 from effloop.checkpoint import rng
 from effloop.config import Config
+from effloop.data.engine.base import chosen_engine
 from effloop.data.source import Kind, Source
 from effloop.data.source.counts import class_counts, pixel_counts
 from effloop.errors import ConfigError
@@ -74,7 +75,8 @@ def build_environment(config: Config) -> Environment:
     if notes:
         rng.seed_all(config.seed)  # measuring drew from it
     if workers := tuned_workers(config, parallel):
-        found = replace(found, num_workers=workers[0], tuned=True)
+        engine = chosen_engine(config.engine, workers[0])
+        found = replace(found, num_workers=workers[0], engine=engine, tuned=True)
         notes = [*notes, workers[1]]
     recorded = replace(
         config, compile=found.compile, channels_last=found.channels_last, cudnn_benchmark=found.cudnn_benchmark

@@ -19,8 +19,7 @@ from effloop.data.bad import OnBad, OnError
 from effloop.data.check import check_samples
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
-from effloop.data.engine.base import engine_class
-from effloop.data.engine.threads import ThreadsConfig
+from effloop.data.engine.base import AutoConfig, engine_class
 from effloop.data.ledger import Ledger
 from effloop.data.loader import Loader, Stages
 from effloop.data.order import Order
@@ -84,7 +83,7 @@ def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader
         found,
         batch_size=max(1, min(found.batch_size, len(source))),
         data=replace(found.data, cache=Cache.none, index=Index.none),
-        engine=ThreadsConfig(name="threads"),
+        engine=AutoConfig(name="auto"),
     )
     made = _plan(found, source, OwnSlice(0, 1, 1, device), train=False, kind=plan)
     return _loader_of(found, tasks.build(config.task), made, device, train=False)

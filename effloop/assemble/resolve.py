@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from effloop.config import Config
+from effloop.data.engine.base import chosen_engine
 from effloop.data.source.splits import open_split
 from effloop.parallel import Slice
 from effloop.precision import PrecisionConfig
@@ -20,6 +21,7 @@ class Resolved(Config):
     Attributes:
         num_workers: threads or processes that load for one rank; 0 loads in the training thread.
         tuned: whether `tune` found that number.
+        engine: threads or processes, where `auto` was asked for.
         compile, channels_last, cudnn_benchmark: as in `Config`, decided.
         precision: the part that `amp` or `precision` chose.
     """
@@ -38,6 +40,7 @@ def resolved(config: Config, parallel: Slice | None = None, **measured: bool) ->
     """
     values: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(Config)}
     values["num_workers"] = num_workers(config, parallel)
+    values["engine"] = chosen_engine(config.engine, values["num_workers"])
     values["compile"] = config.compile is True
     values["channels_last"] = config.channels_last is not False
     if not isinstance(config.cudnn_benchmark, bool):
@@ -76,7 +79,7 @@ def check_limits(config: Config, ranks: Slice, *, on_host: bool) -> None:
     """
     workers = num_workers(config, ranks)
     check_workers(workers, ranks.sharing)
-    check_open_files(workers if config.engine.worker_bytes else 0)
+    check_open_files(workers if chosen_engine(config.engine, workers).worker_bytes else 0)
     pixels = max(size.pixels for size in config.train_sizes)
     check_batch_memory(config.batch_size, pixels * config.data.channels * (5 if on_host else 1))
 

@@ -353,7 +353,7 @@ def ablations(config: Config) -> dict[str, Knob]:
     decode = [f"decode.{each.name}={format_value(getattr(config.decode, each.name))}" for each in fields(DecodeConfig)]
     workers, threads = num_workers(config), torch.get_num_threads()
     none = "" if workers else "nothing is loaded ahead, as num_workers is 0"
-    inline = none or ("it is what num_workers=0 does" if config.engine.name in ("threads", "processes") else "")
+    inline = none or ("it is what num_workers=0 does" if config.engine.name in ("auto", "threads", "processes") else "")
     one = none or ("there is one worker" if workers == 1 else "")
     no_gpu = "" if torch.cuda.is_available() and config.device != "cpu" else "without a GPU it changes nothing"
     no_choice = "" if config.cudnn_benchmark is not False and not config.deterministic else "it is off"

@@ -22,6 +22,7 @@ from effloop.assemble.resolve import num_workers
 from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.cache import FOLDER
+from effloop.data.engine.base import chosen_engine
 from effloop.data.loader import Loader
 from effloop.data.source import Cache, Kind, Source
 from effloop.errors import DataError
@@ -398,7 +399,9 @@ def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> 
     yield Part(f"{split} images", "host", own, "encoded and decoded" + ", with masks" * bool(masks))
     if config.data.cache is not Cache.none:
         yield _cache(split, loader.plan.source, [decoded for _, decoded in samples])
-    yield Part(f"{split} workers", "host", workers * config.engine.worker_bytes, f"{workers} processes")
+    yield Part(
+        f"{split} workers", "host", workers * chosen_engine(config.engine, workers).worker_bytes, f"{workers} processes"
+    )
 
 
 def _cache(split: str, source: Source, decoded: Sequence[int]) -> Part:

@@ -22,6 +22,7 @@ from effloop.config import Config
 from effloop.config.overrides import key_of
 from effloop.data.augment import augments
 from effloop.data.augment.base import RecipeConfig
+from effloop.data.engine.base import chosen_engine
 from effloop.data.remote.location import is_remote, local_name
 from effloop.data.source import Cache, DataConfig
 from effloop.data.source.splits import open_split
@@ -137,7 +138,8 @@ def _more_workers(found: Measured) -> Iterator[Proposal]:
     elif found.workers < found.cores:
         yield Proposal(f"{engine}num_workers={found.cores}", "cores are idle while images are loaded")
     ideal = max(total.wall_s / max(1, found.workers), total.cpu_s / found.cores)
-    if found.config.engine.name == "threads" and found.workers > 1 and 1 / found.loader_per_s > _SERIAL * ideal:
+    threads = chosen_engine(found.config.engine, found.workers).name == "threads"
+    if threads and found.workers > 1 and 1 / found.loader_per_s > _SERIAL * ideal:
         yield Proposal("engine=processes", "threads wait for each other's Python; processes don't")
 
 

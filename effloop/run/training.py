@@ -15,6 +15,7 @@ from effloop.assemble.resolve import memory_hint, num_workers
 from effloop.assemble.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
+from effloop.data.engine.base import chosen_engine
 from effloop.errors import PROGRAM, InterruptedRunError, PreemptedRunError
 from effloop.parallel import Parallel
 from effloop.parallel.failures import RestartState, reporter
@@ -241,7 +242,9 @@ def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     device = next(trainer.model.parameters()).device
     tuned = any(line.startswith("num_workers: ") for line in trainer.notes)  # has a line of its own
-    cores = f" = {num_workers(config, trainer.parallel)}" * (config.num_workers == "auto" and not tuned)
+    workers = num_workers(config, trainer.parallel)
+    cores = f" = {workers}" * (config.num_workers == "auto" and not tuned)
+    engine = f" = {chosen_engine(config.engine, workers).name}" * (config.engine.name == "auto" and not tuned)
     return [
         f"run    {run_dir}",
         f"train  {trainer.train.describe()}",
@@ -250,7 +253,7 @@ def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
         f"{config.precision.name} on {device}",
         f"step   {trainer.train.global_batch * config.accumulate} images = {config.batch_size} per rank "
         f"x {trainer.parallel.world_size} (ranks) x {config.accumulate} (accumulated); "
-        f"engine {config.engine.name}, num_workers {config.num_workers}{cores}",
+        f"engine {config.engine.name}{engine}, num_workers {config.num_workers}{cores}",
     ]
 
 

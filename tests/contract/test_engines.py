@@ -29,7 +29,7 @@ from effloop.data.source.entropy import with_indexes
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, DataError
 
-CASES = [("inline", 0), ("threads", 0), ("threads", 2), ("processes", 1), ("processes", 2), ("dali", 2)]
+CASES = [("inline", 0), ("threads", 0), ("threads", 2), ("processes", 1), ("processes", 2), ("auto", 3), ("dali", 2)]
 assert {name for name, _ in CASES} == {*engines}
 OWN_PIXELS = [name for name in engines.names() if not getattr(engines[name].factory, "exact", True)]
 """Engines that decode by themselves: their pixels are within 2 levels (mean of a batch) of inline's."""
@@ -118,7 +118,7 @@ def test_workers_that_were_not_forked_fill_the_same(train_plan: Plan, method: st
 
 @pytest.mark.parametrize(
     ("name", "num_workers", "channels_last"),
-    [(*case, bool(case[1] % 2)) for case in CASES if engines[case[0]].factory.fills_by_plan],
+    [(*case, bool(case[1] % 2)) for case in CASES if getattr(engines[case[0]].factory, "fills_by_plan", True)],
 )
 def test_normalised_where_a_batch_is_filled(plan: Plan, name: str, num_workers: int, channels_last: bool) -> None:
     """As the transfer to a CPU does it, to the bit; a kept batch stays what it is."""
