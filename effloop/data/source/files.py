@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, Source, printable
-from effloop.data.source.storage.image_files import ENDINGS, SOUGHT, entries, folders, read_file
+from effloop.data.source.storage.image_files import SOUGHT, folders, images_in, read_file
 from effloop.data.source.view import View
 from effloop.errors import DataError
 
@@ -99,5 +99,4 @@ def find_images(paths: Sequence[Path]) -> Images:
 def _below(folder: bytes) -> Iterator[bytes]:
     """Paths of the images in a folder and those below, sorted within each folder."""
     for each in sorted(folders(folder), key=os.fsdecode):
-        names = [e.name for e in entries(each) if e.name[e.name.rfind(b".") :].lower() in ENDINGS and not e.is_dir()]
-        yield from (os.path.join(each, name) for name in sorted(names, key=os.fsdecode))
+        yield from (entry.path for entry in images_in(each))

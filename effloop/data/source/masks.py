@@ -26,10 +26,11 @@ from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, ScanError
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile, is_verified
-from effloop.data.source.storage.image_files import ENDINGS, entries, folders, read_file, size_of
+from effloop.data.source.storage.image_files import folders, images_in, read_file, size_of
 from effloop.data.source.storage.kept import file_state, folder_times
 from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, open_listing
 from effloop.data.source.storage.targets import MASKS
+from effloop.data.source.tables import shown
 from effloop.errors import ConfigError, DataError
 from effloop.system.hardware import available_cores
 
@@ -143,7 +144,7 @@ def _folders(place: Path) -> Iterator[Path]:
 
 def _lacking(root: Path, split: str, config: MasksConfig) -> NoSplitError:
     """The error for a split that isn't there."""
-    have = ", ".join(printable(os.fsencode(name)) for name in splits_of(root)[:8])
+    have = ", ".join(map(shown, splits_of(root)[:8]))
     if not have:
         return NoSplitError(
             f"data.root: '{config.root}' has no images with masks of '{split}' (looked for {split}/images and "
@@ -165,10 +166,10 @@ def pairs(layout: Layout, visit: list[bytes]) -> list[tuple[bytes, bytes]]:
     images = _files(layout.images, layout.image_end, visit)
     masks = _files(layout.masks, layout.mask_end, visit)
     if not masks:
-        folder = printable(os.fsencode(layout.masks))
-        raise DataError(f"{folder} has no masks; put a PNG of each image's name there, or set data.root=PATH")
+        fix = "put a PNG of each image's name there, or set data.root=PATH"
+        raise DataError(f"{shown(layout.masks)} has no masks; {fix}")
     if not images:
-        raise DataError(f"{printable(os.fsencode(layout.images))} has no images; set data.root=PATH")
+        raise DataError(f"{shown(layout.images)} has no images; set data.root=PATH")
     if layout.listed:
         stems = _listed(layout.listed)
         _refuse((stem for stem in stems if stem not in images), len(stems), layout.listed, layout.images, "image")
@@ -186,8 +187,8 @@ def _refuse(names: Iterable[bytes], count: int, of: Path, there: Path, what: str
     if lone:
         first = ", ".join(map(printable, lone[:_NAMED])) + (", …" if len(lone) > _NAMED else "")
         raise DataError(
-            f"{printable(os.fsencode(of))}: {len(lone):,} of {count:,} have no {what} in "
-            f"{printable(os.fsencode(there))}: {first}; add what is missing, or remove what has no {what}"
+            f"{shown(of)}: {len(lone):,} of {count:,} have no {what} in "
+            f"{shown(there)}: {first}; add what is missing, or remove what has no {what}"
         )
 
 
@@ -212,10 +213,7 @@ def _files(root: Path, end: str, visit: list[bytes]) -> dict[bytes, bytes]:
         raise DataError(f"{printable(base)} is no folder that is there; set data.root=PATH")
     for folder in sorted(folders(base), key=os.fsdecode):
         visit.append(folder)
-        for entry in sorted(entries(folder), key=lambda entry: os.fsdecode(entry.name)):
-            dot = entry.name.rfind(b".")
-            if entry.name[dot:].lower() not in ENDINGS or entry.is_dir():
-                continue
+        for entry in images_in(folder):
             path = entry.path[len(base) + 1 :]
             stem = path[: path.rfind(b".")]
             if not stem.endswith(ending):

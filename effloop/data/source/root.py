@@ -106,30 +106,19 @@ def remote_facts(config: DataConfig) -> tuple[dict[str, float], list[str]]:
 
 
 def root_file(config: DataConfig) -> Path:
-    """`expand_root` for a format that is a single file.
-
-    Raises:
-        ConfigError: as `expand_root`, or it is a folder.
-    """
-    root = expand_root(config)
-    if root.is_dir():
-        raise ConfigError(
-            f"data.root: '{config.root}' is a folder; data={config.name} reads one file: set data.root=FILE"
-        )
-    return root
+    """`expand_root` for a format that is a single file: a folder is a ConfigError, too."""
+    return _root(config, "a folder", "reads one file: set data.root=FILE")
 
 
 def root_folder(config: DataConfig) -> Path:
-    """`expand_root` for a format that is a folder.
+    """`expand_root` for a format that is a folder: a file is a ConfigError, too."""
+    return _root(config, "a file", "reads a folder: set data.root=FOLDER")
 
-    Raises:
-        ConfigError: as `expand_root`, or it is a file.
-    """
+
+def _root(config: DataConfig, other: str, fix: str) -> Path:
     root = expand_root(config)
-    if not root.is_dir():
-        raise ConfigError(
-            f"data.root: '{config.root}' is a file; data={config.name} reads a folder: set data.root=FOLDER"
-        )
+    if root.is_dir() == (other == "a folder"):
+        raise ConfigError(f"data.root: '{config.root}' is {other}; data={config.name} {fix}")
     return root
 
 

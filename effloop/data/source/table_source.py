@@ -144,7 +144,8 @@ def find_tables(config: CsvConfig, split: str) -> dict[str | None, Path]:
     if not root.is_dir():
         return {None: root}
     found: dict[str | None, Path] = {}
-    for names in (_called(config.train_split), _called(config.val_split), (split,)):
+    usual = [(name, *USUAL.get(name, ())) for name in (config.train_split, config.val_split) if name]
+    for names in (*usual, (split,)):
         there = ((name, table) for name in names if name != WHOLE and (table := table_of(root, name)))
         found |= dict(islice(there, 1))
     if found:
@@ -157,11 +158,6 @@ def find_tables(config: CsvConfig, split: str) -> dict[str | None, Path]:
         f"data.root: '{config.root}' has no table of '{config.train_split}' or '{config.val_split}' (looked for "
         f"{config.train_split}.csv, {config.train_split}/{METADATA}.csv and the like; have {have}); set data.root=FILE"
     )
-
-
-def _called(split: str | None) -> tuple[str, ...]:
-    """A split's name, and what else it is usually called."""
-    return () if split is None else (split, *USUAL.get(split, ()))
 
 
 def table_of(root: Path, split: str) -> Path | None:

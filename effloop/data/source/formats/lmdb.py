@@ -43,7 +43,6 @@ from effloop.data.source.storage.indexed import (
     IndexedSource,
     IndexWriter,
     index_path,
-    is_of_split,
     read_names,
     write_index,
 )
@@ -53,7 +52,7 @@ from effloop.data.source.storage.packed import PackedConfig, Split, check_header
 from effloop.data.source.storage.targets import Targets, read_targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
 from effloop.data.source.tables import encoded, open_table, shown
-from effloop.data.source.vocabulary import IMAGE_KEYS, IMAGE_PATH, LABEL, LABEL_KEYS
+from effloop.data.source.vocabulary import IMAGE_KEYS, IMAGE_PATH, LABEL, LABEL_KEYS, is_of_split
 from effloop.errors import ConfigError, DataError
 
 HEADER_KEY = b"effloop"  # sorts behind all digits

@@ -37,7 +37,6 @@ from effloop.data.source.storage.indexed import (
     IndexedSource,
     IndexWriter,
     index_path,
-    is_of_split,
     read_names,
     write_index,
     write_names,
@@ -47,6 +46,7 @@ from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig, Split
 from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
+from effloop.data.source.vocabulary import is_of_split
 from effloop.errors import ConfigError, DataError, optional_package
 
 _LABELS = 1 << 14  # in memory at a time, where no images are read

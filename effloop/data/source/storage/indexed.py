@@ -250,13 +250,6 @@ def find_shards(root: Path, split: str, endings: Sequence[str], splits: Iterable
     return [file for file in found if word.match(file.name)] or found
 
 
-def is_of_split(name: str, split: str) -> bool:
-    """Whether the name of a file has the name of a split as a word, and that of no other usual one."""
-    others = ("train", "val", "test", *(other for names in USUAL.values() for other in names))
-    also = (_word(other).search(name) and not _word(other).search(split) for other in others)
-    return bool(_word(split).search(name)) and not any(also)
-
-
 def any_shard(root: Path, endings: Sequence[str]) -> Path | None:
     """A file of the split `train` or `val` that is here; None if there is none."""
     found = (file for split in ("train", "val") for file in find_shards(root, split, endings))

@@ -176,13 +176,6 @@ def test_not_written_by_effloop(tmp_path: Path) -> None:
     assert refusal(tmp_path) == none
 
 
-def test_an_index_of_other_data(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    environment(tmp_path / "other", k=b"\xff\xd8 a JPEG" * 10000)
-    (tmp_path / "other/data.mdb").replace(root / "train/data.mdb")
-    assert f"{root}/train.index expects" in refusal(root)
-
-
 def test_other_version(bare: Path) -> None:
     header = json.dumps({"effloop": 2, "classes": CLASSES, "fingerprint": {"samples": 40}}).encode()
     environment(bare / "train", effloop=struct.pack("<IIH", crc32c(header), 0, 0) + header)

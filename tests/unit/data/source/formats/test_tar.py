@@ -17,7 +17,6 @@ from plans import line, open_source, read_bytes, write_as, write_records
 
 from effloop.data.source import Source
 from effloop.data.source.formats.tar import END, TarSource, members, tar_header
-from effloop.data.source.storage.checksum import crc32c_of_ends
 from effloop.errors import ConfigError, DataError
 
 JPEG = encode(photo(8, 9), "JPEG")
@@ -231,18 +230,6 @@ def test_option_that_is_no_extension(tmp_path: Path, option: dict[str, str]) -> 
         open_source("tar", tmp_path, **option)
 
 
-def test_places_of_shards(tmp_path: Path) -> None:
-    for name in ("train-000001", "train-000000", "train2-000000", "val/0", "my-test-0"):
-        make(tmp_path / f"{name}.tar", pairs(name))
-    found = {split: contents(open_source("tar", tmp_path, split)) for split in ("train", "train2", "val", "test")}
-    assert {split: [key for key, *_ in listed] for split, listed in found.items()} == {
-        "train": ["train-000000.jpg", "train-000001.jpg"],
-        "train2": ["train2-000000.jpg"],
-        "val": ["val/0.jpg"],
-        "test": ["my-test-0.jpg"],
-    }
-
-
 def test_claims(photos: Path, written: Path, tmp_path: Path) -> None:
     make(tmp_path / "foreign" / "train" / "0.tar", pairs("a"))
     imagenet = tmp_path / "imagenet"
@@ -413,25 +400,3 @@ def test_compressed(tmp_path: Path, name: str) -> None:
     data = make(tmp_path / "plain", pairs("a")).read_bytes()
     (tmp_path / name).write_bytes(gzip.compress(data))
     assert refusal(tmp_path) == f"{tmp_path}/{name} is compressed, so no sample can be read by itself; decompress it"
-
-
-# Damage of what has an index.
-
-
-def test_index_of_another_archive(written: Path, tmp_path: Path) -> None:
-    shard = written / "train-000000.tar"
-    others = [(key, label, bytes(len(data))) for key, label, data in TRAIN]
-    other = write_records("tar", tmp_path / "other", CLASSES, train=others) / "train-000000.tar"
-    assert other.stat().st_size == shard.stat().st_size
-    expected = crc32c_of_ends(shard)
-    shard.write_bytes(other.read_bytes())
-    assert refusal(written) == (
-        f"{shard} is not the file that {written}/train.index was written for: its ends have the CRC-32C "
-        f"{crc32c_of_ends(other):08x}, expected is {expected:08x}; put the right one there or convert again"
-    )
-    shard.write_bytes(other.read_bytes()[:-1024])
-    size = other.stat().st_size
-    assert refusal(written) == (
-        f"{shard} has {size - 1024:,} bytes, {written}/train.index expects {size:,}: it is cut, or another file; "
-        "put the right one there or convert again"
-    )
