@@ -244,7 +244,7 @@ class EntropyFile:
         """Write an index, then its slot: of a process that is killed in between, the slot is still free."""
         key, offset, mapped = _hash(name), os.fstat(fd).st_size, self._mapped
         for step in range(_PROBED):
-            place = mapped.place(key + step)
+            place = _START + _SLOT.size * ((key + step) & (mapped.slots - 1))  # from the first again behind the last
             found, used, *_ = _SLOT.unpack_from(mapped.data, place)
             if found == key or not used:
                 _write(fd, index, offset)
@@ -267,10 +267,6 @@ class _Mapped(NamedTuple):
     def end(self) -> int:
         """The offset behind the slots."""
         return _START + self.slots * _SLOT.size
-
-    def place(self, number: int) -> int:
-        """The offset of a slot, counted on from the first behind the last."""
-        return _START + _SLOT.size * (number & (self.slots - 1))
 
 
 def _map(fd: int) -> _Mapped | None:

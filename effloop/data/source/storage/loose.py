@@ -19,7 +19,7 @@ from effloop.data.image.header import Encoded
 from effloop.data.image.mask import NO_DIGEST, PLAIN, MaskFormat
 from effloop.data.source.base import Kind, printable
 from effloop.data.source.config import DataConfig
-from effloop.data.source.storage.columns import Blobs, BlobSpool, ColumnFile, ColumnWriter, span, spans
+from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter, span, spans
 from effloop.data.source.storage.image_files import modified_ns, read_file, read_files
 from effloop.data.source.storage.kept import RACY_NS, folders_unchanged, open_kept, times_digest
 from effloop.data.source.storage.packed import Split, TableSource
@@ -61,8 +61,7 @@ class Listed(SplitColumns):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.texts: dict[str, BlobSpool] = {}
-        self._states, self._largest, self._largest_at = array("q"), -1, 0
+        self._largest, self._largest_at = -1, 0
         self._unusable, self._first_unusable = 0, ""
 
     def add_mask_file(self, name: bytes, path: bytes, looked: Looked) -> None:
@@ -73,13 +72,12 @@ class Listed(SplitColumns):
             self._unusable += 1
             self._first_unusable = self._first_unusable or f"{printable(path)} {looked.wrong}"
         self._grown["mask"].append(name)
-        self._states.extend(mask_state(path))
+        for value in mask_state(path):
+            self._grown["mask_state"].append(value)
 
     def add_text(self, column: str, text: bytes) -> None:
         """Add what a column of `Source.columns` has of the row that was added last."""
-        if column not in self.texts:
-            self.texts[column] = BlobSpool(self.folder)
-        self.texts[column].append(text)
+        self._grown[f"column/{column}"].append(text)
 
     def meta(self) -> dict[str, Any]:
         """The fingerprint; of masks the largest value, which is the first that has it, and, where not one can be used,
@@ -91,14 +89,6 @@ class Listed(SplitColumns):
             unusable = f"{self._first_unusable}{of_all}" if self._unusable == len(self) > 0 else ""
             found |= {"largest": self._largest, "largest_at": self._largest_at, "unusable": unusable}
         return found
-
-    def columns(self) -> dict[str, NDArray[Any]]:
-        columns = super().columns()
-        if "mask" in columns:
-            columns["mask_state"] = np.frombuffer(self._states, np.int64)
-        for name, blobs in self.texts.items():
-            columns |= {f"column/{name}": blobs.data.array(), f"column/{name}_end": blobs.ends.array()}
-        return columns
 
 
 Listing = tuple[Mapping[str, Any], Mapping[str, Listed], Mapping[bytes, tuple[int, int]]]

@@ -166,6 +166,15 @@ PLACES = ("file", "mask_offset", "mask_size", "offset", "size")
 """Fields of an index, which say where in which file each image and mask is."""
 
 
+_UNSTORED = Field((np.int64,))
+_TEXT = Field(blob=True)
+
+
+def field_of(name: str) -> Field:
+    """One of `FIELDS`, or `column/NAME`, a text, or another that only indexes of loose files have, a number."""
+    return FIELDS.get(name) or (_TEXT if name.startswith("column/") else _UNSTORED)
+
+
 class _Grown(dict[str, Any]):
     """Name of a field -> its values so far, in a file that is made with the first of them."""
 
@@ -173,7 +182,7 @@ class _Grown(dict[str, Any]):
         self._folder = folder
 
     def __missing__(self, name: str) -> Spool | BlobSpool:
-        field = Field((np.int64,)) if name == "hash" else FIELDS[name]
+        field = field_of(name)
         spool = BlobSpool(self._folder) if field.blob else Spool(np.dtype(field.dtypes[-1]).char, self._folder)
         self[name] = spool
         return spool
@@ -275,15 +284,15 @@ class SplitColumns:
         """The fields that the records have, in the order of `FIELDS`: byte strings end to end as `NAME` and, where each
         ends, `NAME_end`; `target` as (N, K). Mapped from temporary files.
         """
-        names = {"target" if self.targets else "label", *self.needed, *self._grown}
-        names |= {"crc32c"} if self._checksums == len(self) else set()  # all have one
+        names = {"target" if self.targets else "label", "crc32c", *self.needed, *self._grown} - {"hash"}
+        if self._checksums < len(self):  # not all have one
+            names.remove("crc32c")
         columns: dict[str, NDArray[Any]] = {}
-        for name, field in FIELDS.items():
-            if name in names and (name != "crc32c" or self._checksums == len(self)):
-                spool = self._grown[name]
-                columns[name] = spool.data.array() if field.blob else spool.array()
-                if field.blob:
-                    columns[f"{name}_end"] = spool.ends.array()
+        for name in [*filter(names.__contains__, FIELDS), *sorted(names - FIELDS.keys())]:
+            spool = self._grown[name]
+            columns[name] = spool.data.array() if field_of(name).blob else spool.array()
+            if field_of(name).blob:
+                columns[f"{name}_end"] = spool.ends.array()
         if self.targets:
             columns["target"] = self.targets.rows(columns["target"])
         else:
