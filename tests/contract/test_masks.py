@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from images import encode, exif, photo
 from masked import KEYS, NAMES, make_masks, mask_of, write_pair
-from plans import READ_BY, open_source
+from plans import READ_BY, Listed, open_source
 
 from effloop.cli.main import main
 from effloop.data.image.header import read_header
-from effloop.data.image.mask import decode_mask, resize_mask
+from effloop.data.image.mask import decode_mask, encode_mask, resize_mask
 from effloop.data.source import Kind, Source
-from effloop.data.source.storage.writing import writers
+from effloop.data.source.storage.targets import Targets
+from effloop.data.source.storage.writing import Dataset, Record, writers
 from effloop.errors import DataError
 
 FORMATS = sorted(writers)
@@ -27,6 +28,20 @@ SCANNED = ("lmdb", "recordio", "tfrecord")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_masks(tmp_path_factory.mktemp("masks") / "set")
+
+
+def write(name: str, folder: Path, path: Path) -> Path:
+    """Images and masks of a folder in a format."""
+    splits = {}
+    for split in ("train", "val"):
+        source = opened("folder", folder, split)
+        masks = [encode_mask(decode_mask(source.read_mask(index), source.mask_format)) for index in range(len(source))]
+        splits[split] = Listed(
+            Record(source.raw_key(index), 0, source.read(index), source.target_rows[index].tobytes(), mask=mask)
+            for index, mask in enumerate(masks)
+        )
+    writers[name](path, Dataset(NAMES, splits, {"payload": "original"}, Targets(Kind.masks, NAMES)))
+    return path
 
 
 def opened(name: str, root: Path, split: str = "train") -> Source:
@@ -43,8 +58,7 @@ def masks_of(source: Source) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
-    there, back = tmp_path / "there", tmp_path / "back"
-    assert main(["convert", f"data.root={folder}", f"to={name}", f"out={there}"]) == 0
+    there, back = write(name, folder, tmp_path / "there"), tmp_path / "back"
     original, source = opened("folder", folder), opened(name, there)
     assert source.kind is Kind.masks
     assert source.classes == original.classes == NAMES
@@ -65,7 +79,7 @@ def test_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCANNED)
 def test_without_the_index(name: str, folder: Path, tmp_path: Path) -> None:
-    assert main(["convert", f"data.root={folder}", f"to={name}", f"out={tmp_path / 'set'}"]) == 0
+    write(name, folder, tmp_path / "set")
     (tmp_path / "set/train.index").unlink()
     with pytest.raises(DataError, match=r"has masks, which are in train\.index beside its files"):
         opened(name, tmp_path / "set")
@@ -74,7 +88,7 @@ def test_without_the_index(name: str, folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", [True, False])
 def test_tar_files(own: bool, folder: Path, tmp_path: Path) -> None:
     """Their masks are members, which are found without EffLoop's index, whoever wrote them."""
-    assert main(["convert", f"data.root={folder}", "to=tar", f"out={tmp_path / 'set'}"]) == 0
+    write("tar", folder, tmp_path / "set")
     wanted = opened("tar", tmp_path / "set")
     before = [*masks_of(wanted).values()]
     for path in (tmp_path / "set").glob("*.index"):

@@ -122,25 +122,3 @@ def test_re_encoded(tmp_path: Path) -> None:
     check(source, "flags")
     assert max(read_header(source.read(index)).width for index in range(4)) == 20
     assert main(["verify", f"data.root={tmp_path / 'set'}"]) == 0
-
-
-def test_a_conversion_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the images that were re-encoded before it failed, and ends as one that nothing disturbed."""
-    rows = np.arange(600 * 3, dtype=np.float32).reshape(-1, 3) / 7
-    records = Listed(
-        Record(b"%03d.jpg" % number, 0, encode(photo(30, 24, number % 5), "JPEG"), target_bytes(row))
-        for number, row in enumerate(rows)
-    )
-    writers["folder"](tmp_path / "photos", Dataset((), {"train": records}, {}, Targets(Kind.numbers, NAMES)))
-    words = ["convert", f"data.root={tmp_path / 'photos'}", "to=memmap", "split=train", "max_side=20", "num_workers=1"]
-    assert main([*words, f"out={tmp_path / 'wanted'}"]) == 0
-    image = tmp_path / "photos/train/300.jpg"
-    image.write_bytes(records[300].data[:-150] + b"\xff\x02" + records[300].data[-148:])
-    assert main([*words, f"out={tmp_path / 'set'}"]) == 2
-    image.write_bytes(records[300].data)
-    assert (tmp_path / ".set.partial/journal/0/train/ends").stat().st_size == 8 * 300
-    capsys.readouterr()
-    assert main([*words, f"out={tmp_path / 'set'}"]) == 0
-    assert "300 images re-encoded" in capsys.readouterr().out
-    assert (tmp_path / "set").read_bytes() == (tmp_path / "wanted").read_bytes()
-    np.testing.assert_array_equal(opened("memmap", tmp_path / "set").targets, rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from images import encode, photo
 from plans import write_as
-from runs import TINY, call
+from runs import TINY
 
 from effloop.cli.main import main
 from effloop.data.source.storage.columns import ColumnFile
@@ -32,11 +32,12 @@ def said(out: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["folder", "memmap"])
-def test_sound_data(name: str, photos: Path, tmp_path: Path) -> None:
-    root = write_as(name, photos, tmp_path / "file")
+def test_sound_data(name: str, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_as(name, photos, here / "file")
     sizes = [sum(f.stat().st_size for f in (photos / split).rglob("*.jpg")) for split in ("train", "val")]
-    code, out, err = call("verify", f"data.root={root}", cwd=tmp_path)
-    assert (code, err) == (0, "")
+    assert main(["verify", f"data.root={root}"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
     checksums = "none here" if name == "folder" else "compared"
     assert rows(out) == [
         ["train", "40", "3", f"{sizes[0]:,}", checksums, "40", "0"],

@@ -235,15 +235,15 @@ def test_flips_in_every_byte_of_a_sample_in_parts(tmp_path: Path) -> None:
     assert read == [*range(8, 32), 54, 55]  # the record's header, and the padding
 
 
-def test_300_flips_without_an_index(tmp_path: Path) -> None:
+def test_flips_without_an_index(tmp_path: Path) -> None:
     """RecordIO holds no checksums, so a flip may go unnoticed; nothing but DataError is raised."""
     rng, refused, file = random.Random(2), 0, tmp_path / "train.rec"
     whole = b"".join(frame(record(b"data" * 3, number=i)) for i in range(3)) + frame(record(b""), 1) + frame(b"end", 3)
-    for _ in range(300):
+    for _ in range(100):
         at = rng.randrange(len(whole))
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
         try:
             assert len(samples(open_source("recordio", tmp_path))) <= 4
         except DataError:
             refused += 1
-    assert 200 < refused < 300
+    assert 60 < refused < 100
