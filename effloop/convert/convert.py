@@ -13,9 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from effloop.convert.entropy import compared_line
 from effloop.convert.options import ConvertOptions
-from effloop.convert.records import Inspector, SplitRecords, Spool, first_of_each_class
+from effloop.convert.records import Inspector, SplitRecords, Spool, compared_line, first_of_each_class
 from effloop.convert.reencode import Recipe, Recode
 from effloop.convert.work import WorkFolder, is_disk_full, size
 from effloop.data.decode import Decoder

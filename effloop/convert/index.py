@@ -10,8 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from effloop.convert.entropy import EVERY, build_compared, compared_line, crop_differs
-from effloop.convert.records import each_sample
+from effloop.convert.records import EVERY, build_compared, compared_line, crop_differs, each_sample
 from effloop.convert.work import size
 from effloop.data.image.entropy import matches
 from effloop.data.source.base import Source

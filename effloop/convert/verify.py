@@ -10,8 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.table import Table
 
-from effloop.convert.entropy import differs_from
-from effloop.convert.records import each_sample
+from effloop.convert.records import differs_from, each_sample
 from effloop.data.check import check_mask
 from effloop.data.decode import Decoder
 from effloop.data.image.entropy import matches

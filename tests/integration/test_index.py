@@ -10,7 +10,7 @@ from jpegs import belonging_to
 from runs import train
 
 from effloop.cli.main import main
-from effloop.convert import entropy
+from effloop.convert import records
 from effloop.data.image.entropy import build_index
 from effloop.data.image.header import Encoded
 from effloop.data.source.storage.columns import ColumnFile
@@ -104,7 +104,7 @@ def test_an_index_that_gives_other_pixels(
     def build(data: Encoded) -> bytes | None:
         return wrong if data == image else build_index(data)
 
-    monkeypatch.setattr(entropy, "build_index", build)
+    monkeypatch.setattr(records, "build_index", build)
     out, found = photos.parent / "packed", {}
     for words in (["index"], ["convert", "to=memmap", f"out={out}"]):
         assert main([*words, f"data.root={photos}"]) == 0

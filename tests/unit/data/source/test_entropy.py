@@ -132,7 +132,7 @@ def test_interrupted_it_goes_on_where_it_was(large: Path, cache: Path, monkeypat
         return build_index(data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("effloop.convert.entropy.build_index", interrupted)
+        patch.setattr("effloop.convert.records.build_index", interrupted)
         with pytest.raises(KeyboardInterrupt):
             build_indexes({"train": source}, None, 1)
     (report,) = build_indexes({"train": source}, None, 1).values()
