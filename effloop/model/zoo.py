@@ -194,9 +194,12 @@ def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size
     if config.arch in ("googlenet", "inception_v3"):
         options |= {"aux_logits": False, "init_weights": True}  # one output, like every other model
         options["transform_input"] = True  # to -1..1, which torchvision's weights of these two expect
-    if config.arch in zoo.list_models(module=zoo.segmentation):
-        return pixel_model(config.arch, num_classes)
+    of_pixels, has_head = config.arch in zoo.list_models(module=zoo.segmentation), not config.arch.startswith("lraspp")
+    if of_pixels:
+        options = {"weights_backbone": None, **({"aux_loss": True} if has_head else {})}
     model: nn.Module = zoo.get_model(config.arch, weights=None, num_classes=num_classes, **options)
+    if of_pixels:
+        subclassed(model, _of_pixels, has_head)
     return model
 
 
@@ -216,20 +219,9 @@ def timm_model(config: TimmConfig, *, num_classes: int, image_size: Any) -> nn.M
     return model
 
 
-def pixel_model(arch: str, num_classes: int) -> nn.Module:
-    """An untrained segmentation model of torchvision, with its auxiliary head where it has one: (N, 3, H, W) ->
-    (N, K, H, W), or in training with such a head {"out": those, "aux": the head's}.
-    """
-    import torchvision.models as zoo
-
-    has_head = not arch.startswith("lraspp")
-    options: dict[str, Any] = {"aux_loss": True} if has_head else {}
-    model: nn.Module = zoo.get_model(arch, weights=None, weights_backbone=None, num_classes=num_classes, **options)
-    subclassed(model, _of_pixels, has_head)
-    return model
-
-
 def _of_pixels(kind: Any, has_head: bool) -> type[nn.Module]:
+    """(N, 3, H, W) -> (N, K, H, W), or in training with an auxiliary head {"out": those, "aux": the head's}."""
+
     class OfPixels(kind):  # type: ignore[misc]
         has_auxiliary_heads = has_head
 

@@ -62,6 +62,10 @@ class Progress:
     step: int = 0  # updates done
 
 
+_PARTS = ("precision", "checkpoints", "task", "nan")
+"""Parts whose state is saved and loaded as it is."""
+
+
 @dataclass(kw_only=True)
 class Trainer:
     """One loop for every combination of parts; it states the order, the parts state how."""
@@ -237,12 +241,8 @@ class Trainer:
 
     def average_buffers(self) -> None:
         """Give all ranks the mean of their running statistics."""
-        for model in dict.fromkeys((self.model, self.average.model)):  # one and the same where nothing is averaged
+        for model in _models(self):
             self.parallel.average_buffers(model)
-
-    @property
-    def global_batch(self) -> int:
-        return self.train.global_batch
 
     def position(self) -> Position:
         """Where the run is, for the recorder."""
@@ -256,13 +256,53 @@ class Trainer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a run continues from: see `capture`. Every rank has to call this."""
-        self.nan.check()
-        return capture(self)
+        """Everything that a run continues from, between two updates; every rank has to call this.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+        `model` has the weights that are evaluated; if they are an average, `trained` has those it is of. What differs
+        between ranks is there for each: `rng`, `metrics` and, within an epoch, `buffers` such as BatchNorm's
+        statistics, of which `model` and `trained` have the mean then.
+        """
+        self.nan.check()
+        states = {name: getattr(self, name).state_dict() for name in ("average", *_PARTS, "optimizer", "schedule")}
+        within, models = self.progress.samples_seen > 0, _models(self)
+        own: dict[str, Any] = {"rng": rng.capture(), "metrics": self.metrics.sums.clone()}
+        if within and self.parallel.world_size > 1:
+            own["buffers"] = [dict(model.named_buffers()) for model in models]
+        ranks = self.parallel.gather(own)
+        weights = [model.state_dict() for model in models]
+        if "buffers" in own:
+            weights = [_with_mean(each, [rank["buffers"][n] for rank in ranks]) for n, each in enumerate(weights)]
+        return {
+            "model": weights[-1],
+            **({"trained": weights[0]} if len(weights) > 1 else {}),
+            **states,
+            "progress": asdict(self.progress),
+            **({"stop": self.stop.state_dict(within=within)} if self.stop else {}),
+            "metrics": [rank["metrics"] for rank in ranks],
+            "rng": [rank["rng"] for rank in ranks],
+            **({"buffers": [rank["buffers"] for rank in ranks]} if "buffers" in own else {}),
+            "recorder": self.recorder.state_dict(),
+            "last": dict(self.last),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, with the learning rate and other settings of this run."""
-        load(self, state)
+        self.model.load_state_dict(files.trained(state))
+        self.average.load_state_dict(state["average"], state["model"])
+        for name in _PARTS:
+            getattr(self, name).load_state_dict(state.get(name, {}))
+        restore(self.optimizer, self.schedule, state["optimizer"], state["schedule"])
+        self.progress = Progress(**state["progress"])
+        if rest := self.progress.samples_seen % self.train.global_batch:
+            raise ConfigError(
+                f"batch_size: the checkpoint is {rest} samples into a batch of {self.train.global_batch} on all ranks; "
+                "keep batch_size and the number of ranks"
+            )
+        if self.stop:
+            self.stop.load_state_dict(state.get("stop", {}), self.checkpoints.best)
+        self.recorder.load_state_dict(state.get("recorder", {}))
+        self.last = dict(state.get("last", {}))
+        _load_ranks(self, state)
 
 
 _SAVE = 1 << len(STOPPING)
@@ -331,60 +371,6 @@ class Saving:
             self._trainer.checkpoints.save(state, is_best=False)
         self._trainer.checkpoints.close()
         raise PreemptedRunError(f"stopped by {asked_by} after update {self._trainer.progress.step:,}")
-
-
-_PARTS = ("precision", "checkpoints", "task", "nan")
-"""Parts whose state is saved and loaded as it is."""
-
-
-def capture(trainer: Trainer) -> dict[str, Any]:
-    """The state of a trainer between two updates; every rank has to call this.
-
-    `model` has the weights that are evaluated; if they are an average, `trained` has those it is of. What differs
-    between ranks is there for each: `rng`, `metrics` and, within an epoch, `buffers` such as BatchNorm's statistics,
-    of which `model` and `trained` have the mean then.
-    """
-    states = {name: getattr(trainer, name).state_dict() for name in ("average", *_PARTS, "optimizer", "schedule")}
-    within, models = trainer.progress.samples_seen > 0, _models(trainer)
-    own: dict[str, Any] = {"rng": rng.capture(), "metrics": trainer.metrics.sums.clone()}
-    if within and trainer.parallel.world_size > 1:
-        own["buffers"] = [dict(model.named_buffers()) for model in models]
-    ranks = trainer.parallel.gather(own)
-    weights = [model.state_dict() for model in models]
-    if "buffers" in own:
-        weights = [_with_mean(each, [rank["buffers"][n] for rank in ranks]) for n, each in enumerate(weights)]
-    return {
-        "model": weights[-1],
-        **({"trained": weights[0]} if len(weights) > 1 else {}),
-        **states,
-        "progress": asdict(trainer.progress),
-        **({"stop": trainer.stop.state_dict(within=within)} if trainer.stop else {}),
-        "metrics": [rank["metrics"] for rank in ranks],
-        "rng": [rank["rng"] for rank in ranks],
-        **({"buffers": [rank["buffers"] for rank in ranks]} if "buffers" in own else {}),
-        "recorder": trainer.recorder.state_dict(),
-        "last": dict(trainer.last),
-    }
-
-
-def load(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Continue from what `capture` gave, with the learning rate and other settings of this run."""
-    trainer.model.load_state_dict(files.trained(state))
-    trainer.average.load_state_dict(state["average"], state["model"])
-    for name in _PARTS:
-        getattr(trainer, name).load_state_dict(state.get(name, {}))
-    restore(trainer.optimizer, trainer.schedule, state["optimizer"], state["schedule"])
-    trainer.progress = Progress(**state["progress"])
-    if rest := trainer.progress.samples_seen % trainer.global_batch:
-        raise ConfigError(
-            f"batch_size: the checkpoint is {rest} samples into a batch of {trainer.global_batch} on all ranks; "
-            "keep batch_size and the number of ranks"
-        )
-    if trainer.stop:
-        trainer.stop.load_state_dict(state.get("stop", {}), trainer.checkpoints.best)
-    trainer.recorder.load_state_dict(state.get("recorder", {}))
-    trainer.last = dict(state.get("last", {}))
-    _load_ranks(trainer, state)
 
 
 def _load_ranks(trainer: Trainer, state: Mapping[str, Any]) -> None:
