@@ -22,7 +22,6 @@ CASES = {
     "resnet18": (["model=resnet18"], 32),
     "mobilenet_v3_small": (["model=mobilenet_v3_small"], 32),
     "googlenet": (["model=googlenet"], 64),
-    "vit_b_16": (["model=vit_b_16"], 32),
     "efficientnet_lite0": (["model=efficientnet_lite0"], 32),
     "timm": (["model=timm", "model.arch=resnet10t"], 32),
     "timm-vit": (["model=timm", "model.arch=vit_tiny_patch16_224"], 32),
@@ -60,7 +59,6 @@ def test_logits(name: str, channels_last: bool) -> None:
     ("overrides", "words"),
     [
         (["model=vit_b_16", "image_size=50"], "vit_b_16 can't be built for image_size=50"),
-        (["model=inception_v3", "image_size=64"], "inception_v3 can't be built for image_size=64"),
         (["model=timm", "model.arch=resnet18x"], "no model 'resnet18x' in timm"),
         (["model=cnn", "model.num_classes=3"], "model.num_classes: 3, but the data has 2;"),
     ],

@@ -158,7 +158,7 @@ SCRIPT = """
 
 @pytest.mark.parametrize(
     ("task", "world_size"),
-    [("multilabel", 2), ("regression", 2), pytest.param("multilabel", 3, marks=pytest.mark.slow)],
+    [("multilabel", 2), pytest.param("regression", 3, marks=pytest.mark.nightly)],
 )
 def test_any_ranks_have_the_same_scores(
     runs: dict[str, Path], table: Path, task: str, world_size: int, tmp_path: Path

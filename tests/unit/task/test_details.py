@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics.functional.regression import mean_absolute_error, mean_squared_error, r2_score
 
 from effloop.task.classification import Classification, ClassificationConfig
-from effloop.task.details import NUM_BINS, NUM_PLOTTED, NUM_WORST, Details, calibration_bins, largest, of_classes
+from effloop.task.details import NUM_BINS, NUM_PLOTTED, NUM_WORST, Details, calibration_bins, of_classes
 from effloop.task.multilabel import Multilabel, MultilabelConfig
 from effloop.task.regression import Regression, RegressionConfig
 
@@ -112,10 +112,6 @@ def test_the_worst_samples() -> None:
     assert first["predicted"] == f"c{logits[first['id']].argmax()}"
     assert first["probability"] == pytest.approx(float(probabilities[first["id"]].max()))
     assert first["loss"] == pytest.approx(float(losses.max()))
-
-
-def test_a_loss_that_is_no_number_is_the_worst() -> None:
-    assert largest(np.array([1, np.nan, 3, np.inf, 2], np.float32)) == [1, 3, 2, 4, 0]
 
 
 def test_flags_are_the_same_as_torchmetrics() -> None:
