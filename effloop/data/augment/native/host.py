@@ -1,4 +1,4 @@
-"""The operations of `kernels`, for one image on the host, in place: the same pixels, except `hue` with OpenCV.
+"""The operations of `kernels`, for one image on the host, in place: the same pixels, except `hue`.
 
 An image is (H, W, 3) uint8 RGB, contiguous; it is written. Every pass over the pixels releases the GIL and uses one
 thread; the fewer the better, as each then waits for the GIL: 45 short ones took 403 µs per image with one thread,
@@ -7,9 +7,6 @@ thread; the fewer the better, as each then waits for the GIL: 45 short ones took
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,18 +30,18 @@ def brightness(image: Image, factor: float) -> None:
 def contrast(image: Image, factor: float, rest: float | None = None) -> None:
     """As `kernels.contrast`."""
     factor = float(np.float32(factor))
-    mean = float(_luma(image, _floats(image)).mean(dtype=torch.float64).to(torch.float32))
+    mean = float(_luma(_floats(image)).mean(dtype=torch.float64).to(torch.float32))
     _look_up(image, torch.arange(256.0).mul_(factor).add_(mean, alpha=1 - factor if rest is None else rest))
 
 
 def saturation(image: Image, factor: float, rest: float | None = None) -> None:
     """As `kernels.saturation`."""
     floats = _floats(image)
-    luma = _luma(image, floats)
-    cv2 = opencv()
     # Repeated: torch takes 84 µs to add one plane to three at 224x224, OpenCV 11 to repeat it.
-    other = torch.from_numpy(cv2.cvtColor(luma.numpy(), cv2.COLOR_GRAY2RGB)) if cv2 else luma.unsqueeze(2)
-    _blend(image, floats, other, factor, rest)
+    other = torch.from_numpy(opencv().cvtColor(_luma(floats).numpy(), opencv().COLOR_GRAY2RGB))
+    factor = float(np.float32(factor))
+    floats.mul_(factor).add_(other, alpha=1 - factor if rest is None else rest)
+    _write(image, floats.clamp_(0, 255) if factor > 1 else floats)
 
 
 def sharpness(image: Image, factor: float, rest: float | None = None) -> None:
@@ -76,11 +73,7 @@ def hue(image: Image, shift: float) -> None:
 
     The kernel takes 415 µs at 224x224, OpenCV 153, with 40 fewer calls that release the GIL.
     """
-    cv2 = opencv()
-    if cv2 is None:
-        _by_kernel(image, kernels.hue, np.float32(shift))
-        return
-    floats = image.astype(np.float32)
+    cv2, floats = opencv(), image.astype(np.float32)
     cv2.cvtColor(floats, cv2.COLOR_RGB2HSV, floats)
     cv2.add(floats, (360 * (float(shift) % 1), 0, 0, 0), floats)  # negative hues wouldn't wrap around
     cv2.cvtColor(floats, cv2.COLOR_HSV2RGB, floats)
@@ -120,9 +113,6 @@ def autocontrast(image: Image) -> None:
 def equalize(image: Image) -> None:
     """As `kernels.equalize`."""
     cv2 = opencv()
-    if cv2 is None:
-        _by_kernel(image, kernels.equalize)
-        return
     counts = [cv2.calcHist([image], [channel], None, [256], [0, 256]).ravel() for channel in range(3)]
     table = kernels.equalize_tables(torch.from_numpy(np.stack(counts)[None].astype(np.int64)))
     cv2.LUT(image, table[0].t().contiguous().numpy()[None], image)
@@ -130,12 +120,7 @@ def equalize(image: Image) -> None:
 
 def grayscale(image: Image) -> None:
     """As `kernels.grayscale`."""
-    luma = _luma(image, _floats(image)).numpy().astype(np.uint8)
-    cv2 = opencv()
-    if cv2 is None:
-        torch.from_numpy(image).copy_(torch.from_numpy(luma).unsqueeze(2))
-    else:
-        cv2.cvtColor(luma, cv2.COLOR_GRAY2RGB, image)
+    opencv().cvtColor(_luma(_floats(image)).numpy().astype(np.uint8), opencv().COLOR_GRAY2RGB, image)
 
 
 def invert(image: Image) -> None:
@@ -148,35 +133,16 @@ def _floats(image: Image) -> Tensor:
     return torch.from_numpy(image).to(torch.float32)
 
 
-def _luma(image: Image, floats: Tensor) -> Tensor:
+def _luma(floats: Tensor) -> Tensor:
     """(H, W) float32 whole numbers, as in `kernels` except for 3 of the 16.7 million colours."""
-    cv2 = opencv()
-    if cv2 is None:
-        return kernels.luma(torch.from_numpy(image.transpose(2, 0, 1)[None]))[0, 0].floor_()
-    return torch.from_numpy(cv2.transform(floats.numpy(), _LUMA)).floor_()
+    return torch.from_numpy(opencv().transform(floats.numpy(), _LUMA)).floor_()
 
 
 def _look_up(image: Image, table: Tensor) -> None:
     """Map each value by a (256,) float32 table, truncated to 0..255 and not rounded."""
-    whole = table.clamp_(0, 255).to(torch.uint8).numpy()
-    cv2 = opencv()
-    if cv2 is None:
-        np.take(whole, image, out=image)
-    else:
-        cv2.LUT(image, whole, image)
-
-
-def _blend(image: Image, floats: Tensor, other: Tensor, factor: float, rest: float | None) -> None:
-    factor = float(np.float32(factor))
-    floats.mul_(factor).add_(other, alpha=1 - factor if rest is None else rest)
-    _write(image, floats.clamp_(0, 255) if factor > 1 else floats)
+    opencv().LUT(image, table.clamp_(0, 255).to(torch.uint8).numpy(), image)
 
 
 def _write(image: Image, values: Tensor) -> None:
     """Truncated, not rounded."""
     np.copyto(image, values.numpy(), casting="unsafe")
-
-
-def _by_kernel(image: Image, kernel: Callable[..., Tensor], *parameters: np.generic[Any]) -> None:
-    pixels = torch.from_numpy(image.transpose(2, 0, 1)[None])
-    pixels.copy_(kernel(pixels, *(torch.from_numpy(np.array([value])) for value in parameters)))

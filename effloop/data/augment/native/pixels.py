@@ -269,10 +269,6 @@ class GaussianBlur(PixelOperation):
 
     def apply_inplace(self, image: Image, drawn: BlurDraws, row: int) -> None:
         cv2 = opencv()
-        if cv2 is None:
-            pixels = torch.from_numpy(image.transpose(2, 0, 1)[None])
-            pixels.copy_(_blurred(pixels, *(torch.from_numpy(w[row : row + 1]) for w in (drawn.across, drawn.down))))
-            return
         # By float32: from uint8 to uint8 OpenCV rounds the weights to 8 bits.
         values = cv2.sepFilter2D(
             image, cv2.CV_32F, drawn.across[row], drawn.down[row], borderType=cv2.BORDER_REFLECT_101

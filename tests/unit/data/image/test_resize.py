@@ -14,7 +14,6 @@ from images import photo
 from PIL import Image
 from torchvision.transforms.v2 import functional
 
-from effloop.data.image import resize
 from effloop.data.image.resize import FastResize, Level, hflip, resize_into, resized_by_vectors
 
 
@@ -182,10 +181,7 @@ def test_what_vectors_leave_to_others(name: str) -> None:
     assert out is None or not np.asarray(out).any()
 
 
-@pytest.mark.parametrize("opencv", [True, False])
-def test_mirror(opencv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not opencv:
-        monkeypatch.setattr(resize, "opencv", lambda: None)
+def test_mirror() -> None:
     batch = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
     wanted = batch.copy()
     wanted[1] = wanted[1, :, ::-1]

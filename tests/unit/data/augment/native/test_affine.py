@@ -105,13 +105,6 @@ def test_a_batch_larger_than_what_is_done_at_once_is_the_same(monkeypatch: pytes
             assert torch.equal(warp(images, matrices, Sampling.of(*how)), whole)
 
 
-def test_without_opencv_one_image_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    (image,), matrices = pictures(1, 67, 53), inverse_matrices(np.array([23.0]))
-    expected = alone(image, matrices[0], Sampling.of("nearest", 9))
-    monkeypatch.setattr(affine, "opencv", lambda: None)
-    assert torch.equal(alone(image, matrices[0], Sampling.of("nearest", 9)), expected)
-
-
 def test_a_rotation_turns_by_what_it_drew_and_each_row_by_its_own_key() -> None:
     rotation, images = RandomRotation([-50, 20], "bilinear", 5), pictures(6, 64, 48)
     angles = -50 + 70 * uniforms(keys(6), 1)[:, 0]

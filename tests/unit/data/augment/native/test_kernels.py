@@ -65,11 +65,9 @@ def by_one(name: str, pixels: np.ndarray, values: list[Any]) -> np.ndarray:
     return out
 
 
-@pytest.fixture(params=["batch", "one", "one without OpenCV"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., np.ndarray]:
-    if request.param == "one without OpenCV":
-        monkeypatch.setattr(host, "opencv", lambda: None)
-    return by_batch if request.param == "batch" else by_one
+@pytest.fixture(params=[by_batch, by_one])
+def way(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
+    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", WANTED)

@@ -177,23 +177,16 @@ def test_the_largest_factors_are_torchvisions(name: str, given: dict[str, Any]) 
     np.testing.assert_array_equal(by_one(operation, pixels, found), wanted)
 
 
-@pytest.mark.parametrize("opencv", [True, False])
-def test_vertical_flip(opencv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not opencv:
-        monkeypatch.setattr("effloop.data.image.resize.opencv", lambda: None)
+def test_vertical_flip() -> None:
     operation, pixels = crops.RandomVerticalFlip(p=1), images((7, 5))
     np.testing.assert_array_equal(by_one(operation, pixels, drawn(operation, COUNT)), pixels[:, ::-1])
 
 
 @pytest.mark.parametrize(
     ("size", "kernel", "way"),
-    pairwise([(64, 48), (37, 51), (13, 12)], [1, 3, 9, 23, (5, 3)], ["batch", "one", "one without OpenCV"]),
+    pairwise([(64, 48), (37, 51), (13, 12)], [1, 3, 9, 23, (5, 3)], ["batch", "one"]),
 )
-def test_the_pixels_are_torchvisions(
-    size: tuple[int, int], kernel: Any, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if way == "one without OpenCV":
-        monkeypatch.setattr(module, "opencv", lambda: None)
+def test_the_pixels_are_torchvisions(size: tuple[int, int], kernel: Any, way: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (4, *size, 3), np.uint8)
     pixels = np.concatenate([noise, np.stack([photo(*size, row) for row in range(4)])])
     both = [*kernel] if isinstance(kernel, tuple) else [kernel, kernel]
