@@ -171,6 +171,7 @@ class CropOperation(Operation):
         target: height and width of the output, or of the smallest.
         resizes: whether a decoder may scale the box down to no less than `target`.
         pads: whether the output may have pixels that aren't the image's.
+        on_host: whether it and what precedes it run on the host in any case.
     """
 
     any_channels = True
@@ -178,6 +179,7 @@ class CropOperation(Operation):
     target: tuple[int, int]
     resizes: ClassVar[bool] = True
     pads: bool = False
+    on_host: ClassVar[bool] = False
 
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
         """(N, 4) top, left, height, width; the whole image."""

@@ -70,6 +70,7 @@ class NativeAugment(Augment):
         recipe.check_output_sizes(ends[-1], size)
         # Once all images have one size, the rest can run on batches.
         alike = next(count for count, end in enumerate(ends, 1) if (end == end[0]).all())
+        alike = max(n for n, step in enumerate(steps, 1) if n == alike or getattr(step.op, "on_host", False))
         count = alike if config.device is Device.gpu else len(steps)
         self.host, self.device = steps[:count], steps[count:]
         self.size = ImageSize(*ends[count - 1][0].tolist())

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.data.augment.framing import ResizeInto, crop_batch, crop_mask_batch, resize_batch, to_device
+from effloop.data.augment.framing import ResizeInto, to_device
 from effloop.data.augment.operation import (
     MOST_SIDE,
     RATIOS,
@@ -157,13 +157,14 @@ class CenterCropResize(CropOperation):
 
 
 class PlacedCrop(CropOperation):
-    """A crop that becomes a part of the output; the rest is filled, and `IGNORED` in masks.
+    """A crop that becomes a part of the output; the rest is filled, and `IGNORED` in masks. On the host only.
 
     Attributes:
         fill: (3,) uint8, red, green and blue of a filled pixel.
     """
 
     pads = True
+    on_host = True
     fill: NDArray[np.uint8]
 
     @abstractmethod
@@ -311,26 +312,6 @@ class RandomScaleCrop(PlacedCrop):
 
     def place(self, numbers: list[int]) -> tuple[int, int, int, int]:
         return 0, 0, *numbers[_PLACED]  # type: ignore[return-value]
-
-    def apply_batch(self, images: Tensor, drawn: NDArray[np.int64]) -> Tensor:
-        channels = images.shape[1]
-        out = images.new_empty((len(images), *self.target, channels)).permute(0, 3, 1, 2)
-        out.copy_(to_device(self.filling(channels), images).view(1, channels, 1, 1))
-        never = np.zeros(1, np.bool_)
-        for row, numbers in enumerate(drawn):
-            height, width = numbers[_PLACED].tolist()
-            box, image = numbers[None, :4], images[row : row + 1]
-            same = bool((box[0, 2:] == numbers[_PLACED]).all())
-            cut = crop_batch(image, box, never) if same else resize_batch(image, box, (height, width))
-            out[row : row + 1, :, :height, :width] = cut
-        return out
-
-    def apply_mask_batch(self, masks: Tensor, drawn: NDArray[np.int64]) -> Tensor:
-        out = masks.new_full((len(masks), *self.target), IGNORED)
-        for row, numbers in enumerate(drawn):
-            height, width = numbers[_PLACED].tolist()
-            out[row, :height, :width] = crop_mask_batch(masks[row : row + 1], numbers[None, :4], (height, width))[0]
-        return out
 
 
 def _box_in_image(
