@@ -323,11 +323,7 @@ RECIPES = ((), WORDS[:4], ("data.balance=0.5", "schedule=cosine"), ("progressive
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["inline", "threads", "processes", "dali"])
-@pytest.mark.parametrize(
-    "words",
-    [(), WORDS[:4], ("data.balance=0.5", "schedule=cosine"), ("progressive=[16,24]", "stop.patience=5")],
-    ids=str,
-)
+@pytest.mark.parametrize("words", RECIPES, ids=str)
 def test_every_engine(photos: Path, here: Path, engine: str, words: tuple[str, ...]) -> None:
     """Stopped after the first update and after the last but one of the second epoch."""
     if engine == "dali":

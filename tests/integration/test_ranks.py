@@ -374,44 +374,12 @@ def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named(tmp_path: Pat
     assert re.search(rf"{who} connected within 2 s; .* parallel.start_timeout_s", line), line
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
-@pytest.fixture
-def two_hosts() -> Iterator[tuple[str, str]]:
-    """Two network namespaces, joined by a cable: 10.77.0.1 and 10.77.0.2."""
-    if os.geteuid() or not shutil.which("ip"):
-        pytest.skip("network namespaces need root and iproute2")
-    names = [f"effloop{os.getpid()}{letter}" for letter in "ab"]
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", "eff0", "netns", names[0], "type", "veth", "peer", "name", "eff0", "netns", names[1])
-        for number, name in enumerate(names, start=1):
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "eff0")
-            for device in ("lo", "eff0"):
-                ip("-n", name, "link", "set", device, "up")
-        yield names[0], names[1]
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
 @pytest.mark.slow
-def test_two_machines(two_hosts: tuple[str, str], by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
-    words = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=10.77.0.1", "--master-port=29511"]
+def test_two_machines(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
+    """As torchrun starts them, one after the other, though both are this one."""
+    words = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     args = ["-m", "effloop", f"data.root={photos}", *DDP]
-    processes = [
-        started(
-            ["ip", "netns", "exec", host, *TORCHRUN, *words, f"--node-rank={number}", *args],
-            tmp_path,
-            GLOO_SOCKET_IFNAME="eff0",
-        )
-        for number, host in enumerate(two_hosts)
-    ]
-    ended = [done(process) for process in processes]
+    starts = [[*TORCHRUN, *words, f"--node-rank={number}", *args] for number in (0, 1)]
+    ended = [done(each) for each in [started(start, tmp_path, GLOO_SOCKET_IFNAME="lo") for start in starts]]
     assert [code for code, _, _ in ended] == [0, 0], ended
     assert_alike(tmp_path / "outputs" / "run", by_two[0] / "outputs" / "run")

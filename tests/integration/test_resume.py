@@ -252,15 +252,6 @@ class TestUntrusted:
         torch.load(path, weights_only=False)
         assert (here / "pwned").exists()  # it would have
 
-    def test_config_with_an_interpolation(
-        self, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setenv("SECRET", "hunter2")
-        _edit(run, "device: auto", "device: ${oc.env:SECRET}")
-        line = self.refused(capsys, "resume", str(run))
-        assert "holds an interpolation" in line
-        assert "hunter2" not in line
-
     @pytest.mark.parametrize(
         ("old", "new", "words"),
         [

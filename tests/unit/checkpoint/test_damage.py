@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import random
 import re
 import shutil
 import stat
-import tarfile
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -164,14 +162,6 @@ def _legacy(path: Path, evil: Evil) -> None:
     torch.save({"format": 3, **STATE, "model": evil}, path, _use_new_zipfile_serialization=False)
 
 
-def _tar(path: Path, evil: Evil) -> None:
-    with tarfile.open(path, "w") as archive:
-        for name in ("storages", "tensors", "pickle", "../../escape"):
-            data = pickle.dumps(evil)
-            (member := tarfile.TarInfo(name)).size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-
-
 def _script(path: Path, evil: Evil) -> None:
     torch.save({"format": 3, **STATE}, path)
     rewrite(path, {**again(path), "x/constants.pkl": pickle.dumps(evil), "x/code/x.py": b"import os"})
@@ -206,7 +196,6 @@ EXPLOITS = {
     _pickle_in_zip: "is refused: it holds more than tensors",
     _pickle: "not a checkpoint that EffLoop wrote",
     _legacy: "not a checkpoint that EffLoop wrote",
-    _tar: "not a checkpoint that EffLoop wrote",
     _script: "not a checkpoint that EffLoop wrote",
     _bomb: "not stored as torch.save stores them",
     _big: "not stored as torch.save stores them",

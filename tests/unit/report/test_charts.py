@@ -127,17 +127,6 @@ class TestCurves:
         assert other.get_xdata() == pytest.approx(np.arange(1, 21) / 10)
         assert list(figures["val/loss"].axes[0].lines[0].get_xdata()) == [1, 2]
 
-    def test_under_way(self) -> None:
-        rows = [{"split": "train", "epoch": 0, "step": step, "loss": 1.0} for step in (1, 2)]
-        perf = [{"span": "train", "epoch": 0, "step": step, "seconds": 1.0, "images_per_s": 9.0} for step in (1, 2)]
-        figures = plot_curves(
-            compare_runs(
-                [RunRecord(path=Path("/run"), metrics=rows, perf=perf), RunRecord(path=Path("/job"))], "val/loss"
-            )
-        )
-        assert [list(figures[name].axes[0].lines[0].get_xdata()) for name in figures] == [[0.5, 1.0], [0.5, 1.0]]
-        assert curves_of([RunRecord(path=Path("/job"))]) == {}
-
     def test_goes_on_behind_the_last_evaluation(self) -> None:
         run = trained(2, 4)
         more = [{"split": "train", "epoch": 2, "step": 10, "loss": 1.0}]
