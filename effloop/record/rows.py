@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from effloop.record.base import Position
 from effloop.record.clock import Span
 from effloop.record.sinks import AppendFile, EpochReport, Sink, StepReport
-from effloop.system.files import write_text
+from effloop.system.files import keep_rows, write_text
 from effloop.system.untrusted import MOST_ROWS, read_text
 
 
@@ -34,41 +35,21 @@ class Resumed:
 
 
 class Rows(Sink):
-    """A file with a row per line, each of which belongs to an update: JSON objects, unless a subclass has others."""
-
-    header = ""
-    """The first line."""
+    """A file of JSON lines, each of which belongs to an update."""
 
     def __init__(self, path: Path, resumed: Resumed) -> None:
         """Open the file to append, without its rows of what is done again."""
-        kept = []
-        if path.is_file():  # no pipe, which would be waited for
-            lines = path.read_text("utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and self._keeps(line, resumed)]
-            kept += self._missing(kept, resumed)
-        write_text(path, "".join([self.header, *kept]))
-        self._file = AppendFile(path)
 
-    def _keeps(self, line: str, resumed: Resumed) -> bool:
-        try:
-            row = self._parsed(line)
+        def keep(row: Any) -> bool:
             step = float(row["step"])
-        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # it isn't a row
-            return False
-        return step < resumed.step or (step == resumed.step and self._is_before(row, resumed))
+            return step < resumed.step or (step == resumed.step and self._is_before(row, resumed))
 
-    def _parsed(self, line: str) -> Any:
-        return json.loads(line)
+        keep_rows(path, keep)
+        self._file = AppendFile(path)
 
     def _is_before(self, row: Mapping[str, Any], resumed: Resumed) -> bool:
         """Whether a row of the last update is from before the checkpoint."""
-        del row
-        return not resumed.within
-
-    def _missing(self, kept: Sequence[str], resumed: Resumed) -> list[str]:
-        """Rows that a killed run had no time to write."""
-        del kept, resumed
-        return []
+        raise NotImplementedError
 
     def _write(self, position: Position, values: Mapping[str, Any]) -> None:
         (key, name), *rest = values.items()
@@ -96,17 +77,17 @@ class MetricsFile(Rows):
 class PerfFile(Rows):
     """`perf.jsonl`: times, which differ when a run is repeated."""
 
+    def __init__(self, path: Path, resumed: Resumed) -> None:
+        super().__init__(path, resumed)
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()[-3:]] if resumed.saved else []
+        if rows and not any(each["span"] == "checkpoint" and each["step"] == resumed.step for each in rows):
+            # A row is written once the checkpoint is saved: a killed run had no time to.
+            row = {"span": "checkpoint", "epoch": rows[-1]["epoch"], "step": resumed.step, "seconds": 0.0}
+            self._file.write(json.dumps(row).encode() + b"\n")
+
     def _is_before(self, row: Mapping[str, Any], resumed: Resumed) -> bool:
         span = row.get("span")
         return resumed.saved if span == "checkpoint" else span == "train" or not resumed.within
-
-    def _missing(self, kept: Sequence[str], resumed: Resumed) -> list[str]:
-        """The row of the checkpoint, which is written once that is saved."""
-        rows = [json.loads(line) for line in kept[-3:]]
-        if not rows or not resumed.saved or any(r["span"] == "checkpoint" and r["step"] == resumed.step for r in rows):
-            return []
-        row = {"span": "checkpoint", "epoch": rows[-1]["epoch"], "step": resumed.step, "seconds": 0.0}
-        return [json.dumps(row) + "\n"]
 
     def train(self, report: StepReport) -> None:
         span = report.span
@@ -138,7 +119,7 @@ def read_times(path: Path) -> tuple[list[Span], dict[str, float]]:
         return [], {}
 
 
-class EpochTable(Rows):
+class EpochTable(Sink):
     """`metrics.csv`: a row for each epoch. Times are those of training.
 
     Numbers that aren't finite, and scores of an epoch that wasn't evaluated, are empty.
@@ -148,11 +129,13 @@ class EpochTable(Rows):
         """Open the file as `Rows` does; `names` are the scores' names, in the order of columns."""
         self._names = names
         scores = [f"{split}/{name}" for split in ("train", "val") for name in names]
-        self.header = ",".join(["epoch", "step", "lr", *scores, "images_per_s", "wait", "seconds"]) + "\n"
-        super().__init__(path, resumed)
-
-    def _parsed(self, line: str) -> Any:
-        return {"step": int(line.split(",")[1])}  # a ValueError of the header, which is written again
+        kept = [",".join(["epoch", "step", "lr", *scores, "images_per_s", "wait", "seconds"]) + "\n"]
+        last = resumed.step - resumed.within  # the row of an unfinished epoch is still to come
+        for line in path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else ():
+            with suppress(ValueError, LookupError):  # the header
+                kept += [line] if line.endswith("\n") and int(line.split(",")[1]) <= last else []
+        write_text(path, "".join(kept))
+        self._file = AppendFile(path)
 
     def epoch(self, report: EpochReport) -> None:
         position, span = report.position, report.span
@@ -161,6 +144,9 @@ class EpochTable(Rows):
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(finite(value) for value in row)
         self._file.write(line.getvalue().encode())
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class FinalFile(Sink):

@@ -103,12 +103,12 @@ def _shorten_path(path: re.Match[str]) -> str:
 
 def format_axis(axis: Any, name: str, *, percent: bool) -> None:
     """Format an axis's tick labels: shares in percent, images/s with commas."""
-    from matplotlib.ticker import FuncFormatter, PercentFormatter
+    from matplotlib.ticker import PercentFormatter
 
     if percent:
         axis.set_major_formatter(PercentFormatter(1.0))
     elif name == "images/s":
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_major_formatter("{x:,.10g}")
 
 
 def leave_out_outliers(axes: Axes, lines: Sequence[Iterable[float]], *, horizontal: bool = False) -> float:
@@ -128,16 +128,6 @@ def leave_out_outliers(axes: Axes, lines: Sequence[Iterable[float]], *, horizont
     text = f"{count} {'run goes' if count == 1 else 'runs go'} beyond, to {tops[-1]:.3g}"
     axes.text(0.99, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=8, fontstyle="italic")
     return usual[-1]
-
-
-def log_scale(axes: Axes) -> None:
-    """Make the y-axis logarithmic with plain numbers: powers of ten need math text, which `style` turns off."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def plot_curves(comparison: Comparison) -> dict[str, Figure]:
@@ -188,6 +178,8 @@ def run_colours(comparison: Comparison) -> list[str]:
 
 
 def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]], comparison: Comparison, *, is_loss: bool) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     width, alpha = (1.6, 1.0) if len(lines) <= 12 else (1.0, 0.75)
     if comparison.repeated:
         width, alpha = 0.8, 0.5  # beside their means
@@ -201,7 +193,10 @@ def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]], comparison
         top = leave_out_outliers(axes, [y for _, y in lines])
         lowest = min(y[np.isfinite(y)].min(initial=math.inf) for _, y in lines)
         if lowest > 0 and top / lowest > _LOG_RATIO:
-            log_scale(axes)
+            axes.set_yscale("log")  # with plain numbers: powers of ten need math text, which `style` turns off
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlim(left=0)
 
 

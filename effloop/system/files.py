@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import pwd
 import secrets
 import shutil
 import time
@@ -98,11 +97,10 @@ def describe_failure(path: Path, error: OSError) -> str:
 
 def owner(path: Path) -> str:
     """Name of the user that a file or folder belongs to; a number where it has no name here."""
-    number = path.stat().st_uid
     try:
-        return pwd.getpwuid(number).pw_name
+        return path.owner()
     except KeyError:
-        return f"user {number}"
+        return f"user {path.stat().st_uid}"
 
 
 def describe_bytes(count: int) -> str:

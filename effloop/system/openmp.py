@@ -17,40 +17,26 @@ threads stay awake. libgomp's own 300,000 are 8 ms, longer than the scheduler's 
 the core of the thread that is waited for, the waiting one keeps that thread from running on its own core.
 """
 _SPIN_COUNT, _WAIT_POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
-_OURS = "EFFLOOP_SPINCOUNT"  # the count that is ours, which a user may have chosen, too; processes inherit both
-_LIMIT = {_SPIN_COUNT: str(SPINS), _OURS: str(SPINS)}
-
-
-def limit_spinning() -> None:
-    """Limit it, unless the user has chosen, in processes to be started, and in this one if torch isn't imported yet."""
-    if _SPIN_COUNT not in os.environ and _WAIT_POLICY not in os.environ:
-        os.environ.update(_LIMIT)
 
 
 def with_limit(env: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables for a process to be started: with our limit, unless they have another choice.
+    """Environment variables for a process to be started: with the limit, unless they have a user's choice."""
+    return {**env} if _SPIN_COUNT in env or _WAIT_POLICY in env else {**env, _SPIN_COUNT: str(SPINS)}
 
-    Args:
-        env: its variables. A wait policy set since our limit was is the user's choice, which the count would overrule.
-    """
-    if _WAIT_POLICY in env:
-        return {name: value for name, value in env.items() if not (_is_ours(env) and name in _LIMIT)}
-    return {**env} if _SPIN_COUNT in env else {**env, **_LIMIT}
+
+def limit_spinning() -> None:
+    """Limit it in processes to be started, and in this one if torch isn't imported yet."""
+    os.environ.update(with_limit(os.environ))
 
 
 @contextmanager
 def without_limit() -> Iterator[None]:
     """Processes started inside spin as torch has them by default: what EffLoop is compared with."""
-    ours = _is_ours(os.environ)
+    ours = os.environ.get(_SPIN_COUNT) == str(SPINS)
     if ours:
-        for name in _LIMIT:
-            del os.environ[name]
+        del os.environ[_SPIN_COUNT]
     try:
         yield
     finally:
         if ours:
-            os.environ.update(_LIMIT)
-
-
-def _is_ours(env: Mapping[str, str]) -> bool:
-    return _SPIN_COUNT in env and env.get(_OURS) == env[_SPIN_COUNT]
+            os.environ[_SPIN_COUNT] = str(SPINS)

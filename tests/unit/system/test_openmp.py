@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import effloop
-from effloop.config.guard import VARIABLES
 from effloop.run.jobs import JobRunner
-from effloop.system.openmp import SPINS, limit_spinning, with_limit
+from effloop.system.openmp import SPINS, limit_spinning
 
 COUNT, POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 OURS = {COUNT: str(SPINS)}
@@ -24,7 +23,7 @@ CHOSEN: list[dict[str, str]] = [{COUNT: "7"}, {POLICY: "active"}, {COUNT: str(SP
 
 @pytest.fixture(autouse=True)
 def _nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (COUNT, POLICY, "EFFLOOP_SPINCOUNT"):
+    for name in (COUNT, POLICY):
         monkeypatch.setenv(name, "")  # for the end of the test to undo what it sets
         monkeypatch.delenv(name)
 
@@ -57,9 +56,9 @@ def test_of_a_command(words: list[str], env: dict[str, str], found: dict[str, st
     assert read_by_libgomp(tmp_path, words, env) == found
 
 
-def job_environment(host: str = "", *, parallel: bool = True) -> dict[str, str]:
+def job_environment(host: str = "") -> dict[str, str]:
     values: dict[str, Any] = {"folder": "", "fixed": frozenset(), "objective": "", "count": 0, "parent": 0}
-    flags = {"resume": False, "parallel": parallel, "debug": False}
+    flags = {"resume": False, "parallel": True, "debug": False}
     return JobRunner(**values, **flags, host=host or socket.gethostname(), threads={}).environment()
 
 
@@ -67,18 +66,10 @@ def test_of_a_job(tmp_path: Path) -> None:
     assert read_by_libgomp(tmp_path, ["-m", "effloop.run.job"], job_environment("a login node")) == OURS
 
 
-@pytest.mark.parametrize("chosen", [*CHOSEN, {COUNT: "7", POLICY: "active"}])
+@pytest.mark.parametrize("chosen", CHOSEN)
 def test_of_a_job_by_the_users_choice(chosen: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     limit_spinning()  # as the command that starts the sweep
     found = job_environment()
     assert {name: found[name] for name in (COUNT, POLICY) if name in found} == chosen
-
-
-def test_a_policy_set_since_is_a_choice() -> None:
-    """As `hydra.job.env_set` does in a process that has our count already."""
-    ours = with_limit({"HOME": "/"})
-    assert ours == {**ours, **OURS}
-    assert with_limit({**ours, POLICY: "active"}) == {POLICY: "active", "HOME": "/"}
-    assert {COUNT, POLICY} <= VARIABLES
