@@ -24,7 +24,6 @@ from effloop.errors import (
 from effloop.system.command import command_timed, escaped_output
 from effloop.system.openmp import limit_spinning
 from effloop.system.processes import discard_output
-from effloop.system.signals import ending_from_the_start
 
 if TYPE_CHECKING:
     from effloop.cli.command import Command
@@ -74,8 +73,6 @@ def _run(args: list[str], *, whole_process: bool) -> int:
     if whole_process:
         faulthandler.enable(2)  # a stack where a mapped file is cut while it is read (SIGBUS)
         limit_spinning()
-    if whole_process and not {*args[:1]} & (MODULES.keys() - {"train", "resume"}):
-        ending_from_the_start()
     try:
         with command_timed(whole_process=whole_process):
             return _dispatch(args)

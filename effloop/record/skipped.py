@@ -52,11 +52,6 @@ class SkippedFile:
         return [self._found[key] for key in sorted(self._found)]
 
 
-def read_skipped(run_dir: Path) -> list[SkippedRow]:
-    """The rows of a run folder, see `SkippedFile.read`."""
-    return SkippedFile(run_dir).read()
-
-
 def counted(rows: list[SkippedRow]) -> dict[str, int]:
     """{split: how many different images}."""
     splits = {row.split for row in rows}

@@ -27,7 +27,7 @@ from effloop.report.comparison import (
     time_by_part,
 )
 from effloop.report.figures import write_csv
-from effloop.report.page import download_line, downloaded, render_page
+from effloop.report.page import render_page
 from effloop.report.sweep_plot import plot_sweep
 from effloop.report.values import are_numbers, to_short_text, to_text
 from effloop.runs.reader import Row, RunRecord
@@ -62,7 +62,6 @@ def _rows(comparison: Comparison, folder: Path) -> list[Row]:
     """Rows of the CSV: all config keys that differ, the measurements, and the time of each part."""
     swept, configs = comparison.swept, differences([run.config for run in comparison.runs])
     differ = {**swept, **configs, **swept}
-    fetched = dict.fromkeys(name for run in comparison.runs for name in downloaded(run))
     rows = []
     for index, run in enumerate(comparison.runs):
         seconds = time_by_part(run)
@@ -74,7 +73,6 @@ def _rows(comparison: Comparison, folder: Path) -> list[Row]:
         row |= {name: metric_value(run, name) for name in comparison.measures}
         row |= {f"last val/{meter.name}": last.get(meter.name) for meter in comparison.meters}
         row |= {f"time/{part}": seconds.get(part) for part in TIME_PARTS}
-        row |= {f"download/{name}": downloaded(run).get(name) for name in fetched}
         rows.append({**row, "path": to_text(os.path.relpath(run.path, folder))})
     return rows
 
@@ -122,7 +120,7 @@ def _means_table(comparison: Comparison) -> Table:
 
 
 def report_table(runs: Sequence[RunRecord], objective: str) -> Table:
-    """A row for each run, the best first, as wide as the terminal; below are failures, left out keys and downloads.
+    """A row for each run, the best first, as wide as the terminal; below are failures and left out keys.
 
     Raises:
         ConfigError: there is no such objective.
@@ -153,13 +151,11 @@ def report_table(runs: Sequence[RunRecord], objective: str) -> Table:
 
 
 def _caption(comparison: Comparison) -> Text:
-    """The swept keys that have no column, why runs failed, and what was fetched for them."""
+    """The swept keys that have no column, and why runs failed."""
     lines = [] if comparison.same_data else ["no best: the runs were validated on different data"]
     if more := list(comparison.swept)[_MAX_SWEPT:]:
         lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(map(to_text, more))}")
     for name, run in zip(comparison.names, comparison.runs, strict=True):
         if run.state in FAILED_STATES or run.reason:
             lines.append(f"{to_text(name)} {to_text(run.state)}: {to_text(run.reason or UNKNOWN)}")
-        if line := download_line(run):
-            lines.append(f"{to_text(name)} remote data: {line}")
     return Text("\n".join(lines), style="not italic")

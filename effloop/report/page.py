@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from effloop.errors import PROGRAM
-from effloop.record.skipped import counted, read_skipped
 from effloop.registry import plugin_words
 from effloop.report import charts
 from effloop.report.comparison import (
@@ -35,7 +34,7 @@ from effloop.report.sweep_plot import plot_sweep
 from effloop.report.values import are_numbers, as_number, shorten, to_text
 from effloop.runs.compare import PER_RUN_KEYS
 from effloop.runs.environment import effloop_version
-from effloop.runs.reader import PLACE, RunRecord, flatten
+from effloop.runs.reader import PLACE, flatten
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -60,23 +59,6 @@ def environment() -> Environment:
 def stylesheet() -> str:
     """The CSS of all pages."""
     return "".join((files("effloop.report") / name).read_text("utf-8") for name in ("report.css", "pipeline.css"))
-
-
-def downloaded(run: RunRecord) -> dict[str, float]:
-    """Bytes of the data, those fetched, the share that was there, 10^6 bytes fetched in a second; empty without."""
-    fetched = run.summary.get("download")
-    names = ("bytes", "fetched_bytes", "hit_rate", "mb_per_s")
-    return {name: as_number(fetched.get(name)) for name in names} if isinstance(fetched, Mapping) else {}
-
-
-def download_line(run: RunRecord) -> str:
-    """The same in words; empty without."""
-    if not (found := downloaded(run)):
-        return ""
-    speed = f", {found['mb_per_s']:,.1f} MB/s" if found["fetched_bytes"] else ""
-    line = f"{found['fetched_bytes'] / 1e6:,.1f} of {found['bytes'] / 1e6:,.1f} MB fetched{speed}"
-    line += f"; {found['hit_rate']:.1%} of the bytes were there already"
-    return line
 
 
 # Evaluations of runs for the report's page.
@@ -143,7 +125,6 @@ def _jpeg(path: Path) -> str:
 
 _MAX_VALUES = 12  # of a key, in the table of differences
 _MAX_PIPELINES = 8  # of several runs
-_MAX_SKIPPED = 20  # images of a run
 _MAX_LABELS = 16  # runs whose buttons are labelled with the swept values; more are shown by name
 
 
@@ -171,8 +152,6 @@ def render_page(comparison: Comparison, title: str) -> str:
             for index, run in enumerate(runs)
             if run.state in FAILED_STATES or run.reason
         ],
-        skipped=_skipped(comparison),
-        downloads=[(index, line) for index, run in enumerate(runs) if (line := download_line(run))],
         max_labels=_MAX_LABELS,
         time_parts=TIME_PARTS,
         bars=_bars(comparison),
@@ -191,18 +170,6 @@ def render_page(comparison: Comparison, title: str) -> str:
             [{key: value for key, value in run.environment.items() if key not in PER_RUN_KEYS} for run in runs],
         ),
     )
-
-
-def _skipped(comparison: Comparison) -> list[tuple[int, str, list[tuple[str, str]], int]]:
-    """For each run that skipped images: its index, counts by split, some images with the reason, and how many more."""
-    found = []
-    for index, run in enumerate(comparison.runs):
-        rows = read_skipped(run.path)
-        images = {(row.split, row.id): (row.name, row.reason) for row in rows}
-        counts = ", ".join(f"{count:,} of {split}" for split, count in counted(rows).items())
-        if images:
-            found.append((index, counts, list(images.values())[:_MAX_SKIPPED], max(0, len(images) - _MAX_SKIPPED)))
-    return found
 
 
 def _sort_key(value: Any) -> str:

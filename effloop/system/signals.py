@@ -213,7 +213,6 @@ class StopRequest:
             yield
             return
         self._entered = True
-        _early_is_over()
         handlers = {number: signal.getsignal(number) for number in STOPPING}
         replaced = {*handlers.values()} - {signal.SIG_IGN} if self.always else {signal.SIG_DFL, _noted}
         ours = [number for number, handler in handlers.items() if handler in replaced]
@@ -279,42 +278,11 @@ def handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _early_is_over()
     with handlers_restored(*STOPPING):
         for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)
         yield
-
-
-_early_pid = 0
-"""Of the process that `_end_early` ends; forks of it end as they would without the handler."""
-
-
-def _end_early(number: int, frame: Any) -> None:
-    """The handler from the start of a process until another one takes over."""
-    if os.getpid() == _early_pid:
-        ends(f"stopped by {signal_name(number)} {BEFORE}")
-        os._exit(PreemptedRunError.exit_code)
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-
-
-def ending_from_the_start() -> None:
-    """A signal ends this process with a line until `StopRequest` or `handled` are entered, while modules are imported
-    and the config is composed; signals that are ignored or handled stay so.
-    """
-    global _early_pid
-    _early_pid = os.getpid()
-    for number in STOPPING:
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end_early)
-
-
-def _early_is_over() -> None:
-    for number in STOPPING:
-        if signal.getsignal(number) is _end_early:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def names(bits: int) -> str:

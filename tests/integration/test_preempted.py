@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -136,23 +135,6 @@ def test_a_kill_after_the_last_checkpoint(reference: Path, here: Path, capsys: p
     assert main(["resume", "outputs/x"]) == 0
     assert "summary.json was missing" in capsys.readouterr().out
     check_same(here, reference)
-
-
-@pytest.mark.slow
-def test_a_signal_while_torch_is_imported(photos: Path, here: Path) -> None:
-    process = started([sys.executable, "-m", "effloop", f"data.root={photos}", "run=x"], here)
-    wait_until(lambda: caught(process.pid, signal.SIGTERM), process)
-    process.send_signal(signal.SIGTERM)
-    code, out, err = done(process)
-    line = "effloop: stopped by SIGTERM before training began; type the command again\n"
-    assert (code, out, err) == (75, "", line)
-    assert not (here / "outputs").exists()
-
-
-def caught(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
 def test_a_users_own_handlers_stay(photos: Path, here: Path) -> None:

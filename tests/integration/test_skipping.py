@@ -58,9 +58,6 @@ def test_a_run_that_skips(damaged: Path, tmp_path: Path, capsys: pytest.CaptureF
     scores = json.loads((whole / "eval/val/scores.json").read_text())
     assert (scores["samples"], scores["skipped"]) == (12, 1)
     assert sum(row["samples"] for row in scores["rows"]) == 12
-    assert main(["report", str(whole)]) == 0
-    page = (whole / "report.html").read_text()
-    assert all(row["name"] in page for row in listed)
     capsys.readouterr()
     assert train(damaged, "run=few", f"out={tmp_path}", *SKIP, "max_errors=1") == 2
     assert "max_errors allows 1" in capsys.readouterr().err

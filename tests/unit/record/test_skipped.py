@@ -10,7 +10,7 @@ import pytest
 
 from effloop.batch import Skipped
 from effloop.data.ledger import Ledger
-from effloop.record.skipped import SKIPPED, SkippedFile, read_skipped
+from effloop.record.skipped import SKIPPED, SkippedFile
 
 
 def line(sample: int) -> str:
@@ -29,7 +29,7 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", ["[" * 200_000, '{"split": "train", "id": 1, "epoch": Infinity}', "3", "\0", "[]"])
 def test_hostile_rows_are_passed_over(row: str, tmp_path: Path) -> None:
     (tmp_path / SKIPPED).write_text(f"{row}\n{line(3)}{line(4).replace('null', 'Infinity')}")
-    assert [each.id for each in read_skipped(tmp_path)] == [3]
+    assert [each.id for each in SkippedFile(tmp_path).read()] == [3]
     ledger = Ledger("train", "x", 9, 2)
     ledger.keep_in(tmp_path / SKIPPED)
     assert ledger._bad == {3, 4}
@@ -38,7 +38,7 @@ def test_hostile_rows_are_passed_over(row: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_no_file(make: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path / SKIPPED)  # type: ignore[operator]
-    assert read_skipped(tmp_path) == []
+    assert SkippedFile(tmp_path).read() == []
     ledger = Ledger("train", "x", 9, 2)
     ledger.keep_in(tmp_path / SKIPPED)
     ledger._add(0, [Skipped(0, 5, "n", "r", None)])
