@@ -19,8 +19,6 @@ from effloop.measure.memory import memory_table
 from effloop.measure.pictures import print_diagnosis, write_diagnosis
 from effloop.measure.turns import output_folder, run_command
 
-_ROUNDS, _MORE_ROUNDS = 3, 9
-
 
 @dataclass(frozen=True)
 class DiagnoseOptions:
@@ -30,7 +28,7 @@ class DiagnoseOptions:
         verify: try for longer, three times as many turns of each.
         top: how many overrides are tried.
         seconds: that measuring takes, about, before overrides are tried.
-        out: the folder for diagnosis.json, .png and .html; without it outputs/diagnose/DATE/TIME.
+        out: the folder for diagnosis.json and .html; without it outputs/diagnose/DATE/TIME.
     """
 
     verify: bool = False
@@ -50,12 +48,12 @@ def diagnose(options: DiagnoseOptions, overrides: list[str]) -> int:
     """
     config = configs.compose(overrides)
     folder = output_folder(options.out, "diagnose")
-    rounds = _MORE_ROUNDS if options.verify else _ROUNDS
+    rounds = 9 if options.verify else 3
     found = measuring.diagnose(config, overrides, options.seconds, top=options.top, rounds=rounds)
     print_diagnosis(found)
     Console().print(memory_table(found.memory))
     write_diagnosis(found, folder)
-    print(f"diagnosis: {folder / 'diagnosis.html'}   beside it: diagnosis.json, diagnosis.png")
+    print(f"diagnosis: {folder / 'diagnosis.html'}   beside it: diagnosis.json")
     return 0
 
 
@@ -66,13 +64,11 @@ class TuneOptions:
     Attributes:
         minutes: for measuring.
         batch: also try other batch sizes, with accumulate for updates of as many images.
-        again: measure also what is remembered from before.
         out: a folder for the figures; without it outputs/tune/DATE/TIME.
     """
 
     minutes: float = 1.0
     batch: bool = False
-    again: bool = False
     out: Path | None = None
 
     def __post_init__(self) -> None:
@@ -91,18 +87,14 @@ def tune(options: TuneOptions, overrides: list[str]) -> int:
         ConfigError: an option or override can't be taken, or the folder can't be written.
     """
     config = configs.compose(overrides)
-    if found := None if options.again else tuning.remembered(config, batch=options.batch):
-        print(f"found on {found['date']}: {found['images_per_s']:,.0f} images/s; again=true measures again")
-        folder = None
-    else:
-        folder = output_folder(options.out, "tune")
-        found = tuning.tune(config, minutes=options.minutes, batch=options.batch)
-        tuning.print_curve(found)
-        tuning.write_files(found, folder)
+    folder = output_folder(options.out, "tune")
+    found = tuning.tune(config, minutes=options.minutes, batch=options.batch)
+    curve = tuning.report(found)
+    curve.print()
+    curve.write(folder / "tune.json")
     print(f"train with: {run_command(overrides, found['overrides'], 'train')}")
     print("or with num_workers=auto, which takes as many on this machine, for this data and these settings")
-    if folder:
-        print(f"figures: {folder}")
+    print(f"figures: {folder}")
     return 0
 
 

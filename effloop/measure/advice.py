@@ -69,45 +69,35 @@ class RunFacts:
     samples: int
     memory: Memory
 
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        model: nn.Module,
-        probe: Probe,
-        loaders: Sequence[Loader],
-        parallel: Parallel,
-        precision: Precision,
-    ) -> RunFacts:
-        """The facts of a run whose parts are built.
 
-        Args:
-            config: of the run.
-            model: with its parameters frozen as configured.
-            probe: of this model.
-            loaders: of the training split, and of the other splits that the run loads.
-            parallel: has the number of ranks.
-            precision: of the training step.
-        """
-        norms = (each for each in model.modules() if isinstance(each, _BATCH_NORMS) and takes_statistics(each))
-        return cls(
-            device=parallel.device.type,
-            mixed=precision.dtype is not None,
-            cores=available_cores(),
-            sharing=parallel.sharing,
-            torch_threads=torch.get_num_threads(),
-            world_size=parallel.world_size,
-            probe=probe,
-            parameters=sum(each.numel() for each in model.parameters()),
-            batch_norms=sum(1 for _ in norms),
-            samples=loaders[0].plan.order.num_samples,
-            memory=expected_memory(config, model, probe, loaders, parallel),
-        )
+def facts_of(
+    config: Config,
+    model: nn.Module,
+    probe: Probe,
+    loaders: Sequence[Loader],
+    parallel: Parallel,
+    precision: Precision,
+) -> RunFacts:
+    """The facts of a run whose parts are built; the first loader is that of the training split."""
+    norms = (each for each in model.modules() if isinstance(each, _BATCH_NORMS) and takes_statistics(each))
+    return RunFacts(
+        device=parallel.device.type,
+        mixed=precision.dtype is not None,
+        cores=available_cores(),
+        sharing=parallel.sharing,
+        torch_threads=torch.get_num_threads(),
+        world_size=parallel.world_size,
+        probe=probe,
+        parameters=sum(each.numel() for each in model.parameters()),
+        batch_norms=sum(1 for _ in norms),
+        samples=loaders[0].plan.order.num_samples,
+        memory=expected_memory(config, model, probe, loaders, parallel),
+    )
 
 
 def advise(config: Config, *parts: Any) -> list[str]:
-    """What memory a run whose parts are built will take, and advice; arguments as of `RunFacts.of`."""
-    facts = RunFacts.of(config, *parts)
+    """What memory a run whose parts are built will take, and advice; arguments as of `facts_of`."""
+    facts = facts_of(config, *parts)
     return [facts.memory.line(), *advice(config, facts)]
 
 
@@ -116,12 +106,19 @@ def advice(config: Config, facts: RunFacts) -> list[str]:
     return [line for check in CHECKS for line in check(config, facts)]
 
 
-def _check_sizes(config: Config, facts: RunFacts) -> Iterator[str]:
-    """Sizes that leave tensor cores partly idle.
+def _check_gpu(config: Config, facts: RunFacts) -> Iterator[str]:
+    """Sizes that leave tensor cores partly idle, and what determinism costs.
 
     `image_size` isn't one: a convolution's product has N x H x W rows, a multiple of 8 for every H and W if N is one.
     """
-    if facts.device != "cuda" or not facts.mixed or config.precision is None:
+    if facts.device != "cuda":
+        return
+    if config.deterministic:
+        yield (
+            "deterministic: true keeps cuDNN from benchmarking its algorithms, and from some of the fastest; "
+            "set deterministic=false unless results must be bit-identical"
+        )
+    if not facts.mixed or config.precision is None:
         return
     why = f"a multiple of {_TILE}, as tensor cores need it under precision={config.precision.name}"
     if config.batch_size % _TILE:
@@ -160,46 +157,35 @@ def _check_model(config: Config, facts: RunFacts) -> Iterator[str]:
 
 
 def _check_tail(config: Config, facts: RunFacts) -> Iterator[str]:
-    """Samples of an epoch that aren't trained on."""
+    """Samples of an epoch that aren't trained on; updates in the whole run, too few to learn much."""
     size, samples = config.batch_size * facts.world_size, facts.samples
     tail = samples % size
     if config.data.tail is Tail.drop and tail >= _MIN_TAIL * samples:
+        step = 1 if config.batch_size % _TILE else _TILE  # keep a size that suits tensor cores
+        near = range(-(-config.batch_size * 3 // 4 // step) * step, config.batch_size * 5 // 4 + 1, step)
+        whole = [each for each in near if each and samples % (each * facts.world_size) == 0]
+        nearest = sorted(whole, key=lambda each: abs(each - config.batch_size))[:1]
         yield (
             f"data.tail: drop skips {tail} of {samples:,} images ({100 * tail / samples:.1f} %) each epoch "
             f"(a different subset each time); set data.tail=wrap, which takes {size - tail} images twice"
-            + "".join(f", or batch_size={other}" for other in _without_tail(config.batch_size, samples, facts))
+            + "".join(f", or batch_size={other}" for other in nearest)
         )
     batches = samples // size if config.data.tail is Tail.drop else -(-samples // size)
     rest = batches % config.accumulate
     if rest >= _MIN_TAIL * batches:
-        whole = max(number for number in range(1, config.accumulate) if batches % number == 0)
+        most = max(number for number in range(1, config.accumulate) if batches % number == 0)
         yield (
             f"accumulate: {config.accumulate} leaves the last {rest} of {batches} batches of each epoch without an "
-            f"update; set accumulate={whole}, or another batch_size"
+            f"update; set accumulate={most}, or another batch_size"
         )
-
-
-def _check_updates(config: Config, facts: RunFacts) -> Iterator[str]:
-    """Updates in the whole run, too few to learn much."""
-    size = config.batch_size * facts.world_size
-    batches = facts.samples // size if config.data.tail is Tail.drop else -(-facts.samples // size)
     each = max(1, batches // config.accumulate * max(1, config.probe))
     if each * config.epochs < _MIN_UPDATES:
         smaller = config.batch_size * config.accumulate * each * config.epochs // _MIN_UPDATES
+        fits = smaller >= _MIN_NORM_IMAGES and config.accumulate == 1
         yield (
             f"epochs: {config.epochs} of {each} updates are {each * config.epochs} in all, too few to learn much; "
-            f"set epochs={-(-_MIN_UPDATES // each)} or more"
-            + f", or batch_size={smaller}"
-            * (smaller >= _MIN_NORM_IMAGES and config.accumulate == 1)
+            f"set epochs={-(-_MIN_UPDATES // each)} or more" + f", or batch_size={smaller}" * fits
         )
-
-
-def _without_tail(batch_size: int, samples: int, facts: RunFacts) -> list[int]:
-    """The nearest batch size within 25 %, if there is one, that divides an epoch without a remainder."""
-    step = 1 if batch_size % _TILE else _TILE  # keep a size that suits tensor cores
-    near = range(-(-batch_size * 3 // 4 // step) * step, batch_size * 5 // 4 + 1, step)
-    whole = [size for size in near if size and samples % (size * facts.world_size) == 0]
-    return sorted(whole, key=lambda size: abs(size - batch_size))[:1]
 
 
 def _check_threads(config: Config, facts: RunFacts) -> Iterator[str]:
@@ -238,15 +224,6 @@ def _check_batch_norm(config: Config, facts: RunFacts) -> Iterator[str]:
         )
 
 
-def _check_determinism(config: Config, facts: RunFacts) -> Iterator[str]:
-    """What determinism costs on a GPU; on a CPU nothing measurable."""
-    if config.deterministic and facts.device == "cuda":
-        yield (
-            "deterministic: true keeps cuDNN from benchmarking its algorithms, and from some of the fastest; "
-            "set deterministic=false unless results must be bit-identical"
-        )
-
-
 def _count_and_names(names: Sequence[str], most: int, one: str, several: str) -> str:
     """`2 layers have (a, b)`, with three dots for names that are left out."""
     some = [*names[:most], *["..."] * (len(names) > most)]
@@ -254,12 +231,10 @@ def _count_and_names(names: Sequence[str], most: int, one: str, several: str) ->
 
 
 CHECKS = (
-    _check_sizes,
+    _check_gpu,
     _check_model,
     _check_tail,
-    _check_updates,
     _check_threads,
     lambda config, facts: facts.memory.warnings(config),
     _check_batch_norm,
-    _check_determinism,
 )

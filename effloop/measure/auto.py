@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,9 +66,9 @@ def measure_auto(config: Config, task: Task, parallel: Parallel) -> tuple[Resolv
                     steps[word] = stack.enter_context(apart(f"{key}={word}", partial(timed_step, *args)))
                 else:
                     steps[word] = trial_step(*args)
-            winner = fastest(key, steps)
-        trial = values[parallel.on_rank0(lambda found=winner: found.name)]  # type: ignore[misc]
-        lines.append(winner.line)
+            winner, line = fastest(key, steps)
+        trial = values[parallel.on_rank0(lambda found=winner: found)]  # type: ignore[misc]
+        lines.append(line)
     return trial, lines
 
 
@@ -97,21 +97,6 @@ def timed_step(config: Resolved, task: Task, num_outputs: int, device: torch.dev
     return partial(seconds_of, trial_step(config, task, num_outputs, device))
 
 
-@dataclass(frozen=True)
-class RaceResult:
-    """What was measured.
-
-    Attributes:
-        name: the fastest candidate.
-        line: for the log: which was taken, the time of each, and why others failed.
-        step_s: candidate -> seconds per step, the median of its turns; without those that failed.
-    """
-
-    name: str
-    line: str
-    step_s: dict[str, float]
-
-
 def fastest(
     what: str,
     candidates: Mapping[str, Callable[[], object]],
@@ -119,11 +104,14 @@ def fastest(
     rounds: int = 7,
     margin: float = 0.02,
     clock: Callable[[], float] = time.perf_counter,
-) -> RaceResult:
+) -> tuple[str, str]:
     """Measure all candidates in turns; the first wins unless another is faster by more than the noise.
 
     Each is compared with the first round by round: the median of its gains must be more than `margin` and more than
     their median absolute deviation.
+
+    Returns:
+        The winner, and a line for the log: what was taken, the time of each, and why others failed.
 
     Raises:
         Exception: the first one raised it, so there is nothing to fall back on. Another one that raises is left out.
@@ -142,10 +130,9 @@ def fastest(
             failed[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
             return math.nan
 
-    length = {}
     for name in candidates:
         timed(name, WARM_UP)
-        length[name] = timed(name, 1)
+    length = {name: timed(name, 1) for name in candidates}
     a_round = sum(max(TURN_S, length[name]) for name in candidates if name not in failed)
     calls = {name: max(1, min(100, int(TURN_S / max(length[name], 1e-9)))) for name in candidates if name not in failed}
     sides = {name: partial(timed, name, count) for name, count in calls.items()}
@@ -162,4 +149,4 @@ def fastest(
     line = f"{what}: auto took {winner}: {1e3 * step_s[winner]:.3g} ms a step" + f" against {others}" * bool(others)
     line += ", within their noise" * (step_s[winner] > min(step_s.values()))
     line += "".join(f"; {name} failed: {reason}" for name, reason in failed.items())
-    return RaceResult(winner, line, step_s)
+    return winner, line

@@ -6,13 +6,12 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -22,12 +21,11 @@ from effloop.assemble.model import build_model
 from effloop.assemble.resolve import num_workers, resolved
 from effloop.assemble.trainer import build_trainer
 from effloop.config import Config
-from effloop.data.augment.base import Device
-from effloop.data.augment.recipe import split_entry
 from effloop.data.remote.location import is_remote
 from effloop.data.source import expand_root, sources
 from effloop.errors import ConfigError, optional_package
 from effloop.measure import turns
+from effloop.measure.benchmark import Column, Report, Row
 from effloop.measure.loops import alone, facts
 from effloop.optim import optimizers
 from effloop.precision import precisions
@@ -42,9 +40,7 @@ Epoch = Callable[[int, Timed], int]
 """Loads, or trains on, the epoch of a number, its batches passed through; returns the number of images."""
 
 Measurement = dict[str, float]
-"""Of an epoch: images `per_s`, `cores_used`, the share of time `waited` for batches, `bytes` of memory, and, where no
-child process loads, `gil_us`: how long the process held the GIL for each image.
-"""
+"""Of an epoch: `images_per_s`, `cores_used`, the share of time `waited` for batches, and `bytes` of memory."""
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 """Mean and standard deviation of (R, G, B) in units of 0 to 1."""
@@ -55,7 +51,7 @@ class Workload:
     """What every loader has to do.
 
     Attributes:
-        config: of EffLoop's loader; batch size, image size, crop, mean and std and number of workers apply to all.
+        config: of EffLoop's loader; batch size, image size, crop and number of workers apply to all.
         root: the original photographs, ROOT/CLASS/*.
         scratch: an empty folder.
     """
@@ -64,50 +60,23 @@ class Workload:
     root: Path
     scratch: Path
 
-    @property
-    def num_workers(self) -> int:
-        """Threads or worker processes."""
-        return num_workers(self.config)
 
-    @property
-    def normalised(self) -> tuple[list[float], list[float]] | None:
-        """Mean and standard deviation of the float32 batches that every loader delivers; None: uint8."""
-        mean, std = self.config.data.mean, self.config.data.std
-        return (mean, std) if mean and std else None
+def crop_of(config: Config, baselines: str = "", fix: str = "") -> dict[str, tuple[float, float]]:
+    """`scale` and `ratio` of the crop, as torchvision's `RandomResizedCrop` takes them.
 
-    @property
-    def crop(self) -> dict[str, tuple[float, float]]:
-        """Least and most area of a crop as a share of the image, `scale`, and of width over height, `ratio`."""
-        found = _operations(self.config)[0][1]
-        return {key: tuple(found.get(key, usual)) for key, usual in _CROP.items()}
-
-
-_CROP = {"scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3)}
-
-
-def _operations(config: Config) -> list[tuple[str, dict[str, Any]]]:
-    """The operations of a recipe by their names, with their parameters."""
-    ops: dict[str, Any] = getattr(config.augment, "ops", {})
-    return [split_entry(label, entry, f"augment.ops.{label}") for label, entry in ops.items() if entry is not None]
-
-
-def check_comparable(config: Config, baselines: str, fix: str = "") -> None:
-    """Refuse a recipe that the baselines don't follow: the workloads would differ."""
-    augment, operations = config.augment, _operations(config)
-    plain = [name for name, _ in operations] == ["RandomResizedCrop", "RandomHorizontalFlip"]
-    fits = {
-        "ops": plain and operations[0][1].keys() <= {"size", *_CROP} and operations[1][1] in ({}, {"p": 0.5}),
-        "order": getattr(augment, "order", None) is None,
-        "mixup": not augment.mixup,
-        "cutmix": not augment.cutmix,
-        "device": getattr(augment, "device", Device.cpu) is Device.cpu,
-    }
-    for key, fit in fits.items():
-        if baselines and not fit:
+    Raises:
+        ConfigError: the baselines don't follow the rest of the recipe, so the workloads would differ.
+    """
+    own, usual = (configs.to_dict(each)["augment"] for each in (config, configs.compose()))
+    crop = {key: (own.get("ops", {}).get("crop") or {}).get(key) for key in ("scale", "ratio")}
+    usual["ops"]["crop"] |= crop  # any scale and ratio
+    for key in ("ops", "order", "mixup", "cutmix", "device"):
+        if baselines and own.get(key) != usual[key]:
             raise ConfigError(
                 f"augment.{key}: {baselines} can only be compared on RandomResizedCrop (any scale and ratio) and "
                 f"RandomHorizontalFlip with p=0.5, on the host; leave out what sets it{fix}"
             )
+    return {key: tuple(value) for key, value in crop.items() if value}
 
 
 def original_photos(config: Config, folder: str, baselines: str) -> Path:
@@ -128,12 +97,11 @@ def loader(
     vs: str = "torchvision,pillow",
     folder: str = "",
     work: str = "",
-    dtype: str = "uint8",
-) -> dict[str, Any]:
+) -> Report:
     """Images/s of the configured loader and of baselines, in turns; from the index to the batch that the loop gets.
 
     The workload is the same for all: random-resized-crop to `image_size`, antialiased, and flip; batches of
-    `batch_size`. `NOTES` has what is different. Each runs in a process of its own, after a warm-up epoch.
+    `batch_size`. Each runs in a process of its own, after a warm-up epoch.
 
     Raises:
         ConfigError: no such baseline, or a package or folder that it needs is missing; or a recipe that it doesn't do.
@@ -144,28 +112,17 @@ def loader(
         if name not in baselines:
             raise ConfigError(f"vs: no baseline '{name}'; {choices(name, ['none', *baselines])}")
     others = ",".join(name for name in wanted if name not in OWN)
-    check_comparable(config, others, ", or set vs=none")
-    if dtype == "uint8":
-        config.data.mean = config.data.std = None
-    elif config.data.mean is None or config.data.std is None:
-        raise ConfigError("dtype: float32 is normalised with data.mean and data.std, and these are null; set both")
-    config.device = "cpu"
+    crop_of(config, others, ", or set vs=none")
+    config.device, config.data.mean, config.data.std = "cpu", None, None  # all deliver uint8
     root = original_photos(config, folder, others)
     ours = build_loader(config)  # raises what is wrong with it before any process starts
     data = ours.describe()
     ours.close()
-    with turns.scratch_folder(work) as scratch, ExitStack() as stack:
-        workload = Workload(config, root, scratch)
-        runs = {name: _enter(stack, name, LOADERS[name], workload) for name in dict.fromkeys(["effloop", *wanted])}
-        result = _result("loader", config, data, turns.in_turns(runs, repeats, warm_up=1)) | {"dtype": dtype}
-    _print(result, repeats)
-    for name in runs:
-        if name in NOTES:
-            print(f"{name}: {NOTES[name]}")
-    return result
+    builds = {name: LOADERS[name] for name in dict.fromkeys(["effloop", *wanted])}
+    return _report("loader", config, data, builds, root, work, repeats)
 
 
-def train(config: Config, repeats: int, *, folder: str = "", work: str = "") -> dict[str, Any]:
+def train(config: Config, repeats: int, *, folder: str = "", work: str = "") -> Report:
     """Images/s of training epochs: EffLoop, with all that a run does, and the loop that PyTorch's docs show.
 
     Both train the same model with the same optimizer in the same precision and layout; `bare` takes its
@@ -175,24 +132,50 @@ def train(config: Config, repeats: int, *, folder: str = "", work: str = "") -> 
     Raises:
         ConfigError: something is missing or can't be built; or a recipe that `bare` doesn't do.
     """
-    check_comparable(config, "bare")
+    crop_of(config, "bare")
     root = original_photos(config, folder, "bare")
+    builds = {"effloop": _effloop_training, "bare": _bare_training}
+    return _report("train", alone(config), f"model={config.model.name}, {root.parent}", builds, root, work, repeats)
+
+
+def _report(
+    what: str,
+    config: Config,
+    data: str,
+    builds: Mapping[str, Callable[[Workload], Epoch]],
+    root: Path,
+    work: str,
+    repeats: int,
+) -> Report:
+    """Each side in a process of its own, an epoch in each turn."""
     with turns.scratch_folder(work) as scratch, ExitStack() as stack:
-        workload = Workload(alone(config), root, scratch)
-        runs = {"effloop": _enter(stack, "effloop", _effloop_training, workload)}
-        with without_limit():
-            runs["bare"] = _enter(stack, "bare", _bare_training, workload)
-        rounds = turns.in_turns(runs, repeats, warm_up=1)
-    result = _result("train", config, f"model={config.model.name}, {root.parent}", rounds)
-    _print(result, repeats)
-    return result
-
-
-def _enter(
-    stack: ExitStack, name: str, build: Callable[[Workload], Epoch], workload: Workload
-) -> Callable[[], Measurement]:
-    epochs = partial(measured_epochs, partial(build, workload))
-    return stack.enter_context(turns.apart(name, epochs, reuse_memory=workload.config.reuse_memory))
+        runs = {}
+        for name, build in builds.items():
+            epochs = partial(measured_epochs, partial(build, Workload(config, root, scratch)))
+            with without_limit() if name == "bare" else nullcontext():
+                side = turns.apart(name, epochs, reuse_memory=config.reuse_memory)
+                runs[name] = stack.enter_context(side)
+        found = turns.in_turns(runs, repeats, warm_up=1)
+    ours = [each["images_per_s"] for each in found["effloop"]]
+    rows: list[Row] = []
+    for name, each in found.items():
+        row: Row = {key: [one[key] for one in each] for key in each[0]}
+        speed = statistics.median(row["images_per_s"])
+        row |= {"per_core": speed / statistics.median(row["cores_used"]), "ratio": statistics.median(ours) / speed}
+        rows.append({"name": name, **row})
+    return Report(
+        facts={"what": what, "data": data, **facts(config), "augment": configs.to_dict(config)["augment"]},
+        rows=rows,
+        columns=[
+            *(Column("name", "loader"), Column("images_per_s", "images/s (least-most)", spread=True)),
+            *(Column("ratio", "effloop over it", "{:.2f}"), Column("per_core", "per core used")),
+            *(Column("cores_used", "cores used", "{:.2f}"), Column("waited", "waiting", "{:.0%}")),
+            Column("bytes", "MB of memory", unit=1e6),
+        ],
+        title=f"{data}; {repeats} epochs each, in turns; {num_workers(config)} workers",
+        notes=["all deliver uint8; ffcv resizes by areas"] if what == "loader" else (),
+        drawn={"images_per_s": "images/s"},
+    )
 
 
 def measured_epochs(build: Callable[[], Epoch]) -> Callable[[], Measurement]:
@@ -210,74 +193,39 @@ def measured_epochs(build: Callable[[], Epoch]) -> Callable[[], Measurement]:
     def measure() -> Measurement:
         nonlocal waited_s
         waited_s = 0.0
-        with turns.GilProbe() as gil:
-            started, cpu = time.perf_counter(), turns.cpu_seconds()
-            num_images = epoch(next(numbers), timed)
-            seconds = time.perf_counter() - started
-        found = {
-            "per_s": num_images / seconds,
+        started, cpu = time.perf_counter(), turns.cpu_seconds()
+        num_images = epoch(next(numbers), timed)
+        seconds = time.perf_counter() - started
+        return {
+            "images_per_s": num_images / seconds,
             "cores_used": (turns.cpu_seconds() - cpu) / seconds,
             "waited": waited_s / seconds,
             "bytes": float(turns.held_bytes()),
         }
-        alone_here = len(turns.process_tree()) == 1
-        return found | ({"gil_us": gil.share * seconds / num_images * 1e6} if alone_here else {})
 
     return measure
 
 
-def _result(what: str, config: Config, data: str, rounds: Mapping[str, list[Measurement]]) -> dict[str, Any]:
-    """The figures as they go to JSON; `rounds` are a side's measurements."""
-    return {
-        "what": what,
-        "data": data,
-        **facts(config),
-        "augment": configs.to_dict(config)["augment"],
-        "loaders": {
-            # The values of each figure that all of a side's epochs have.
-            name: {key: [each[key] for each in found] for key in found[0] if all(key in each for each in found)}
-            for name, found in rounds.items()
-        },
-    }
+def _image_folder(workload: Workload, *steps: str, **options: Any) -> torch.utils.data.DataLoader[Any]:
+    """Torchvision's ImageFolder and v2 transforms, in PyTorch's DataLoader with as many workers as EffLoop has.
 
-
-def _print(result: Mapping[str, Any], repeats: int) -> None:
-    loaders = result["loaders"]
-    ours, rows = statistics.median(loaders["effloop"]["per_s"]), []
-    for name, found in loaders.items():
-        speeds = turns.spread(found["per_s"])
-        medians = {key: statistics.median(values) for key, values in found.items()}
-        cells = [*(f"{value:,.0f}" for value in speeds), f"{ours / speeds[0]:.2f}"]
-        cells += [f"{speeds[0] / medians['cores_used']:,.0f}", f"{medians['cores_used']:.2f}"]
-        cells += [f"{medians['waited']:.0%}", f"{medians['bytes'] / 1e6:,.0f}"]
-        rows.append([name, *cells, f"{medians['gil_us']:,.0f}" if "gil_us" in medians else ""])
-    headings = ["loader", "images/s", "least", "most", "effloop over it", "per core used", "cores used", "waiting"]
-    title = f"{result['data']}; {repeats} epochs each, in turns; {result['num_workers']} workers"
-    turns.print_table([*headings, "MB of memory", "GIL µs"], rows, left=("loader",), min_width=110, title=title)
-    print("medians; effloop over it: effloop's images/s over this one's; GIL µs: how long an image holds the GIL")
-
-
-def _data_loader(data: Any, workload: Workload) -> torch.utils.data.DataLoader[Any]:
-    """PyTorch's, with as many workers as EffLoop has; the last batch is dropped if it is short."""
-    return torch.utils.data.DataLoader(
-        data,
-        workload.config.batch_size,
-        shuffle=True,
-        num_workers=workload.num_workers,
-        persistent_workers=workload.num_workers > 0,
-        drop_last=True,
-    )
-
-
-def _pillow_loader(workload: Workload) -> torch.utils.data.DataLoader[Any]:
-    """ImageFolder and DataLoader; batches of images (N, 3, H, W) float32 and targets (N,) int64."""
-    from torchvision import transforms
+    `steps` follow crop and flip, options are ImageFolder's; the last batch is dropped if it is short.
+    """
     from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
 
-    crop = transforms.RandomResizedCrop(workload.config.size, **workload.crop)
-    steps = [crop, transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    steps.append(transforms.Normalize(*(workload.normalised or IMAGENET)))
-    return _data_loader(ImageFolder(workload.root, transforms.Compose(steps)), workload)
+    config = workload.config
+    mean, std = config.data.mean or IMAGENET[0], config.data.std or IMAGENET[1]
+    known = {
+        "tensor": v2.PILToTensor(),
+        "float": v2.ToDtype(torch.float32, scale=True),
+        "norm": v2.Normalize(mean, std),
+    }
+    crop = v2.RandomResizedCrop(config.size, antialias=True, **crop_of(config))
+    transform = v2.Compose([crop, v2.RandomHorizontalFlip(), *(known[step] for step in steps)])
+    workers: dict[str, Any] = {"num_workers": num_workers(config), "persistent_workers": num_workers(config) > 0}
+    data = ImageFolder(workload.root, transform, **options)
+    return torch.utils.data.DataLoader(data, config.batch_size, shuffle=True, drop_last=True, **workers)
 
 
 def _pairs(batches: Iterable[Any]) -> Epoch:
@@ -311,7 +259,7 @@ def _effloop_training(workload: Workload) -> Epoch:
 
 def _bare_training(workload: Workload) -> Epoch:
     config, device = resolved(workload.config), find_device(workload.config.device)
-    batches = _pillow_loader(workload)
+    batches = _image_folder(workload, "tensor", "float", "norm")  # as in torchvision's reference scripts
     model = build_model(config, len(batches.dataset.classes), device)  # type: ignore[attr-defined]
     optimizer, loss_fn = optimizers.build(config.optim, model.parameters()), nn.CrossEntropyLoss()
     precision = precisions.build(config.precision, device)
@@ -335,41 +283,26 @@ def _bare_training(workload: Workload) -> Epoch:
 
 
 def _torchvision(workload: Workload) -> Epoch:
-    """ImageFolder and DataLoader with torchvision's v2 transforms on uint8, normalised last."""
-    from torchvision.datasets import ImageFolder
     from torchvision.io import decode_image
-    from torchvision.transforms import v2
 
-    steps = [v2.RandomResizedCrop(workload.config.size, antialias=True, **workload.crop), v2.RandomHorizontalFlip()]
-    if workload.normalised:
-        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*workload.normalised)]
-    data = ImageFolder(workload.root, v2.Compose(steps), loader=lambda path: decode_image(path, mode="RGB"))
-    return _pairs(_data_loader(data, workload))
+    return _pairs(_image_folder(workload, loader=lambda path: decode_image(path, mode="RGB")))
 
 
 def _pillow(workload: Workload) -> Epoch:
-    """ImageFolder and DataLoader with Pillow, normalised to float32, as in torchvision's reference scripts."""
-    return _pairs(_pillow_loader(workload))
+    return _pairs(_image_folder(workload, "tensor"))
 
 
 def _dali(workload: Workload) -> Epoch:
     """DALI on the CPU: region decoding, resize, flip."""
-    dali, fn, types = (
-        optional_package(f"nvidia.dali{part}", "vs=dali", "effloop[dali]") for part in ("", ".fn", ".types")
-    )
-    batch, area, aspect = workload.config.batch_size, workload.crop["scale"], workload.crop["ratio"]
-    pipe = dali.Pipeline(batch_size=batch, num_threads=max(1, workload.num_workers), device_id=None)
+    dali, fn = (optional_package(f"nvidia.dali{part}", "vs=dali", "effloop[dali]") for part in ("", ".fn"))
+    batch, shape = workload.config.batch_size, crop_of(workload.config)
+    pipe = dali.Pipeline(batch_size=batch, num_threads=max(1, num_workers(workload.config)), device_id=None)
     with pipe:
         encoded, labels = fn.readers.file(file_root=str(workload.root), random_shuffle=True, name="reader")
-        crop = {"random_area": list(area), "random_aspect_ratio": list(aspect)}
+        crop = {"random_area": list(shape["scale"]), "random_aspect_ratio": list(shape["ratio"])}
         images = fn.decoders.image_random_crop(encoded, device="cpu", **crop)
         images = fn.resize(images, size=tuple(workload.config.size))
-        if workload.normalised:
-            mean, std = ([255 * value for value in values] for values in workload.normalised)
-            options = {"dtype": types.FLOAT, "output_layout": "HWC", "mean": mean, "std": std}
-            images = fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(), **options)
-        else:
-            images = fn.flip(images, horizontal=fn.random.coin_flip())
+        images = fn.flip(images, horizontal=fn.random.coin_flip())
         pipe.set_outputs(images, labels)
     pipe.build()
     batches = pipe.epoch_size("reader") // batch
@@ -387,7 +320,7 @@ def _ffcv(workload: Workload) -> Epoch:
     from ffcv.fields.basics import IntDecoder
     from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, Squeeze, ToTensor, ToTorchImage
+    from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor, ToTorchImage
     from ffcv.writer import DatasetWriter
     from torchvision.datasets import ImageFolder
 
@@ -395,15 +328,18 @@ def _ffcv(workload: Workload) -> Epoch:
     side = {"max_resolution": about["max_side"]} if about["max_side"] else {}
     form = {"write_mode": "raw"} if kind == "raw" else {"write_mode": "jpg", "jpeg_quality": quality}
     fields = {"image": RGBImageField(**form, **side), "label": IntField()}
-    DatasetWriter(file, fields, num_workers=workload.num_workers).from_indexed_dataset(ImageFolder(str(workload.root)))
-    steps = [RandomResizedCropRGBImageDecoder(tuple(workload.config.size), **workload.crop), RandomHorizontalFlip()]
-    if workload.normalised:
-        steps.append(NormalizeImage(*(255 * np.array(values) for values in workload.normalised), np.float32))
+    DatasetWriter(file, fields, num_workers=num_workers(workload.config)).from_indexed_dataset(
+        ImageFolder(str(workload.root))
+    )
+    steps = [
+        RandomResizedCropRGBImageDecoder(tuple(workload.config.size), **crop_of(workload.config)),
+        RandomHorizontalFlip(),
+    ]
     labels = [IntDecoder(), ToTensor(), Squeeze()]
     loader = Loader(
         file,
         batch_size=workload.config.batch_size,
-        num_workers=max(1, workload.num_workers),
+        num_workers=max(1, num_workers(workload.config)),
         order=OrderOption.RANDOM,
         os_cache=True,
         drop_last=True,
@@ -427,9 +363,3 @@ LOADERS: dict[str, Callable[[Workload], Epoch]] = {
     "ffcv": _ffcv,
 }
 """Loaders by the names that `vs=` takes; `effloop` is always measured."""
-
-NOTES = {
-    "pillow": "always normalised float32",
-    "ffcv": "resizes by areas",
-}
-"""What a loader does differently, where it does."""

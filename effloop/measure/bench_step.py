@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -21,29 +16,23 @@ import yaml
 from rich.console import Console
 from torch import nn
 
-import effloop
-from effloop import config as configs
 from effloop.assemble.model import seconds_of
 from effloop.assemble.resolve import num_workers
 from effloop.batch import Batch, ImageSize
 from effloop.checkpoint import rng
 from effloop.config import Config
+from effloop.config.overrides import key_of
 from effloop.data.decode import DecodeConfig
-from effloop.errors import ConfigError, EffLoopError
+from effloop.errors import EffLoopError
 from effloop.measure import loops
+from effloop.measure.benchmark import Column, Report, Row
 from effloop.measure.loops import Loop, Updates
-from effloop.measure.turns import chosen, in_turns, print_table, ratio_of, scratch_folder, spread
-from effloop.report.figures import Bar, BarPanel, plot_bars, write_csv
+from effloop.measure.turns import Turn, apart, chosen, in_turns, ratio_of, scratch_folder
 from effloop.runs.reader import format_value
+from effloop.system.hardware import find_device
 from effloop.train.trainer import Trainer
 
 _NUM_BATCHES = 20  # of an epoch of what=loop: many short epochs
-_MAX_RUNS = 2  # rounds at most where each side is a whole training, of 10 s and more
-_RUN_TIMEOUT_S = 600  # longer than any run on the embedded photographs should take
-_EPOCHS = {"cpu": 2, "cuda": 20}
-"""Epochs of such a run: a GPU's first step takes seconds, in which it could process the photographs many times."""
-
-Row = dict[str, Any]
 
 
 def _bare_epoch(trainer: Trainer, batches: Sequence[Batch]) -> None:
@@ -58,7 +47,7 @@ def _bare_epoch(trainer: Trainer, batches: Sequence[Batch]) -> None:
         trainer.schedule.step()
 
 
-def loop(config: Config, repeats: int) -> dict[str, Any]:
+def loop(config: Config, repeats: int) -> Report:
     """Seconds of a training epoch by `Trainer` and by a bare loop, on batches in memory.
 
     Everything that a run does in an epoch is on: meters, log, metrics.jsonl, TensorBoard, timers.
@@ -84,17 +73,17 @@ def loop(config: Config, repeats: int) -> dict[str, Any]:
         sides["bare"] = partial(seeded_seconds, partial(_bare_epoch, trainer, batches))
         with trainer.recorder:
             seconds = in_turns(sides, repeats, warm_up=1)
-    ours, theirs = seconds["Trainer"], seconds["bare"]
-    ratios = {
-        "ratio_of_medians": statistics.median(ours) / statistics.median(theirs),
-        "ratio_of_best": min(ours) / min(theirs),
-        "median_of_ratios": ratio_of(ours, theirs)[0],
-    }
-    rows = [[name, f"{statistics.median(values):.3f}", f"{min(values):.3f}"] for name, values in seconds.items()]
-    rows.append(["Trainer / bare", f"{ratios['ratio_of_medians']:.3f}", f"{ratios['ratio_of_best']:.3f}"])
+    bare = seconds["bare"]
+    rows = [
+        {"name": name, "seconds": each, "best_s": min(each), "ratio": ratio_of(each, bare)[0]}
+        | {"best_ratio": min(each) / min(bare)}
+        for name, each in seconds.items()
+    ]
+    columns = [Column("name", "loop"), Column("seconds", "median s", "{:.3f}"), Column("best_s", "best s", "{:.3f}")]
+    columns += [Column("ratio", "over bare", "{:.3f}"), Column("best_ratio", "best over best", "{:.3f}")]
     title = f"an epoch of {len(batches)} batches in memory, {repeats} times each, alternating"
-    print_table(("loop", "median s", "best s"), rows, left=("loop",), title=title)
-    return {"what": "loop", "batches": len(batches), **loops.facts(config), "seconds": seconds, **ratios}
+    facts = {"what": "loop", "batches": len(batches), **loops.facts(config)}
+    return Report(facts=facts, rows=rows, columns=columns, title=title, drawn={"seconds": "s"})
 
 
 @dataclass(frozen=True)
@@ -105,223 +94,166 @@ class Knob:
         off, on: overrides of the config for each side, the first as users type it.
         unavailable: why it can't be measured or changes nothing here; empty where it can.
         apart: whether it can't be undone in a process.
-        runs: whether the sides are whole runs.
-        exact: whether the model sees the same images either way, to the bit, so that its score is the same.
     """
 
     off: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
     unavailable: str = ""
     apart: bool = False
-    runs: bool = False
-    exact: bool = False
 
 
-def step(
-    config: Config, repeats: int, *, knobs: str = "all", work: str = "", overrides: Sequence[str] = ()
-) -> dict[str, Any]:
+def step(config: Config, repeats: int, *, knobs: str = "all", work: str = "") -> Report:
     """Images/s of training updates with each knob on and off, all else being as configured.
 
-    Two trainers, built as for a run but as `alone` has it, take turns on batches in memory; `nothing` has the same
-    config on both sides and shows by how much two equal ones differ here. What can't be undone in a process is measured
-    in one process for each side. `ddp` compares whole runs, of 2 ranks and of one process with the same global batch,
-    on the embedded photographs, in 2 rounds at most. A knob that is unavailable is a row with the reason.
+    Two trainers, built as for a run but as `alone` has it, take turns on batches in memory.
 
     Raises:
         ConfigError, DataError: no such knob, or the config itself can't be trained.
     """
     base = loops.alone(config, "record=none")
-    names = chosen("knobs", knobs, _step_knobs(base, nn.Identity(), torch.device("cpu")), "knob")
+    names = chosen("knobs", knobs, step_knobs(base, nn.Identity()), "knob")
     with scratch_folder(work) as scratch, loops.process_state_restored():
-        first = Updates.of(base, scratch).trainer
-        device = first.parallel.device
-        every = _step_knobs(base, first.model, device)
-        del first
-
-        def compared(knob: Knob) -> Row:
-            if knob.runs:
-                return _compare_runs(knob, base, overrides, min(repeats, _MAX_RUNS), scratch)
-            sides = {name: _with(base, getattr(knob, name)) for name in ("off", "on")}
-            with loops.process_state_restored():
-                return _compare_updates(sides, repeats, scratch, apart=knob.apart)
-
-        rows = _rows({name: every[name] for name in names}, compared)
-    result = {"what": "step", **_facts(base, device), "repeats": repeats, "rows": rows}
-    _print(result, "on")
-    return result
+        every = step_knobs(base, Updates.of(base, scratch).trainer.model)
+        rows = _compared({name: every[name] for name in names}, base, partial(_updates, scratch), repeats)
+    return _report("step", base, rows, repeats, Column("on", "override"))
 
 
-def ablate(
-    config: Config,
-    repeats: int,
-    *,
-    knobs: str = "all",
-    seeds: int = 3,
-    work: str = "",
-    overrides: Sequence[str] = (),
-) -> dict[str, Any]:
+def ablate(config: Config, repeats: int, *, knobs: str = "all", work: str = "") -> Report:
     """Images/s of the training loop as configured, and with one thing after the other switched off.
 
-    Loading and steps, a second in each turn, without a log or checkpoints. `nothing` is the same config twice and
-    shows by how much two equal ones differ here. What is off already is a row with the reason.
-
-    With `epochs=N` among the overrides, as many runs of N epochs as there are `seeds` give each side's score, of what
-    may change it.
+    Loading and steps, a second in each turn, without a log or checkpoints.
 
     Raises:
         ConfigError, DataError: no such knob, or the config itself can't be trained.
     """
-    names = chosen("knobs", knobs, ablations(config), "knob")
-    count = seeds if any(word.startswith("epochs=") for word in overrides) else 0
     base = loops.alone(config, "record=none")
-    every = {name: ablations(base)[name] for name in names}
+    every = ablations(base)
+    names = chosen("knobs", knobs, every, "knob")
     with scratch_folder(work) as scratch, loops.process_state_restored():
-        with closing(Loop(base, scratch, repeats)) as on:
-
-            def compared(knob: Knob) -> Row:
-                off = _with(base, [*knob.off, "data.check=0"])
-                if knob.apart:
-                    builds = {"on": partial(Loop, base, scratch, repeats), "off": partial(Loop, off, scratch, repeats)}
-                    turns, _ = loops.turns_apart(builds, repeats)
-                else:
-                    with loops.process_state_restored(), closing(Loop(off, scratch, repeats)) as other:
-                        turns = in_turns({"on": on.turn, "off": other.turn}, repeats, warm_up=1)
-                return _gain({name: loops.per_s(each) for name, each in turns.items()})
-
-            rows = _rows(every, compared)
-            facts = {**_facts(base, on.trainer.parallel.device), "data": on.trainer.train.describe()}
-        score = {"epochs": config.epochs, "seeds": count, "score": config.checkpoint.best_by}
-        result = {"what": "ablate", **facts, "repeats": repeats, **score, "rows": rows}
-        if count:
-            _add_scores(result, every, config, scratch)
-    _print(result, "off")
-    return result
+        with closing(Loop(base, scratch)) as usual:  # raises what is wrong with the config
+            data = usual.loader.describe()
+        build = partial(_loop, scratch, repeats)
+        rows = _compared({name: every[name] for name in names}, base, build, repeats)
+    return _report("ablate", base, rows, repeats, Column("off", "switched off by"), data)
 
 
-def _with(config: Config, overrides: Iterable[str]) -> Config:
-    return configs.from_dict(configs.to_dict(config), [*overrides], "the config")
+def _updates(scratch: Path, config: Config) -> Updates:
+    return Updates.of(config, scratch)
 
 
-def _facts(config: Config, device: torch.device) -> Row:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return {**loops.facts(config), "device": name}
+def _loop(scratch: Path, repeats: int, config: Config) -> Loop:
+    return Loop(config, scratch, repeats)
 
 
-def _rows(knobs: Mapping[str, Knob], compared: Callable[[Knob], Row]) -> list[Row]:
-    """A row of the result for each knob; one that fails has the reason."""
-    rows, console = [], Console(stderr=True)
+def _turn(build: Callable[[], Updates | Loop]) -> Callable[[], Turn]:
+    """A side's turns in a process of its own."""
+    return build().turn
+
+
+def _compared(
+    knobs: Mapping[str, Knob], base: Config, build: Callable[[Config], Updates | Loop], repeats: int
+) -> list[Row]:
+    """A row for each knob: both sides in turns, in this process unless it can't be undone there; or a reason."""
+    rows: list[Row] = []
+    console = Console(stderr=True)
     for name, knob in knobs.items():
         off = knob.off if knob.on else knob.off[:1]  # ablations keep the rest of a part that is replaced
-        row = {"knob": name, "off": " ".join(off), "on": " ".join(knob.on), "reason": knob.unavailable}
-        if not knob.unavailable:
-            with console.status(f"{name}: {' '.join(knob.on or off)}"):
-                try:
-                    row |= compared(knob)
-                except Exception as error:  # a compiler's, a kernel's: none of them ends the table
-                    row["reason"] = _reason(error)
+        row: Row = {"name": name, "off": " ".join(off), "on": " ".join(knob.on), "remark": knob.unavailable}
         rows.append(row)
+        if knob.unavailable:
+            continue
+        with console.status(f"{name}: {row['on'] or row['off']}"), ExitStack() as stack:
+            stack.enter_context(loops.process_state_restored())
+            try:
+                sides: dict[str, Callable[[], Turn]] = {}
+                for side in ("on", "off"):
+                    made = partial(build, loops.with_overrides(base, *getattr(knob, side), "data.check=0"))
+                    if knob.apart:
+                        sides[side] = stack.enter_context(apart(name, partial(_turn, made)))
+                        continue
+                    trained = stack.enter_context(closing(made()))
+                    sides[side] = trained.turn
+                    if isinstance(trained, Updates):
+                        row[f"bytes_{side}"] = trained.bytes()
+                found = in_turns(sides, repeats, warm_up=1)
+            except Exception as error:  # a compiler's, a kernel's: none of them ends the table
+                known = isinstance(error, EffLoopError)
+                row["remark"] = str(error) if known else f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+                continue
+        on, without = (loops.per_s(found[side]) for side in ("on", "off"))
+        row |= {"images_per_s": on, "without": without, "ratios": [a / b for a, b in zip(on, without, strict=True)]}
+        row["gain"], row["spread"] = ratio_of(on, without)
     return rows
 
 
-def _reason(error: Exception) -> str:
-    words = " ".join(str(error).split())
-    return str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {words[:160]}"
+def _report(what: str, config: Config, rows: Sequence[Row], repeats: int, typed: Column, data: str = "") -> Report:
+    device = find_device(config.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    facts = {"what": what, **loops.facts(config), "device": name, "repeats": repeats, "data": data}
+    title = f"{facts['model']}, {config.batch_size} images of {config.size} pixels on {name} ({facts['cores']} cores)"
+    title += f", engine={config.engine.name}, {num_workers(config)} workers" * bool(data)
+    return Report(
+        facts=facts,
+        rows=rows,
+        columns=[
+            *(Column("name", "knob"), typed, Column("images_per_s", "images/s"), Column("without", "without")),
+            *(Column("gain", "gain", "{:.2f}"), Column("spread", "±", "{:.2f}")),
+            *(Column("bytes_on", "MB", unit=1e6), Column("bytes_off", "without", unit=1e6), Column("remark", "remark")),
+        ],
+        title="\n".join(filter(None, (data, f"{title}, torch {torch.__version__}; turns of each: {repeats}"))),
+        notes=[
+            "medians; gain: images/s with it over images/s without, median of all turns ± median deviation; "
+            "nothing: the same config twice"
+        ],
+        drawn={"ratios": "images/s with / without"},
+    )
 
 
-def _gain(images_per_s: Mapping[str, Sequence[float]]) -> Row:
-    """What a row has of its two sides' turns: `images_per_s`, and the median ratio, `gain`, with its `spread`."""
-    gain, deviation = ratio_of(images_per_s["on"], images_per_s["off"])
-    return {"images_per_s": images_per_s, "gain": gain, "spread": deviation if len(images_per_s["on"]) > 1 else None}
+_OFF = """
+decode=pillow decode.region=false decode.dct_scaling=false data.cache=none augment.resize=exact augment.device=cpu
+engine=inline engine.prefetch=1 threads=1 channels_last=false compile=false precision=fp32 cudnn_benchmark=false
+deterministic=false optim.fused=null max_grad_norm=null reuse_memory=false model.checkpointing=false model.freeze=[]
+progressive=[] optim.ema=0 optim.decay_norm_and_bias=true task.label_smoothing=0 augment.mixup=0 augment.cutmix=0
+"""
+OFF = {
+    **{key_of(word).rpartition(".")[2]: word for word in _OFF.split()},
+    **{"workers": "num_workers=1", "overlap": "num_workers=0", "distill": "distill.teacher=null"},
+}
+"""Knob -> the override without it."""
+
+_OF_THE_STEP = ("deterministic", "max_grad_norm", "decay_norm_and_bias")  # not in `ablate`
+# What torch has once chosen for a shape it keeps; cuBLAS reads the size of its workspace at its start.
+_APART = ("threads", "cudnn_benchmark", "deterministic", "reuse_memory")
 
 
-def _compare_updates(sides: Mapping[str, Config], repeats: int, scratch: Path, *, apart: bool) -> Row:
-    """Updates of both sides, in this process, where they share everything but model and optimizer, or in two."""
-    sizes: Mapping[str, int]
-    if apart:
-        turns, sizes = loops.turns_apart(
-            {name: partial(Updates.of, each, scratch) for name, each in sides.items()}, repeats
-        )
-        memory, remark = "of two processes: held by each", "two processes, in turns"
-    else:
-        here = {name: Updates.of(config, scratch) for name, config in sides.items()}
-        turns = in_turns({name: side.turn for name, side in here.items()}, repeats)
-        sizes = {name: side.bytes() for name, side in here.items()}
-        on = here["on"].trainer
-        memory = "an update's peak on the GPU" if on.parallel.device.type == "cuda" else "kept from forward to backward"
-        remark = " ".join("; ".join(note for note in on.notes if note.startswith("compile ")).split())
-    rates = {name: loops.per_s(each) for name, each in turns.items()}
-    return {**_gain(rates), "bytes": sizes, "memory": memory, "remark": remark}
-
-
-def _compare_runs(knob: Knob, base: Config, overrides: Sequence[str], repeats: int, scratch: Path) -> Row:
-    """Both sides as whole runs from the command line; images/s are those of their summaries, loading included."""
-    words = [*overrides, "data=embedded", "data.root=null", "progressive=[]", "resume=null", "checkpoint=none"]
-    words += ["record=run", "record.console=false", "record.tensorboard=false"]
-    values = {key: getattr(base, key) for key in ("compile", "channels_last", "cudnn_benchmark")}  # none is `auto`
-    words += [f"{key}={'null' if value is None else str(value).lower()}" for key, value in values.items()]
-    words += [f"epochs={_EPOCHS['cuda' if torch.cuda.is_available() and base.device != 'cpu' else 'cpu']}"]
-    # What may fail comes first.
-    sides = {name: partial(run_apart, [*words, *getattr(knob, name)], scratch) for name in ("on", "off")}
-    remark = "whole runs, loading included"
-    return {**_gain(in_turns(sides, repeats)), "bytes": {}, "memory": "", "remark": remark}
-
-
-def run_apart(overrides: Sequence[str], scratch: Path) -> float:
-    """Images/s of one training from the command line.
-
-    Raises:
-        ConfigError: it failed; the message is its last line.
-    """
-    folder = Path(tempfile.mkdtemp(dir=scratch)) / "run"
-    paths = [str(Path(effloop.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, "-m", "effloop", "train", *overrides, f"out='{folder.parent}'", f"run={folder.name}"]
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"a run took more than {_RUN_TIMEOUT_S} s") from None
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        raise ConfigError(lines[-1].removeprefix("effloop: "))
-    return float(json.loads((folder / "summary.json").read_text())["images_per_s"])
-
-
-def _step_knobs(config: Config, model: nn.Module, device: torch.device) -> dict[str, Knob]:
-    """All knobs of the step by name, for this config's model on this device."""
-
-    def switch(key: str, off: str, on: str, *both: str, **facts: Any) -> Knob:
-        return Knob((f"{key}={off}", *both), (f"{key}={on}", *both), **facts)
-
+def step_knobs(config: Config, model: nn.Module) -> dict[str, Knob]:
+    """All knobs of the step by name, for this config's model."""
     half, group = config.batch_size // 2, config.accumulate
     small = ImageSize(*(max(1, side // 2) for side in config.size)).word
-    even, halved = f"batch_size={2 * half}", f"batch_size={half}"
-    single = "" if half else "batch_size: a single image can't be halved"
-    no_gpu = "" if device.type == "cuda" else "without a GPU it changes nothing"
     frozen = ",".join(first_half(model))
-    whole = "" if frozen else "the model has no parts of which some could be frozen"
-    both_ranks = ("parallel=ddp", "parallel.processes=2", halved)
-    # What torch has once chosen for a shape, either way, it keeps; cuBLAS reads the size of its workspace at its start.
-    benchmark = ("cudnn_benchmark", "false", "true", "deterministic=false")
-    return {
-        "nothing": Knob(),
-        "channels_last": switch("channels_last", "false", "true"),
-        "compile": switch("compile", "false", "true"),
-        **{name: switch("precision", "fp32", name) for name in ("tf32", "bf16", "fp16", "amp")},
-        "cudnn_benchmark": switch(*benchmark, unavailable=no_gpu, apart=True),
-        "deterministic": switch("deterministic", "false", "true", "cudnn_benchmark=null", apart=True),
-        "fused": switch("optim.fused", "null", "true"),
-        "ema": switch("optim.ema", "0", "0.999"),
-        "max_grad_norm": switch("max_grad_norm", "null", "1"),
-        "checkpointing": switch("model.checkpointing", "false", "true"),
-        "accumulate": Knob((even,), (f"accumulate={2 * group}", halved), unavailable=single),
-        "progressive": switch("progressive", "[]", f"[{small}]"),
-        "freeze": switch("model.freeze", "[]", f"[{frozen}]", unavailable=whole),
-        "decay_norm_and_bias": switch("optim.decay_norm_and_bias", "true", "false"),
-        "reuse_memory": switch("reuse_memory", "false", "true", apart=True),
-        "ddp": Knob(("parallel=none", even), both_ranks, unavailable=single, runs=True),
+    switches = {
+        **dict.fromkeys(("channels_last", "compile", "deterministic", "reuse_memory", "cudnn_benchmark"), "true"),
+        **{"fused": "true", "checkpointing": "true", "ema": "0.999", "max_grad_norm": "1"},
+        **{"progressive": f"[{small}]", "freeze": f"[{frozen}]", "decay_norm_and_bias": "false"},
     }
+    more = {"cudnn_benchmark": ("deterministic=false",), "deterministic": ("cudnn_benchmark=null",)}
+    knobs = {"nothing": Knob()}
+    for name in ("tf32", "bf16", "fp16", "amp"):
+        knobs[name] = Knob((OFF["precision"],), (f"precision={name}",))
+    for name, on in switches.items():
+        both = more.get(name, ())
+        knobs[name] = Knob((OFF[name], *both), (f"{key_of(OFF[name])}={on}", *both), apart=name in _APART)
+    halves = (f"accumulate={2 * group}", f"batch_size={half}")
+    single = "" if half else "batch_size: a single image can't be halved"
+    knobs["accumulate"] = Knob((f"batch_size={2 * half}",), halves, single)
+    lacking = {"cudnn_benchmark": _without_gpu(config)}
+    lacking["freeze"] = "" if frozen else "the model has no parts of which some could be frozen"
+    return knobs | {name: replace(knobs[name], unavailable=why) for name, why in lacking.items()}
+
+
+def _without_gpu(config: Config) -> str:
+    gpu = torch.cuda.is_available() and config.device != "cpu"
+    return "" if gpu else "without a GPU it changes nothing"
 
 
 def first_half(model: nn.Module) -> list[str]:
@@ -339,153 +271,30 @@ def first_half(model: nn.Module) -> list[str]:
 
 
 def ablations(config: Config) -> dict[str, Knob]:
-    """What can be switched off, in the order in which an image meets it; and what changes what is learned."""
-
-    def switch(key: str, off: str, *more: str, unavailable: str = "", **facts: Any) -> Knob:
-        value: Any = config
-        for name in key.split("."):
-            value = getattr(value, name, None)
-        value = value.value if isinstance(value, Enum) else getattr(value, "name", value)  # a part is its name
-        without = yaml.safe_load(off)
-        is_off = value == without or not (value or without)
-        return Knob((f"{key}={off}", *more), unavailable=unavailable or "it is off" * is_off, **facts)
-
+    """What can be switched off, and why something can't."""
     decode = [f"decode.{each.name}={format_value(getattr(config.decode, each.name))}" for each in fields(DecodeConfig)]
-    workers, threads = num_workers(config), torch.get_num_threads()
-    none = "" if workers else "nothing is loaded ahead, as num_workers is 0"
-    inline = none or ("it is what num_workers=0 does" if config.engine.name in ("auto", "threads", "processes") else "")
-    one = none or ("there is one worker" if workers == 1 else "")
-    no_gpu = "" if torch.cuda.is_available() and config.device != "cpu" else "without a GPU it changes nothing"
-    no_choice = "" if config.cudnn_benchmark is not False and not config.deterministic else "it is off"
-    return {
-        "nothing": Knob(exact=True),
-        "cache": switch("data.cache", "none", exact=True),
-        "decoder": switch("decode", "pillow", *decode[1:]),
-        "region": switch("decode.region", "false", exact=True),
-        "dct_scaling": switch("decode.dct_scaling", "false"),
-        "resize": switch("augment.resize", "exact"),
-        "device": switch("augment.device", "cpu"),
-        "workers": Knob(("num_workers=1",), unavailable=one, exact=True),
-        "overlap": Knob(("num_workers=0",), unavailable=none, exact=True),
-        "engine": Knob(("engine=inline",), unavailable=inline, exact=True),
-        "prefetch": switch("engine.prefetch", "1", unavailable=none, exact=True),
-        "threads": Knob(("threads=1",), unavailable="" if threads > 1 else "there is one thread", apart=True),
-        "channels_last": switch("channels_last", "false"),
-        "compile": switch("compile", "false"),
-        "precision": switch("precision", "fp32", "amp=null"),
-        "cudnn_benchmark": Knob(("cudnn_benchmark=false",), unavailable=no_gpu or no_choice, apart=True),
-        "fused": switch("optim.fused", "null"),
-        "reuse_memory": switch("reuse_memory", "false", exact=True, apart=True),
-        "checkpointing": switch("model.checkpointing", "false"),
-        "freeze": switch("model.freeze", "[]"),
-        "progressive": switch("progressive", "[]"),
-        "ema": switch("optim.ema", "0"),
-        "label_smoothing": switch("task.label_smoothing", "0"),
-        "mixup": switch("augment.mixup", "0"),
-        "cutmix": switch("augment.cutmix", "0"),
-        "distill": switch("distill.teacher", "null"),
+    more = {"decode": decode[1:], "precision": ["amp=null"]}  # what else is chosen is kept
+    workers = num_workers(config)
+    off = ["nothing is loaded ahead, as num_workers is 0"] * (workers == 0)
+    inline = config.engine.name in ("auto", "threads", "processes")
+    tuned = config.cudnn_benchmark is not False and not config.deterministic
+    lacking = {
+        **dict.fromkeys(("workers", "overlap", "engine", "prefetch"), off),
+        "workers": off or ["there is one worker"] * (workers == 1),
+        "engine": off or ["it is what num_workers=0 does"] * inline,
+        "threads": ["there is one thread"] * (torch.get_num_threads() == 1),
+        "cudnn_benchmark": [_without_gpu(config)] if _without_gpu(config) else ["it is off"] * (not tuned),
     }
-
-
-def _add_scores(result: Mapping[str, Any], every: Mapping[str, Knob], config: Config, scratch: Path) -> None:
-    """Train whole runs with and without each knob that may change the score."""
-    seeds, console = result["seeds"], Console(stderr=True)
-    own = ["parallel=none", "record=none", "checkpoint=none", "profile=none", "resume=null", "data.check=0"]
-    own += [f"checkpoint.best_by={result['score']}", f"eval_every={config.epochs}"]
-
-    def scores(off: Sequence[str]) -> list[float]:
-        """The validation score after whole runs, with as many seeds from the config's on."""
-        found = []
-        for number in range(seeds):
-            with loops.process_state_restored():
-                trainer = loops.trainer_in(scratch, _with(config, [*own, *off, f"seed={config.seed + number}"]))
-                found.append(trainer.fit()[trainer.checkpoints.meter.name])
-        return found
-
-    on: list[float] = []
-    for row in result["rows"]:
-        knob = every[row["knob"]]
-        if row["reason"] or knob.exact:
+    knobs = {"nothing": Knob()}
+    for name, word in OFF.items():
+        if name in _OF_THE_STEP:
             continue
-        with console.status(f"{row['knob']}: {seeds} runs of {config.epochs} epochs"):
-            try:
-                on = on or scores(())
-                row["scores"] = {"on": on, "off": scores(knob.off)}
-            except Exception as error:
-                row["remark"] = _reason(error)
-
-
-def _print(result: Mapping[str, Any], typed: str) -> None:
-    """Print a result's table; `typed` is the side whose overrides are shown: `on` or `off`."""
-
-    def mean(values: Sequence[float]) -> str:
-        return f"{statistics.fmean(values):.3f}" + (f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else "")
-
-    def cells(row: Row) -> Iterator[str]:
-        yield from (f"{statistics.median(row['images_per_s'][side]):,.0f}" for side in ("on", "off"))
-        yield f"{row['gain']:.2f}" + ("" if row["spread"] is None else f" ± {row['spread']:.2f}")
-        for side in sized:
-            yield f"{row['bytes'][side] / 1e6:,.0f}" if row["bytes"] else ""
-        if scored:
-            scores = row.get("scores", {})
-            yield from (mean(scores[side]) if scores else "" for side in ("on", "off"))
-            yield mean([a - b for a, b in zip(scores["on"], scores["off"], strict=True)]) if scores else ""
-
-    sized = ("on", "off") * any("bytes" in row for row in result["rows"])
-    scored = [str(result.get("score")), "without", "worth"] * bool(result.get("seeds"))
-    numbers = ["images/s", "without", "gain", *["MB", "without"] * bool(sized), *scored]
-    rows = []
-    for row in result["rows"]:
-        own = ["-"] * len(numbers) if row["reason"] else [*cells(row)]
-        rows.append([row["knob"], row[typed], *own, row["reason"] or row.get("remark", "")])
-    title = f"{_workload(result)}, torch {result['torch']}; turns of each: {result['repeats']}"
-    title = f"{result['data']}\n{title}" if "data" in result else title
-    words = ("knob", "override" if typed == "on" else "switched off by", "remark")
-    width = 150 if scored else 120
-    print_table([*words[:2], *numbers, words[2]], rows, left=words, min_width=width, title=title)
-    print("medians; gain: images/s with it over images/s without, median of all turns ± median deviation")
-    if sized:
-        found = dict.fromkeys(row["memory"] for row in result["rows"] if row.get("memory"))
-        print(f"MB: {'; '.join(found) or 'not counted'}")
-    if scored:
-        print(
-            f"{result['score']} after {result['epochs']} epochs, mean ± standard deviation of {result['seeds']} seeds; "
-            "worth: with it less without, seed by seed"
-        )
-
-
-def _workload(result: Mapping[str, Any]) -> str:
-    size, engine = ImageSize.of(result["image_size"]), ""
-    if result["what"] == "ablate":
-        engine = f", engine={result['engine']}, {result['num_workers']} workers"
-    images = f"{result['model']}, {result['batch_size']} images of {size} pixels"
-    return f"{images} on {result['device']} ({result['cores']} cores){engine}"
-
-
-def write_ablate_files(result: Mapping[str, Any], out: Path) -> None:
-    """Write a result of `ablate` as CSV and as a plot, beside its JSON file `out`."""
-    table, sides = [], {"on": "with", "off": "without"}
-    for row in result["rows"]:
-        speed, scores = row.get("images_per_s"), row.get("scores", {})
-        cells = {"knob": row["knob"], "off": row["off"], "reason": row["reason"] or row.get("remark", "")}
-        cells |= {f"images_per_s_{side}": speed and statistics.median(speed[side]) for side in sides}
-        cells |= {"worth": row.get("gain"), "spread": row.get("spread")}
-        for side in sides:
-            values = scores.get(side, [])
-            cells[f"score_{side}"] = statistics.fmean(values) if values else None
-            cells[f"score_deviation_{side}"] = statistics.stdev(values) if len(values) > 1 else None
-        table.append(cells)
-    write_csv(out.with_suffix(".csv"), table)
-
-    bars, scored = [], []
-    for row in result["rows"]:
-        if not row["reason"]:
-            on, off = (row["images_per_s"][side] for side in ("on", "off"))
-            bars.append(Bar(row["knob"], "worth", spread([a / b for a, b in zip(on, off, strict=True)])))
-        for side, values in row.get("scores", {}).items():
-            scored.append(Bar(row["knob"], sides[side], (statistics.fmean(values), min(values), max(values))))
-    panels = [BarPanel(f"worth in images/s\n{_workload(result)}", "with / without", "", bars)]
-    title = f"{result['score']} after {result['epochs']} epochs, {result['seeds']} seeds"
-    panels.append(BarPanel(title, str(result["score"]), "", scored))
-    if panels := [panel for panel in panels if panel.bars]:
-        plot_bars(out.with_suffix(".png"), panels)
+        key, _, without = word.partition("=")
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part, None)
+        value = value.value if isinstance(value, Enum) else getattr(value, "name", value)  # a part is its name
+        is_off = value == yaml.safe_load(without) or not (value or yaml.safe_load(without))
+        reasons = lacking[name] if name in lacking else ["it is off"] * is_off
+        knobs[name] = Knob((word, *more.get(name, ())), (), "".join(reasons), name in _APART)
+    return knobs

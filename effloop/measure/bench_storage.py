@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -18,7 +17,6 @@ import numpy as np
 
 from effloop.assemble.loader import build_loader
 from effloop.assemble.model import seconds_of
-from effloop.batch import ImageSize
 from effloop.config import Config
 from effloop.convert.convert import READ_BY
 from effloop.convert.records import SplitRecords
@@ -27,8 +25,9 @@ from effloop.data.source import Cache, DataConfig, Source, sources
 from effloop.data.source.splits import open_part
 from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
-from effloop.measure.loops import facts
-from effloop.measure.turns import apart, chosen, in_turns, print_table, scratch_folder
+from effloop.measure import loops
+from effloop.measure.benchmark import Column, Report, Row
+from effloop.measure.turns import apart, chosen, in_turns, scratch_folder
 from effloop.system.memory import drop_from_cache, files_in, growth, memory_of, share_in_cache
 from effloop.system.progress import Meter
 
@@ -51,35 +50,42 @@ class StoredDataset:
     write_s: float
 
 
-def storage(config: Config, repeats: int, *, formats: str = "all", work: str = "") -> dict[str, Any]:
+def storage(config: Config, repeats: int, *, formats: str = "all", work: str = "") -> Report:
     """The dataset of `config` in each format, with the same image bytes in all of them.
 
-    Measured are the training split's size on disk, the time to open it, reading alone (one thread, shuffled;
-    every byte copied or compared with its checksum), loading (decoded and augmented, batch by batch) and the
-    memory it takes in a fresh process; reading and loading with the page cache as it is, and cold.
+    Measured are the size of both splits on disk, and of the training split the time to open it, reading alone (one
+    thread, shuffled; every byte copied or compared with its checksum), loading (decoded and augmented, batch by batch)
+    and the memory it takes in a fresh process; reading and loading with the page cache as it is, and cold.
 
     Raises:
         ConfigError: there is no such format, or the folder can't be written.
     """
-    # What the others are compared with stands first.
     names = sorted(chosen("formats", formats, writers, "format"), key=lambda name: name != "folder")
     with scratch_folder(work) as folder:
         original = {split: open_part(config.data, split) for split in ("train", "val")}
         stored = {name: _write_format(config, original, name, folder) for name in names}
-        measured = {name: _size_on_disk(dataset) for name, dataset in stored.items()}
-        for key, values in _measure(stored, repeats).items():
-            for name in names:
-                measured[name][key] = values[name]
-    result = {
-        "what": "storage",
-        "images": len(original["train"]),
-        "bytes": original["train"].fingerprint()["bytes"],
-        "repeats": repeats,
-        **facts(config),
-        "formats": measured,
-    }
-    _print(result)
-    return result
+        found = _measure(stored, repeats)
+    rows: list[Row] = [{"name": name, **{key: values[name] for key, values in found.items()}} for name in names]
+    images, count = original["train"], len(original["train"])
+    facts = {"what": "storage", "images": count, "bytes": images.fingerprint()["bytes"], "repeats": repeats}
+    left = max(found["cold_share_left"].values())
+    return Report(
+        facts={**facts, **loops.facts(config)},
+        rows=rows,
+        columns=[
+            *(Column("name", "format"), Column("disk_bytes", "disk\nMB", "{:,.1f}", 1e6)),
+            *(Column("open_ms", "open\nms", "{:,.1f}"), Column("read_per_s", "read\n/s")),
+            *(Column("unchecked_per_s", "unchecked\n/s"), Column("load_per_s", "load\n/s")),
+            *(Column("cold_read_per_s", "cold\nread/s"), Column("cold_load_per_s", "cold\nload/s")),
+            Column("own", "own\nMB", "{:,.1f}", 1e6),
+        ],
+        title=f"{count:,} images, {facts['bytes'] / 1e6:,.1f} MB; medians of {repeats}; image_size={config.size.word}",
+        notes=[
+            f"cold: pages dropped before, {left:.0%} stayed at most; names, inodes and the disk's own cache stay",
+            "own: memory that a fresh process grows by and the kernel can't take back; pages of mapped files it can",
+        ],
+        drawn={"read_per_s": "read/s", "load_per_s": "load/s"},
+    )
 
 
 def _write_format(config: Config, original: Mapping[str, Source], name: str, folder: Path) -> StoredDataset:
@@ -108,17 +114,6 @@ def _data_config(data: DataConfig, name: str, path: Path, indexes: Path) -> Data
     return config
 
 
-def _size_on_disk(dataset: StoredDataset) -> dict[str, Any]:
-    """Bytes, bytes that the file system allocates, and number of files of both splits; seconds to write them."""
-    states = [path.stat() for path in dataset.files]
-    return {
-        "write_s": dataset.write_s,
-        "files": len(states),
-        "bytes": sum(state.st_size for state in states),
-        "disk_bytes": sum(state.st_blocks * 512 for state in states),
-    }
-
-
 def _measure(stored: Mapping[str, StoredDataset], repeats: int) -> dict[str, dict[str, Any]]:
     """Measure -> format -> its values, one for each repeat."""
     still_cached: dict[str, float] = dict.fromkeys(stored, 0.0)
@@ -137,10 +132,15 @@ def _measure(stored: Mapping[str, StoredDataset], repeats: int) -> dict[str, dic
     }
     for key in ("read_per_s", "load_per_s"):
         found[f"cold_{key}"] = in_turns({name: partial(cold, name, warm[key]) for name in stored}, repeats)
-    found |= {"memory": {}, "cold_share_left": still_cached}
+    found["cold_share_left"] = still_cached
     for name, each in stored.items():
         with apart(name, partial(partial, _memory, each.config)) as memory:
-            found["memory"][name] = memory()
+            own = memory()
+        states = [path.stat() for path in each.files]
+        facts = {"write_s": each.write_s, "files": len(states), "bytes": sum(state.st_size for state in states)}
+        facts |= {"disk_bytes": sum(state.st_blocks * 512 for state in states), **own}
+        for key, value in facts.items():
+            found.setdefault(key, {})[name] = value
     return found
 
 
@@ -181,40 +181,3 @@ def _memory(config: Config) -> dict[str, int]:
         bytes(source.read(index))
     gc.collect()
     return growth(before, memory_of())
-
-
-_COLUMNS = {
-    "disk_bytes": ("disk\nMB", 1e6),
-    "open_ms": ("open\nms", 1),
-    "read_per_s": ("read\n/s", 1),
-    "unchecked_per_s": ("unchecked\n/s", 1),
-    "load_per_s": ("load\n/s", 1),
-    "cold_read_per_s": ("cold\nread/s", 1),
-    "cold_load_per_s": ("cold\nload/s", 1),
-}
-
-
-def _print(result: Mapping[str, Any]) -> None:
-    formats: Mapping[str, Mapping[str, Any]] = result["formats"]
-
-    def median(values: float | Sequence[float]) -> float:
-        return statistics.median(values) if isinstance(values, Sequence) else values
-
-    def cells(rows: Mapping[str, Sequence[float]], form: str) -> list[list[str]]:
-        return [[name, *(form.format(each) if each < 1000 else f"{each:,.0f}" for each in rows[name])] for name in rows]
-
-    rows = {name: [median(found[key]) / unit for key, (_, unit) in _COLUMNS.items()] for name, found in formats.items()}
-    first, base = next(iter(rows.items()))
-    headings = ["format", *(heading for heading, _ in _COLUMNS.values())]
-    print(
-        f"{result['images']:,} images, {result['bytes'] / 1e6:,.1f} MB; medians of {result['repeats']}; "
-        f"loading at image_size={ImageSize.of(result['image_size']).word}"
-    )
-    own = {name: [*row, formats[name]["memory"]["own"] / 1e6] for name, row in rows.items()}
-    print_table([*headings, "own\nMB"], cells(own, "{:,.1f}"), left=("format",), padding=0)
-    print(f"the same over {first}")
-    ratios = {name: np.divide(row, base).tolist() for name, row in rows.items()}
-    print_table(headings, cells(ratios, "{:.2f}"), left=("format",), padding=0)
-    left = max(found["cold_share_left"] for found in formats.values())
-    print(f"cold: pages dropped before, {left:.0%} stayed at most; names, inodes and the disk's own cache stay")
-    print("own: memory that a fresh process grows by and the kernel can't take back; pages of mapped files it can")

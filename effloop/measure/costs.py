@@ -274,11 +274,9 @@ class StorageCosts:
 
     def describe(self) -> str:
         """One line: from memory, from the disk, and in one piece."""
-        rates = {"from memory": self.mean_bytes / max(self.warm.wall_s, 1e-9)}
-        if self.cold:
-            rates[f"from {self.where or 'the disk'}"] = self.mean_bytes / max(self.cold.wall_s, 1e-9)
-        if self.piece_bytes_per_s:
-            rates["in one piece"] = self.piece_bytes_per_s
+        costs = {"from memory": self.warm, f"from {self.where or 'the disk'}": self.cold}
+        rates = {name: self.mean_bytes / max(cost.wall_s, 1e-9) for name, cost in costs.items() if cost}
+        rates |= {"in one piece": self.piece_bytes_per_s} if self.piece_bytes_per_s else {}
         return "; ".join(f"{name} {decimal(int(rate))}/s" for name, rate in rates.items())
 
 
@@ -322,11 +320,10 @@ def storage_costs(plan: Plan, seconds: float, most: int = 256) -> StorageCosts:
 def _files(source: Source, ids: Sequence[int]) -> list[Path]:
     """Files that some samples are read from, as far as they may be dropped from the page cache."""
     first = [*itertools.islice(source.file_paths(), _MOST_FILES)]
-    if len(first) < _MOST_FILES and len(first) < len(source):  # packed
-        found = [Path(os.fsdecode(each)) for each in first]
-        return found if sum(each.stat().st_size for each in found) <= _MOST_FILES_BYTES else []
-    wanted = {*ids}
-    return [Path(os.fsdecode(each)) for number, each in enumerate(source.file_paths()) if number in wanted]
+    packed, wanted = len(first) < _MOST_FILES and len(first) < len(source), {*ids}
+    paths = first if packed else (path for number, path in enumerate(source.file_paths()) if number in wanted)
+    found = [Path(os.fsdecode(path)) for path in paths]
+    return [] if packed and sum(each.stat().st_size for each in found) > _MOST_FILES_BYTES else found
 
 
 def _in_one_piece(files: Sequence[Path]) -> float | None:
@@ -344,44 +341,36 @@ def _in_one_piece(files: Sequence[Path]) -> float | None:
 # What training costs: the step on batches in memory, the loop as a whole, logging, evaluation.
 
 
-@dataclass(frozen=True)
-class StepCosts:
-    """Of one update on batches in memory; a GPU's work is waited for.
+def step_costs(
+    trainer: Trainer, seconds: float
+) -> tuple[float, Mapping[str, float], Mapping[tuple[str, int, str, str], int]]:
+    """Measure updates of a trainer on its first batches, kept in memory. The model is trained by it.
 
-    Attributes:
-        per_image_s: seconds of it, without waiting in between.
-        parts: seconds of `forward`, `backward` and `update`, each waited for.
-        syncs: (file, line, function, what) that reads a tensor's value -> how often in an update.
+    Returns:
+        Seconds of an image, without waiting for the GPU in between; of `forward`, `backward` and `update`, each waited
+        for; and what `SyncFinder` has found in one update.
     """
-
-    per_image_s: float
-    parts: Mapping[str, float]
-    syncs: Mapping[tuple[str, int, str, str], int]
-
-
-def step_costs(trainer: Trainer, seconds: float) -> StepCosts:
-    """Measure updates of a trainer on its first batches, kept in memory. The model is trained by it."""
-    updates, finder = Updates(trainer, 1), SyncFinder(trainer.precision.device)
+    updates, finder, group = Updates(trainer, 1), SyncFinder(trainer.precision.device), trainer.loop.accumulate
     with finder:
         updates.update()
-    parts = [_parts(trainer, updates.groups[0]) for _ in for_seconds(range(20), seconds / 2, 2)]
+
+    def parts() -> tuple[float, float, float]:
+        forward = backward = 0.0
+        for number, batch in enumerate(updates.groups[0], start=1):
+            with trainer.parallel.gradients(trainer.train_step, sync=number == group):
+                found: list[Any] = []
+                forward += seconds_of(
+                    lambda: found.extend(trainer.train_step(batch.images, batch.targets, batch.valid))  # noqa: B023
+                )
+                backward += seconds_of(partial(trainer.precision.backward, found[0] / group))
+        return forward, backward, seconds_of(trainer.update)
+
+    times = [parts() for _ in for_seconds(range(20), seconds / 2, 2)]
     turns = [seconds_of(updates.update) for _ in for_seconds(range(200), seconds / 2, 3)]
     # The first quarter: what disturbs an update makes it longer, never shorter.
-    whole, *each = (sorted(times)[len(times) // 4] for times in (turns, *zip(*parts, strict=True)))
+    whole, *each = (sorted(found)[len(found) // 4] for found in (turns, *zip(*times, strict=True)))
     names = ("forward", "backward", "update")
-    return StepCosts(whole / updates.images, dict(zip(names, each, strict=True)), dict(finder.found))
-
-
-def _parts(trainer: Trainer, group: Sequence[Batch]) -> tuple[float, float, float]:
-    """Seconds of forward, backward and update."""
-    forward = backward = 0.0
-    for number, batch in enumerate(group, start=1):
-        with trainer.parallel.gradients(trainer.train_step, sync=number == len(group)):
-            found: list[Any] = []
-            forward += seconds_of(lambda: found.extend(trainer.train_step(batch.images, batch.targets, batch.valid)))  # noqa: B023
-            loss = found[0] / trainer.loop.accumulate
-            backward += seconds_of(partial(trainer.precision.backward, loss))
-    return forward, backward, seconds_of(trainer.update)
+    return whole / updates.images, dict(zip(names, each, strict=True)), dict(finder.found)
 
 
 def loop_costs(trainer: Trainer, seconds: float) -> tuple[Turn, float]:

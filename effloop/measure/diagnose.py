@@ -16,6 +16,7 @@ from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.errors import PROGRAM, warn
 from effloop.measure.costs import loading_costs
+from effloop.measure.loops import facts
 from effloop.measure.measured import Measured, measured, stages, verdict, workers_of
 from effloop.measure.tries import proposals, tried
 from effloop.record.efficiency import Efficiency, Override, Stage, Verdict
@@ -39,12 +40,12 @@ def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[
 
     Loading is measured on some images, now that the machine is free; for so short a time that it doesn't count.
     """
-    if not isinstance(trainer.train, Loader) or not efficiency.steady_images_per_s:
-        return {}
-    if not trainer.train.engine.exact:  # it has decoders of its own, which can't be measured apart
+    loader = trainer.train
+    # An engine that isn't exact has decoders of its own, which can't be measured apart.
+    if not isinstance(loader, Loader) or not efficiency.steady_images_per_s or not loader.engine.exact:
         return {}
     try:
-        found = _measured_at_end(config, trainer, trainer.train, efficiency)
+        found = _measured_at_end(config, trainer, loader, efficiency)
         held, best = verdict(found), None
         if efficiency.wait > _WAITS or held.bound == "evaluation":
             helps = next((each for each in proposals(found, held.bound) if each.exact), None)
@@ -119,8 +120,7 @@ class Diagnosis:
 
     Attributes:
         version, date, command: of EffLoop; when, and what was typed.
-        machine, run: what the figures depend on, in plain values.
-        data: the training data, in words.
+        machine, run, data: what the figures depend on.
         images_per_s, wait, stages, evaluation, verdict: as of `Measured`.
         findings: lines about what an override doesn't help with.
         overrides: what helps, tried, the best first.
@@ -164,26 +164,15 @@ def diagnose(config: Config, command: Sequence[str], seconds: float, *, top: int
             offered = list(proposals(found, held.bound, seconds / 50))[:top]
             found.loader.close()  # its workers would take turns with those that are tried
             overrides = tried(found, offered, command, rounds, min(1.0, seconds / 50), progress)
-        precision = found.config.precision
+        precision, on_gpu = found.config.precision, found.device.type == "cuda"
         assert precision is not None
-        on_gpu = found.device.type == "cuda"
         return Diagnosis(
             version=effloop_version(),
             date=time.strftime("%Y-%m-%d %H:%M"),
             command=f"{PROGRAM} {shlex.join(['diagnose', *command, *plugin_words()])}",
-            machine={
-                "cores": available_cores(),
-                "device": torch.cuda.get_device_name(found.device) if on_gpu else "cpu",
-            },
+            machine={"cores": found.cores, "device": torch.cuda.get_device_name(found.device) if on_gpu else "cpu"},
             data=found.loader.describe(),
-            run={
-                "model": getattr(found.config.model, "arch", found.config.model.name),
-                "batch_size": found.config.batch_size,
-                "image_size": found.config.image_size,
-                "engine": found.config.engine.name,
-                "num_workers": found.workers,
-                "precision": precision.name,
-            },
+            run=facts(found.config) | {"num_workers": found.workers, "precision": precision.name},
             images_per_s=found.images_per_s,
             wait=found.wait,
             stages=stages(found),

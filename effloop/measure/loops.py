@@ -7,10 +7,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from effloop.config import Config
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.data.source import Cache, Tail
-from effloop.measure.turns import Turn, apart, held_bytes, in_turns
+from effloop.measure.turns import Turn
 from effloop.system.hardware import available_cores
 from effloop.system.saved import SavedForBackward
 from effloop.train.trainer import Trainer
@@ -48,7 +47,16 @@ def alone(config: Config, *more: str) -> Config:
     overrides += [f"{key}={value}" for key, value in defaults.items() if getattr(config, key) == "auto"]
     if "record=none" not in more:
         overrides += [f"record.{key}=false" for key in ("console", "mlflow", "wandb") if hasattr(config.record, key)]
-    return configs.from_dict(configs.to_dict(config), [*overrides, *more], "the config")
+    return with_overrides(config, *overrides, *more)
+
+
+def with_overrides(config: Config, *overrides: str) -> Config:
+    """The config with overrides.
+
+    Raises:
+        ConfigError: one can't be taken.
+    """
+    return configs.from_dict(configs.to_dict(config), overrides, "the config")
 
 
 def facts(config: Config) -> dict[str, Any]:
@@ -136,13 +144,16 @@ class Loop:
         scratch: gets the run folder.
         turns: how many are to be compared; they are spread over the run's epochs, whose image sizes may differ.
         images: of the training split that are trained on, the first ones; None is all.
+        options: as of `build_trainer`.
 
     Raises:
         ConfigError, DataError: the config can't be built here.
     """
 
-    def __init__(self, config: Config, scratch: Path, turns: int = 1, images: int | None = None) -> None:
-        self.trainer = trainer_in(scratch, config)
+    def __init__(
+        self, config: Config, scratch: Path, turns: int = 1, images: int | None = None, **options: Any
+    ) -> None:
+        self.trainer = trainer_in(scratch, config, **options)
         self._open = ExitStack()
         self._open.enter_context(self.trainer.recorder)
         self._open.callback(self.trainer.val.close)
@@ -237,23 +248,8 @@ class Updates:
         self.trainer.optimizer.zero_grad()
         return saved.bytes
 
-
-def turns_apart(
-    sides: Mapping[str, Callable[[], Loop | Updates]], rounds: int
-) -> tuple[dict[str, list[Turn]], dict[str, int]]:
-    """Turns of sides that each have a process of their own, for what can't be undone in a process; and their memory."""
-    with ExitStack() as stack:
-        runs = {name: stack.enter_context(apart(name, partial(_with_bytes, build))) for name, build in sides.items()}
-        found = in_turns(runs, rounds, warm_up=1)
-    return (
-        {name: [turn for turn, _ in each] for name, each in found.items()},
-        {name: sorted(size for _, size in each)[len(each) // 2] for name, each in found.items()},
-    )
-
-
-def _with_bytes(build: Callable[[], Loop | Updates]) -> Callable[[], tuple[Turn, int]]:
-    turn = build().turn
-    return lambda: (turn(), held_bytes())
+    def close(self) -> None:
+        """There is nothing to stop: the batches are in memory."""
 
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"

@@ -27,7 +27,6 @@ _UPDATES = 8
 """Whose mean that is."""
 _SPAN = 0.2
 """Standard deviation of the smoothing, in decades: about 4 of 20 updates of a decade on both sides."""
-_ROOM = 0.15  # of the plot, above the first loss and below the lowest, as a share of the distance between them
 
 
 def lr_range(config: Config, *, updates: int, lowest: float, highest: float) -> dict[str, Any]:
@@ -135,7 +134,7 @@ def write_files(result: Mapping[str, Any], folder: Path) -> None:
         for name, key, colour in (("suggested", "suggested", green), ("falls fastest", "steepest", orange)):
             axes.axvline(result[key], color=colour, linestyle="--", label=f"{name} {result[key]:.2g}")
         low, high = float(smoothed.min()), float(smoothed[0])
-        axes.set_ylim(low - _ROOM * (high - low), high + 3 * _ROOM * (high - low))
+        axes.set_ylim(low - 0.15 * (high - low), high + 0.45 * (high - low))  # a diverged loss leaves the plot
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")

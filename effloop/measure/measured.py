@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from effloop import config as configs
 from effloop.assemble.resolve import num_workers
 from effloop.config import Config
 from effloop.data.cache.cached import CachedSource
@@ -23,6 +22,7 @@ from effloop.measure.loops import alone, trainer_in
 from effloop.measure.memory import measured_memory
 from effloop.record.efficiency import Stage, Verdict
 from effloop.system.hardware import available_cores
+from effloop.train.trainer import Trainer
 
 LOADING = {
     "storage": "reading",
@@ -87,14 +87,6 @@ class Measured:
     memory: Mapping[str, Any] = field(default_factory=dict)
     other_cores: float = 0.0
 
-    def with_overrides(self, *overrides: str) -> Config:
-        """The config with overrides.
-
-        Raises:
-            ConfigError: one can't be taken.
-        """
-        return configs.from_dict(configs.to_dict(self.config), overrides, "the config")
-
     @property
     def epoch_s(self) -> float:
         """Seconds to train on the whole split once."""
@@ -138,63 +130,67 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
     with tempfile.TemporaryDirectory(prefix="effloop-diagnose-", ignore_cleanup_errors=True) as folder:
         progress("data and model")
         trainer = trainer_in(Path(folder), single)
-        loader, val, device = trainer.train, trainer.val, trainer.parallel.device
-        assert isinstance(loader, Loader)
-        assert isinstance(val, Loader)
-        with closing(loader), closing(val), trainer.recorder:
+        with closing(trainer.train), closing(trainer.val), trainer.recorder:
             with costs.OtherPrograms() as others:
-                progress("memory")
-                memory = measured_memory(single, trainer, (loader, val)).to_plain()
-                progress("storage")
-                storage = costs.storage_costs(loader.plan, 0.1 * seconds)
-                progress("decoding, augmentation")
-                cached = isinstance(loader.plan.source, CachedSource)
-                if cached:
-                    costs.loading_costs(loader.plan, 0.1 * seconds)  # fills it
-                loading = costs.loading_costs(loader.plan, 0.1 * seconds)
-                progress("the loader as a whole")
-                loader_per_s = costs.loader_rate(loader, 0.12 * seconds, single.engine.prefetch)
-                progress("transfer")
-                transfer_s = costs.transfer_cost(loader, 0.03 * seconds)
-                progress("the training step")
-                step = costs.step_costs(trainer, 0.15 * seconds)
-                progress("the training loop")
-                turn, log = costs.loop_costs(trainer, 0.25 * seconds)
-                progress("evaluation")
-                evaluation_per_s = costs.evaluation_rate(trainer, 0.1 * seconds)
-            workers = workers_of(single, loader)
-            if not loader.engine.exact:  # it has decoders of its own
-                rest = Cost(max(1, workers) / loader_per_s) - loading.storage
-                loading = replace(loading, decode=rest, augment=Cost(), batch=Cost())
-            if not cached:  # what most epochs read may be on the disk
-                loading = replace(loading, storage=max(storage.usual, loading.storage, key=lambda cost: cost.wall_s))
-            # On a CPU batches are moved while the loop asks for one.
-            wait = max(0.0, turn.wait - transfer_s * turn.images_per_s) if device.type == "cpu" else turn.wait
-            loader_per_s = max(loader_per_s, turn.images_per_s)  # it isn't slower alone
-            step_s, log_s = step.per_image_s, log / turn.images_per_s
-            yield Measured(
-                config=single,
-                loader=loader,
-                device=device,
-                cores=available_cores(),
-                workers=workers,
-                samples=len(loader) * loader.plan.order.batch_per_rank,
-                val_samples=len(val.plan.source),
-                storage=storage,
-                loading=loading,
-                loader_per_s=loader_per_s,
-                transfer_s=transfer_s,
-                step_s=step_s,
-                log_s=log_s,
-                parts=step.parts,
-                images_per_s=turn.images_per_s,
-                wait=wait,
-                starved=1 / loader_per_s > transfer_s + step_s + log_s or wait > _STARVES,
-                evaluation_per_s=evaluation_per_s,
-                syncs=step.syncs,
-                memory=memory,
-                other_cores=others.cores,
-            )
+                found = _measured(single, trainer, seconds, progress)
+            yield replace(found, other_cores=others.cores)
+
+
+def _measured(config: Config, trainer: Trainer, seconds: float, progress: Progress) -> Measured:
+    loader, val, device = trainer.train, trainer.val, trainer.parallel.device
+    assert isinstance(loader, Loader)
+    assert isinstance(val, Loader)
+    progress("memory")
+    memory = measured_memory(config, trainer, (loader, val)).to_plain()
+    progress("storage")
+    storage = costs.storage_costs(loader.plan, 0.1 * seconds)
+    progress("decoding, augmentation")
+    cached = isinstance(loader.plan.source, CachedSource)
+    if cached:
+        costs.loading_costs(loader.plan, 0.1 * seconds)  # fills it
+    loading = costs.loading_costs(loader.plan, 0.1 * seconds)
+    progress("the loader as a whole")
+    loader_per_s = costs.loader_rate(loader, 0.12 * seconds, config.engine.prefetch)
+    progress("transfer")
+    transfer_s = costs.transfer_cost(loader, 0.03 * seconds)
+    progress("the training step")
+    step_s, parts, syncs = costs.step_costs(trainer, 0.15 * seconds)
+    progress("the training loop")
+    turn, log = costs.loop_costs(trainer, 0.25 * seconds)
+    progress("evaluation")
+    evaluation_per_s = costs.evaluation_rate(trainer, 0.1 * seconds)
+    workers = workers_of(config, loader)
+    if not loader.engine.exact:  # it has decoders of its own
+        rest = Cost(max(1, workers) / loader_per_s) - loading.storage
+        loading = replace(loading, decode=rest, augment=Cost(), batch=Cost())
+    if not cached:  # what most epochs read may be on the disk
+        loading = replace(loading, storage=max(storage.usual, loading.storage, key=lambda cost: cost.wall_s))
+    # On a CPU batches are moved while the loop asks for one.
+    wait = max(0.0, turn.wait - transfer_s * turn.images_per_s) if device.type == "cpu" else turn.wait
+    loader_per_s = max(loader_per_s, turn.images_per_s)  # it isn't slower alone
+    log_s = log / turn.images_per_s
+    return Measured(
+        config=config,
+        loader=loader,
+        device=device,
+        cores=available_cores(),
+        workers=workers,
+        samples=len(loader) * loader.plan.order.batch_per_rank,
+        val_samples=len(val.plan.source),
+        storage=storage,
+        loading=loading,
+        loader_per_s=loader_per_s,
+        transfer_s=transfer_s,
+        step_s=step_s,
+        log_s=log_s,
+        parts=parts,
+        images_per_s=turn.images_per_s,
+        wait=wait,
+        starved=1 / loader_per_s > transfer_s + step_s + log_s or wait > _STARVES,
+        evaluation_per_s=evaluation_per_s,
+        syncs=syncs,
+        memory=memory,
+    )
 
 
 def workers_of(config: Config, loader: Loader) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +14,7 @@ import numpy as np
 import torch
 from rich.filesize import decimal
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
 from effloop.assemble.resolve import num_workers
 from effloop.batch import Batch
@@ -48,29 +46,6 @@ _MOST_OF_IT = 0.7
 
 
 @dataclass(frozen=True)
-class Tensors:
-    """A part of a batch.
-
-    Attributes:
-        name: images, targets, ids or valid.
-        dtype: as torch and NumPy call it, e.g. uint8.
-        shape: its sizes.
-        bytes: of all its numbers.
-    """
-
-    name: str
-    dtype: str
-    shape: list[int]
-    bytes: int
-
-    @classmethod
-    def of(cls, name: str, shape: Sequence[int], dtype: str) -> Tensors:
-        """Those of a shape; `dtype` as torch calls it."""
-        size: torch.dtype = getattr(torch, dtype)
-        return cls(name, dtype, [*shape], math.prod(shape) * size.itemsize)
-
-
-@dataclass(frozen=True)
 class Part:
     """A part of what a run takes, in each rank.
 
@@ -80,8 +55,7 @@ class Part:
         bytes: its size.
         detail: how the size comes about.
         there: whether it is allocated already.
-        shared: whether all ranks of the machine share it.
-        in_shm: whether it is in /dev/shm.
+        in_shm: whether it is in /dev/shm, where all ranks of the machine share it.
         by_batch: whether it grows with `batch_size`.
         wanted: bytes that it would take if there were room for more; 0 is as many as it has.
     """
@@ -91,7 +65,6 @@ class Part:
     bytes: int
     detail: str = ""
     there: bool = False
-    shared: bool = False
     in_shm: bool = False
     by_batch: bool = False
     wanted: int = 0
@@ -103,7 +76,7 @@ class Memory:
 
     Attributes:
         parts: all of it.
-        batch: of the training split, on the `host` and on the `device`.
+        batch: `host` and `device` -> tensors of the training split's batch there, without memory.
         free: bytes that are free now: of the `host`, of `shm` (/dev/shm, a part of the host's), and of the `gpu` if
             there is one.
         page_cache: bytes of the dataset's files, which the kernel keeps as long as nothing else needs the memory.
@@ -112,7 +85,7 @@ class Memory:
     """
 
     parts: Sequence[Part]
-    batch: Mapping[str, Sequence[Tensors]]
+    batch: Mapping[str, Mapping[str, Tensor]]
     free: Mapping[str, int]
     page_cache: int
     ranks: int = 1
@@ -133,7 +106,7 @@ class Memory:
 
     def _sum(self, place: Place, parts: Iterable[Part]) -> int:
         ranks = self.ranks if place == "host" else 1
-        return sum(part.bytes * (1 if part.shared else ranks) for part in parts if part.place == place)
+        return sum(part.bytes * (1 if part.in_shm else ranks) for part in parts if part.place == place)
 
     def line(self) -> str:
         """For the log: what the run will take of what is free."""
@@ -179,8 +152,16 @@ class Memory:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values, for JSON and for `memory_table`."""
+        batch = {
+            place: [
+                {"name": name, "dtype": _name(each.dtype), "shape": [*each.shape], "bytes": each.nbytes}
+                for name, each in tensors.items()
+            ]
+            for place, tensors in self.batch.items()
+        }
         sums = {"total": self.total, "capacity": self.capacity}
-        return asdict(self) | {name: {place: of(place) for place in self.places} for name, of in sums.items()}
+        plain = asdict(replace(self, batch={})) | {"batch": batch}
+        return plain | {name: {place: of(place) for place in self.places} for name, of in sums.items()}
 
 
 def memory_table(memory: Mapping[str, Any]) -> Table:
@@ -209,29 +190,34 @@ def memory_table(memory: Mapping[str, Any]) -> Table:
     return table
 
 
-def host_batch(loader: Loader) -> list[Tensors]:
-    """A batch as engines load it."""
+def host_batch(loader: Loader) -> dict[str, Tensor]:
+    """A batch as engines load it, without memory."""
     count, targets = loader.plan.order.batch_per_rank, loader.plan.source.targets
     height, width, channels = loader.plan.shape_of_image
     shape = (height, width) if _has_masks(loader) else targets.shape[1:]
-    return [
-        Tensors.of("images", (count, channels, height, width), _image_dtype(loader)),
-        Tensors.of("targets", (count, *shape), targets.dtype.newbyteorder("=").name),
-        Tensors.of("ids", (count,), "int64"),
-        Tensors.of("valid", (count,), "bool"),
-    ]
+    dtype = torch.from_numpy(np.empty(0, targets.dtype.newbyteorder("="))).dtype
+    return {
+        "images": torch.empty(count, channels, height, width, dtype=loader.plan.output.dtype, device="meta"),
+        "targets": torch.empty(count, *shape, dtype=dtype, device="meta"),
+        "ids": torch.empty(count, dtype=torch.int64, device="meta"),
+        "valid": torch.empty(count, dtype=torch.bool, device="meta"),
+    }
 
 
-def device_batch(config: Config, loader: Loader) -> list[Tensors]:
-    """A batch as the model gets it."""
-    images, targets, *_ = host_batch(loader)
-    count, size = images.shape[0], _largest_size(config)
-    shape, dtype = targets.shape, str(loader.transfer.target_dtype).removeprefix("torch.")
+def device_batch(config: Config, loader: Loader) -> dict[str, Tensor]:
+    """A batch as the model gets it, without memory."""
+    targets, size = host_batch(loader)["targets"], _largest_size(config)
+    count, shape, dtype = len(targets), targets.shape, loader.transfer.target_dtype
     if _has_masks(loader):
-        shape, dtype = [count, *size], targets.dtype
+        shape, dtype = torch.Size([count, *size]), targets.dtype
     elif _mixes(loader) and len(shape) == 1:
-        shape, dtype = [count, len(loader.classes)], "float32"
-    return [Tensors.of("images", (count, config.data.channels, *size), "float32"), Tensors.of("targets", shape, dtype)]
+        shape, dtype = torch.Size([count, len(loader.classes)]), torch.float32
+    images = torch.empty(count, config.data.channels, *size, device="meta")
+    return {"images": images, "targets": torch.empty(shape, dtype=dtype, device="meta")}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _has_masks(loader: Loader) -> bool:
@@ -242,22 +228,14 @@ def _mixes(loader: Loader) -> bool:
     return loader.transfer.mix is not None and loader.transfer.mix.on
 
 
-def _image_dtype(loader: Loader) -> str:
-    """The type of images as engines load them."""
-    return str(loader.plan.output.dtype).removeprefix("torch.")
-
-
 def _largest_size(config: Config) -> Any:
     return max([config.size, *config.train_sizes], key=lambda size: size.pixels)
 
 
 # The parts of a run's memory: from its loaders, its model, one image, and, if there is time, from steps of its own.
 
-_LOGGING = {"tensorboard": 15_000_000, "matplotlib": 25_000_000}
-"""Bytes of packages that are loaded where a run begins that logs to TensorBoard."""
-
-_KERNELS = 15_000_000
-"""Bytes of libraries that the first step loads."""
+_LIBRARIES = 55_000_000
+"""Bytes of what is loaded when training begins: TensorBoard 15 MB, matplotlib 25, and 15 by the first step."""
 
 _HEAP = 1.5
 """What the heap takes for tensors of 1 byte that stay until the backward pass, where freed memory is kept: oneDNN's
@@ -288,7 +266,7 @@ def expected_memory(
     optimizer.step()
     ratio = _bytes_of(each for each in optimizer.state[parameter].values() if getattr(each, "ndim", 0))
     state = ratio * _bytes_of(_trained(model)) // parameter.nbytes
-    return _memory(config, model, activations, state, loaders, parallel, _KERNELS)
+    return _memory(config, model, activations, state, loaders, parallel, measured=False)
 
 
 def measured_memory(config: Config, trainer: Trainer, loaders: Sequence[Loader]) -> Memory:
@@ -321,7 +299,7 @@ def measured_memory(config: Config, trainer: Trainer, loaders: Sequence[Loader])
     activations = max(0, most - before - _bytes_of(_trained(trainer.model)) - state)
     trainer.optimizer.state.clear()
     _return_freed_memory()
-    return replace(_memory(config, trainer.model, activations, state, loaders, trainer.parallel), measured=True)
+    return _memory(config, trainer.model, activations, state, loaders, trainer.parallel, measured=True)
 
 
 def _return_freed_memory() -> None:
@@ -345,24 +323,21 @@ def _memory(
     state: int,
     loaders: Sequence[Loader],
     parallel: Parallel,
-    kernels: int = 0,
+    *,
+    measured: bool,
 ) -> Memory:
-    """All parts together, from bytes of `activations` with the step's buffers, of the optimizer's `state`, and of the
-    libraries that the first step will load, `kernels`.
-    """
+    """All parts together, from bytes of `activations` with the step's buffers and of the optimizer's `state`."""
     train, device = loaders[0], parallel.device
     place: Place = "gpu" if device.type == "cuda" else "host"
     weights = _bytes_of(chain(model.parameters(), model.buffers()))
     batch = {"host": host_batch(train), "device": device_batch(config, train)}
-    images, targets = batch["device"]
+    images, targets = batch["device"]["images"], batch["device"]["targets"].nbytes
     # On a CPU the model gets images of its type in the memory that they were loaded into, unless it gets mixed ones.
-    inputs = targets.bytes + (0 if images.dtype == _image_dtype(train) and not _mixes(train) else images.bytes)
-    logs = bool(getattr(config.record, "tensorboard", False))
-    later = kernels + logs * sum(size for name, size in _LOGGING.items() if name not in sys.modules)
+    inputs = targets + (0 if images.dtype == train.plan.output.dtype and not _mixes(train) else images.nbytes)
     resident = resident_memory() - weights * (place == "host")
     parts = [
         Part("process", "host", max(0, resident), "Python, torch, libraries", there=True),
-        Part("libraries", "host", later, "loaded when training begins"),
+        Part("libraries", "host", 0 if measured else _LIBRARIES, "loaded when training begins"),
         *_loading(config, "train", train, parallel),
         *(part for loader in loaders[1:] for part in _loading(config, "val", loader, parallel)),
         Part("weights", place, weights, there=True),
@@ -371,7 +346,7 @@ def _memory(
         Part("average", place, weights * (config.optim.ema > 0), "of the weights (optim.ema)"),
         Part("activations", place, activations, "of one batch, and the step's buffers", by_batch=True),
         Part("inputs", place, 2 * inputs, "2 batches on the device", by_batch=True),
-        Part("classes", place, 8 * targets.bytes * _has_masks(train), "masks in the loss, int64", by_batch=True),
+        Part("classes", place, 8 * targets * _has_masks(train), "masks in the loss, int64", by_batch=True),
     ]
     free = {"host": available_memory(), "shm": 0}
     with suppress(OSError):
@@ -380,19 +355,19 @@ def _memory(
     if device.type == "cuda":
         free["gpu"] = torch.cuda.mem_get_info(device)[0]
     page_cache = sum(loader.plan.source.fingerprint()["bytes"] for loader in loaders)
-    return Memory([part for part in parts if part.bytes], batch, free, page_cache, parallel.local_world_size)
+    return Memory([part for part in parts if part.bytes], batch, free, page_cache, parallel.local_world_size, measured)
 
 
 def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> Iterator[Part]:
     """What loading a split takes on the host."""
     count, workers = loader.plan.order.batch_per_rank, num_workers(config, parallel)
-    in_loop = 1 if _image_dtype(loader) == "uint8" else 2  # the model still has one
+    in_loop = 1 if loader.plan.output.dtype == torch.uint8 else 2  # the model still has one
     slots = config.engine.host_batches(parallel.device.type) if workers else in_loop
     samples = _image_bytes(loader)
     own = 2 * count * max(kept for kept, _ in samples) + max(1, workers) * max(decoded for _, decoded in samples)
-    batch = {each.name: each.bytes for each in host_batch(loader)}
+    batch = {name: each.nbytes for name, each in host_batch(loader).items()}
     masks = batch.pop("targets") if _has_masks(loader) else 0
-    form = f"{slots} x {count} images of {loader.plan.augment.size} pixels, {_image_dtype(loader)}"
+    form = f"{slots} x {count} images of {loader.plan.augment.size} pixels, {_name(loader.plan.output.dtype)}"
     yield Part(f"{split} batches", "host", slots * sum(batch.values()), form, by_batch=True)
     form = f"{slots} x {count} of uint8, {decimal(masks)} a batch; int64 would be {decimal(8 * masks)}"
     yield Part(f"{split} masks", "host", slots * masks, form, by_batch=True)
@@ -413,7 +388,7 @@ def _cache(split: str, source: Source, decoded: Sequence[int]) -> Part:
     if source.what is Cache.bytes:
         wanted = source.fingerprint()["bytes"] + bytes_of_masks(source.source, Cache.bytes)
     size, form = source.region.num_bytes, f"data.cache={source.what.value}"
-    return Part(f"{split} cache", "host", size, form, there=True, shared=True, in_shm=True, wanted=wanted)
+    return Part(f"{split} cache", "host", size, form, there=True, in_shm=True, wanted=wanted)
 
 
 def _image_bytes(loader: Loader) -> list[tuple[int, int]]:

@@ -29,7 +29,7 @@ from effloop.data.source.splits import open_split
 from effloop.data.source.view import View
 from effloop.errors import PROGRAM, EffLoopError, InterruptedRunError
 from effloop.measure.costs import loading_costs, sample_ids
-from effloop.measure.loops import Loop, per_s, process_state_restored
+from effloop.measure.loops import Loop, per_s, process_state_restored, with_overrides
 from effloop.measure.measured import LOADING, Measured, Progress
 from effloop.measure.turns import in_turns, ratio_of, run_command, scratch_folder
 from effloop.record.efficiency import Override
@@ -54,9 +54,6 @@ _IMAGES = 256
 _HELPS = 1.03
 """Gain below which an override isn't listed."""
 
-_MIN_PROGRESSIVE = 64
-"""Pixels below which images aren't made smaller."""
-
 _LITTLE_EVALUATION = 0.1
 """Of training's time, which fewer evaluations should come to."""
 
@@ -69,8 +66,7 @@ class Proposal:
         override: words for the command line, or for `convert`.
         why: a few words.
         exact: whether the same images are trained on, in the same precision.
-        words: overrides by which it is tried, if these are others.
-        share: of the epochs that have it.
+        share: of the epochs that have it, where it is tried as `words`.
         few: whether it is tried on some hundred images: caches are filled, and conversions written, before.
         recipe: options of `convert`, where it is a conversion.
         then: the override for the converted data.
@@ -197,7 +193,7 @@ def _less_augmenting(found: Measured, seconds: float) -> Iterator[Proposal]:
         sizes = np.array(_sizes(found))
         for label in config.order or list(config.ops):
             with suppress(EffLoopError, ValueError):  # the images aren't of one size without it
-                changed = found.with_overrides(f"augment.ops.{label}=null")
+                changed = with_overrides(found.config, f"augment.ops.{label}=null")
                 less = augments.build_for(changed.data.channels, changed.augment, size=changed.size, train=True)
                 less.check(sizes)
                 costs = loading_costs(replace(plan, augment=less), seconds, most=found.loading.images)
@@ -231,11 +227,10 @@ def _faster_steps(found: Measured) -> Iterator[Proposal]:
         yield Proposal("model.checkpointing=false", "keeps what it computes")
     if not config.precision.mixed:
         yield Proposal("precision=bf16", "a faster step", exact=False)
-    if min(config.size) >= _MIN_PROGRESSIVE and config.epochs > 1:
+    if min(config.size) >= 64 and config.epochs > 1:
         half = ImageSize(*(max(1, side // 2) for side in config.size)).word
         progressive, words = f"progressive=[{half},{config.size.word}]", (f"image_size={half}",)
-        why = "half of the epochs at half the size"
-        yield Proposal(progressive, why, exact=False, words=words, share=0.5)
+        yield Proposal(progressive, "half of the epochs at half the size", exact=False, words=words, share=0.5)
     if not config.channels_last:
         yield Proposal("channels_last=true", "a faster step")
     if config.deterministic:
@@ -281,6 +276,9 @@ def tried(
     return sorted(rows, key=lambda row: -(row.gain or 0.0))
 
 
+_SPLITS = ("val", "folds", "fold", "group")
+
+
 def _ratio(
     found: Measured, each: Proposal, usual: Loop, few: int | None, scratch: Path, rounds: int, seconds: float
 ) -> float:
@@ -290,9 +288,9 @@ def _ratio(
         copy = Path(mkdtemp(dir=scratch)) / "converted.effloop"
         _convert(found.config, each.recipe, usual, copy, few or _IMAGES)
         words = ["data=auto", f"data.root={copy}", "data.val_split=val"]
-        words += [f"data.{key}=null" for key in ("val", "folds", "fold", "group")]  # it has both splits
+        words += [f"data.{key}=null" for key in _SPLITS]  # it has both
         few = None
-    with closing(Loop(found.with_overrides(*words), scratch, images=few)) as changed:
+    with closing(Loop(with_overrides(found.config, *words), scratch, images=few)) as changed:
         sides = {"as it is": partial(usual.turn, seconds), "changed": partial(changed.turn, seconds)}
         turns = in_turns(sides, rounds, warm_up=1)
     return ratio_of(per_s(turns["changed"]), per_s(turns["as it is"]))[0]
@@ -314,18 +312,13 @@ def commands(proposal: Proposal, words: Sequence[str]) -> list[str]:
     """What to type for a proposal."""
     if not proposal.then:
         return [run_command(words, shlex.split(proposal.override))]
-    train = run_command([word for word in words if not _of_the_original(word)], ["data=auto", proposal.then])
-    data = [word for word in words if key_of(word).partition(".")[0] in ("data", "decode")]
-    where = proposal.then.partition("=")[2]
-    convert = shlex.join(["convert", *data, *plugin_words(), "to=memmap", f"out={where}"])
-    return [f"{PROGRAM} {convert} {proposal.override.removeprefix('convert ')}", train]
-
-
-_OF_ANY = {field.name for field in fields(DataConfig)}
-_OF_THE_ORIGINAL = {"root", "train_split", "val_split", "val", "folds", "fold", "group"}
-
-
-def _of_the_original(word: str) -> bool:
-    """Whether an override is about how the original data is read, so that it doesn't hold for converted data."""
-    part, _, key = key_of(word).partition(".")
-    return part == "data" and (key in _OF_THE_ORIGINAL or key not in _OF_ANY)
+    of_any = {field.name for field in fields(DataConfig)} - {*_SPLITS, "root", "train_split", "val_split"}
+    data = [word for word in words if key_of(word).partition(".")[0] == "data"]  # holds for the original data
+    rest = [word for word in words if word not in data or key_of(word).partition(".")[2] in of_any]
+    decode = [word for word in words if key_of(word).partition(".")[0] == "decode"]
+    out = f"out={proposal.then.partition('=')[2]}"
+    convert = shlex.join(["convert", *data, *decode, *plugin_words(), "to=memmap", out])
+    return [
+        f"{PROGRAM} {convert} {proposal.override.removeprefix('convert ')}",
+        run_command(rest, ["data=auto", proposal.then]),
+    ]

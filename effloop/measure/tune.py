@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
@@ -14,25 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from effloop.assemble.resolve import num_workers
 from effloop.batch import Batch
 from effloop.config import Config
-from effloop.data.loader import Loader
 from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError
-from effloop.measure.loops import alone, per_s, reloaded, train_turn, trainer_in
+from effloop.measure.benchmark import Column, Report
+from effloop.measure.loops import Loop, alone, per_s, reloaded, train_turn
 from effloop.measure.memory import expected_memory, host_batch
-from effloop.measure.turns import Turn, in_turns, print_table, ratio_of, spread
-from effloop.model import Probe
-from effloop.parallel import Parallel
-from effloop.precision import Precision
-from effloop.report.figures import Bar, BarPanel, plot_bars
+from effloop.measure.turns import Turn, in_turns, ratio_of
 from effloop.runs.findings import TUNED, Findings, pipeline_key
-from effloop.system.files import write_text
 from effloop.system.hardware import available_memory
-from effloop.train.trainer import Trainer
 
 MARGIN = 0.03
 """Share of the speed below which the smaller setting is taken."""
@@ -202,47 +194,36 @@ class TunedLoop:
     def __init__(self, config: Config, scratch: Path) -> None:
         self.config = alone(config, "progressive=[]")
         self._scratch = scratch
-        self._trainers: dict[int, Trainer] = {}
+        self._loops: dict[int, Loop] = {}
         self._position = 0
         self._open = ExitStack()
-        self.loader: Any = self.trainer(config.batch_size, config.accumulate).train
+        self.loader = self._loop(config.batch_size, config.accumulate).loader
 
     def close(self) -> None:
         """End what loads and records."""
         self._open.close()
 
-    def trainer(self, batch_size: int, accumulate: int) -> Trainer:
-        """The trainer for a batch size, built when it is first needed."""
-        if batch_size not in self._trainers:
-            config = replace(self.config, batch_size=batch_size, accumulate=accumulate)
-            trainer = trainer_in(self._scratch, config, advise=self._keep_memory)
-            self._open.enter_context(trainer.recorder)
-            self._open.callback(trainer.val.close)
-            self._open.callback(trainer.train.close)
-            self._trainers[batch_size] = trainer
-        return self._trainers[batch_size]
+    def _loop(self, batch_size: int, accumulate: int) -> Loop:
+        """That of a batch size, built when it is first needed; and what it will take of the memory."""
 
-    def _keep_memory(
-        self,
-        config: Config,
-        model: nn.Module,
-        probe: Probe,
-        loaders: Sequence[Loader],
-        parallel: Parallel,
-        _: Precision,
-    ) -> list[str]:
-        """Stands for `advise`: keeps what a trainer that is being built will take."""
-        self._memory = expected_memory(config, model, probe, loaders, parallel)
-        return []
+        def keep(*parts: Any) -> list[str]:  # stands for `advise`
+            self._memory = expected_memory(*parts[:-1])
+            return []
+
+        if batch_size not in self._loops:
+            config = replace(self.config, batch_size=batch_size, accumulate=accumulate)
+            loop = self._open.enter_context(closing(Loop(config, self._scratch, advise=keep)))
+            self._loops[batch_size] = loop
+        return self._loops[batch_size]
 
     def fits(self, batch_size: int, accumulate: int) -> bool:
         """Whether there is memory for a batch size, as far as that is known before its first step."""
-        self.trainer(batch_size, accumulate)
+        self._loop(batch_size, accumulate)
         return all(self._memory.total(place) < self._memory.capacity(place) for place in self._memory.places)
 
     def most_prefetch(self) -> int:
         """Batches ahead that a quarter of the free memory has room for, but no more than are ever needed."""
-        batch = sum(each.bytes for each in host_batch(self.loader))
+        batch = sum(each.nbytes for each in host_batch(self.loader).values())
         return min(_MOST_PREFETCH, available_memory() // (4 * batch) - 2)
 
     def turn(self, setting: Setting) -> Turn:
@@ -250,7 +231,7 @@ class TunedLoop:
 
         The loader starts with nothing loaded, so many batches ahead are no advantage.
         """
-        trainer = self.trainer(setting.batch_size, setting.accumulate)
+        trainer = self._loop(setting.batch_size, setting.accumulate).trainer
         engine = replace(self.config.engine, prefetch=setting.prefetch)
         loader = reloaded(trainer.train, replace(self.config, engine=engine), setting.num_workers)
 
@@ -272,21 +253,6 @@ class TunedLoop:
             loader.engine.close()
 
 
-def remembered(config: Config, *, batch: bool) -> dict[str, Any] | None:
-    """What an earlier `tune` on this machine has found for this data and pipeline; None if there was none.
-
-    Returns:
-        `date`, `overrides` (words for the command line) and `images_per_s`.
-
-    Raises:
-        ConfigError, DataError: the training split can't be opened, or there is nothing that could be tuned.
-    """
-    _check(config)
-    asked = _question(config, batch=batch)
-    found = [row for row in _findings(config).rows() if row.get("asked") == asked]
-    return found[-1] if found else None
-
-
 def tune(config: Config, *, minutes: float, batch: bool) -> dict[str, Any]:
     """Measure settings of the loader until the training loop is fed, or more of them changes little; and keep that.
 
@@ -296,7 +262,14 @@ def tune(config: Config, *, minutes: float, batch: bool) -> dict[str, Any]:
     Raises:
         ConfigError, DataError: the run can't be built, or there is nothing that could be tuned.
     """
-    _check(config)
+    if config.parallel.name != "none":
+        raise ConfigError(f"parallel: tune measures one process, not {config.parallel.name}; set parallel=none")
+    if config.probe:
+        raise ConfigError(f"probe: {config.probe} loads the images once, so there is nothing to tune; set probe=0")
+    if not config.engine.host_batches("cpu"):
+        raise ConfigError(
+            f"engine: {config.engine.name} loads in the training thread, without workers; set engine=threads"
+        )
     usual = Setting(config.batch_size, config.accumulate, max(1, num_workers(config)), config.engine.prefetch)
     with (
         tempfile.TemporaryDirectory(prefix="effloop-tune-") as folder,
@@ -312,8 +285,9 @@ def tune(config: Config, *, minutes: float, batch: bool) -> dict[str, Any]:
     facts = {"overrides": overrides, "images_per_s": statistics.median(speeds[best])}
     if search.compared:
         chosen = replace(config, batch_size=best.batch_size, accumulate=best.accumulate)
-        keys = {"num_workers": best.num_workers, "prefetch": best.prefetch, "asked": _question(config, batch=batch)}
-        _findings(config).add(pipeline_key(chosen, without=TUNED), **keys, **facts)
+        findings = Findings.of(config, open_split(config.data, "train").fingerprint())
+        keys = {"num_workers": best.num_workers, "prefetch": best.prefetch}
+        findings.add(pipeline_key(chosen, without=TUNED), **keys, **facts)
     waits = {setting: statistics.median(turn.wait for turn in turns) for setting, turns in search.turns.items()}
     return {
         "what": "tune",
@@ -328,27 +302,6 @@ def tune(config: Config, *, minutes: float, batch: bool) -> dict[str, Any]:
     }
 
 
-def _check(config: Config) -> None:
-    """Refuse what no setting of the loader changes, and what one process can't measure."""
-    if config.parallel.name != "none":
-        raise ConfigError(f"parallel: tune measures one process, not {config.parallel.name}; set parallel=none")
-    if config.probe:
-        raise ConfigError(f"probe: {config.probe} loads the images once, so there is nothing to tune; set probe=0")
-    if not config.engine.host_batches("cpu"):
-        raise ConfigError(
-            f"engine: {config.engine.name} loads in the training thread, without workers; set engine=threads"
-        )
-
-
-def _findings(config: Config) -> Findings:
-    return Findings.of(config, open_split(config.data, "train").fingerprint())
-
-
-def _question(config: Config, *, batch: bool) -> str:
-    """What identifies a call of `tune`."""
-    return pipeline_key(config, without=TUNED) + "-batch" * batch
-
-
 def _batches(config: Config) -> list[tuple[int, int]]:
     """Other sizes of a batch, the largest first, each with its `accumulate`, for updates of as many images."""
     images = config.batch_size * config.accumulate
@@ -358,32 +311,25 @@ def _batches(config: Config) -> list[tuple[int, int]]:
     return [*larger[:_OTHER_BATCHES], *smaller[: max(1, _OTHER_BATCHES - len(larger))]]
 
 
-_KEYS = ("batch_size", "accumulate", "num_workers", "prefetch")
-
-
-def print_curve(result: Mapping[str, Any]) -> None:
-    """Print what was measured: a row for each setting."""
-    keys = _KEYS if len({row["batch_size"] for row in result["settings"]}) > 1 else _KEYS[2:]
-    rows = []
+def report(result: Mapping[str, Any]) -> Report:
+    """What was measured: a row for each setting."""
+    keys, rows = ("batch_size", "accumulate", "num_workers", "prefetch"), []
     for row in result["settings"]:
-        own, speeds = {key: row[key] for key in _KEYS}, row["images_per_s"]
+        own = {key: row[key] for key in keys}
         marks = ["taken"] * (own == result["taken"]) + ["without tuning"] * (own == result["usual"])
-        cells = [*(str(row[key]) for key in keys), *(f"{value:,.0f}" for value in spread(speeds))]
-        rows.append([*cells, f"{row['wait']:.0%}", str(len(speeds)), ", ".join(marks)])
-    headings = (*keys, "images/s", "least", "most", "waiting", "turns", "")
-    print_table(headings, rows, left=("",), min_width=110, title=f"model={result['model']}, {result['data']}")
-    print(f"medians of turns of training; ended as {result['ended']}")
-
-
-def write_files(result: Mapping[str, Any], folder: Path) -> None:
-    """Write `tune.json`, `overrides.txt`, and `tune.png`: images/s by workers, a panel for each size of a batch."""
-    write_text(folder / "tune.json", json.dumps(result, indent=2) + "\n")
-    write_text(folder / "overrides.txt", " ".join(result["overrides"]) + "\n")
-    panels: dict[str, list[Bar]] = {}
-    for row in sorted(result["settings"], key=lambda row: [row[key] for key in _KEYS]):
-        title = f"model={result['model']}, batch_size={row['batch_size']}"
-        title += f", accumulate={row['accumulate']}" * (row["accumulate"] > 1)
-        bar = Bar(str(row["num_workers"]), f"engine.prefetch={row['prefetch']}", spread(row["images_per_s"]))
-        panels.setdefault(title, []).append(bar)
-    bars = [BarPanel(title, "images/s", "num_workers", each) for title, each in panels.items()]
-    plot_bars(folder / "tune.png", bars)
+        table = f"batch_size={row['batch_size']}, accumulate={row['accumulate']}"
+        group = {"name": row["num_workers"], "series": f"engine.prefetch={row['prefetch']}"}
+        rows.append({"table": table, **row, **group, "turns": len(row["images_per_s"]), "remark": ", ".join(marks)})
+    return Report(
+        facts={key: value for key, value in result.items() if key != "settings"},
+        rows=rows,
+        columns=[
+            *(Column("num_workers", "num_workers"), Column("prefetch", "prefetch")),
+            *(Column("images_per_s", "images/s (least-most)", spread=True), Column("wait", "waiting", "{:.0%}")),
+            *(Column("turns", "turns"), Column("remark", "")),
+        ],
+        title=f"model={result['model']}, {result['data']}",
+        notes=[f"medians of turns of training; ended as {result['ended']}"],
+        drawn={"images_per_s": "images/s"},
+        groups=("name", "series"),
+    )

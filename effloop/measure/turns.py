@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import shlex
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +21,6 @@ from rich.text import Text
 
 from effloop.config.overrides import key_of
 from effloop.errors import PROGRAM, ConfigError, EffLoopError
-from effloop.native import library
 from effloop.registry import choices, plugin_words
 from effloop.system.hardware import keep_freed_memory
 from effloop.system.memory import memory_of
@@ -232,56 +229,22 @@ def held_bytes() -> int:
     return total
 
 
-class GilProbe:
-    """Context in which a thread asks for the GIL at random times, and counts how often it has to wait.
-
-    It sees this process alone. A probe that waits is a context switch of its thread, so what other programs do to
-    the machine is no wait.
-
-    Attributes:
-        share: of the time that the GIL was held, from 0 to 1.
-    """
-
-    share = 0.0
-    _MEAN_NS = 500_000  # between probes: 2,000 a second find a share of 0.2 within 0.01, and cost 0.3 % of the time
-
-    def __enter__(self) -> Self:
-        self._stop, self._found = ctypes.c_int32(0), (ctypes.c_int64 * 2)()
-        names = ("PyGILState_Ensure", "PyGILState_Release")
-        api = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in names]
-        found: Any = (*api, ctypes.c_int64(self._MEAN_NS), ctypes.byref(self._stop), self._found)
-        self._thread = threading.Thread(target=library().effloop_probe_gil, args=found, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.value = 1
-        self._thread.join()
-        probes, waits = self._found
-        self.share = waits / probes if probes else 0.0
-
-
 def print_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
     left: Collection[str] = (),
-    dim: Collection[str] = (),
-    sections: Collection[int] = (),
     min_width: int = 0,
-    **options: Any,
+    title: str = "",
 ) -> None:
     """Print a table of plain text; its first column doesn't wrap.
 
-    Columns whose headings are in `left` hold words, the others are right-justified; a line is drawn below the rows
-    whose indexes are in `sections`; it may be `min_width` wide even on a narrower terminal; other options are rich's.
+    Columns whose headings are in `left` hold words, the others are right-justified; it may be `min_width` wide even on
+    a narrower terminal.
     """
-    if "title" in options:  # paths in it may look like markup
-        options["title"] = Text(options["title"])
-    table = Table(**options)
+    table = Table(title=Text(title) if title else None)  # paths in it may look like markup
     for number, heading in enumerate(headings):
-        justify, style = "left" if heading in left else "right", "dim" if heading in dim else None
-        table.add_column(heading, justify=justify, style=style, no_wrap=not number)  # type: ignore[arg-type]
-    for number, row in enumerate(rows):
-        table.add_row(*row, end_section=number in sections)
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=not number)
+    for row in rows:
+        table.add_row(*row)
     Console(width=max(min_width, Console().width)).print(table, markup=False)

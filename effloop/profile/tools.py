@@ -6,16 +6,86 @@ import cProfile
 import os
 import pstats
 import traceback
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from effloop.errors import ConfigError
-from effloop.profile.base import ProfileConfig, StepProfiler, as_lines, place, profilers
+from effloop.profile.base import ProfileConfig, Profiler, profilers
+
+
+class StepProfiler(Profiler, ABC):
+    """Profiles the updates after the first `wait`; subclasses implement how.
+
+    Args:
+        config: which updates.
+        run_dir: the run folder.
+        device: of the model.
+        rank: only rank 0 profiles; the others do as many updates.
+    """
+
+    def __init__(self, config: ProfileConfig, run_dir: Path, device: torch.device, rank: int) -> None:
+        self.config = config
+        self.folder = run_dir / "profile"
+        self.device = device
+        self.active = rank == 0
+        self.updates = 0
+
+    def __enter__(self) -> Profiler:
+        if self.active:
+            self.folder.mkdir(exist_ok=True)
+            if not self.config.wait:
+                self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.active and 0 <= self.updates - self.config.wait < self.config.steps:
+            self.stop()
+
+    def step(self) -> None:
+        self.updates += 1
+        profiled = self.updates - self.config.wait
+        if self.active and profiled == 0:
+            self.start()
+        if self.active and profiled == self.config.steps:
+            self.stop()
+        self.done = profiled >= self.config.steps + self.config.more
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to profile."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it."""
+
+
+def as_lines(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as lines of text; the first column is text, the others are numbers."""
+    table = Table(title=title, title_justify="left")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    text = StringIO()
+    Console(file=text, width=120, color_system=None).print(table, markup=False)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def place(file: str, line: int, function: str) -> str:
+    """`mine.py:12 (forward)`, with at most one folder; a built-in function's name."""
+    return function if file == "~" else f"{'/'.join(file.split('/')[-2:])}:{line} ({function})"
+
 
 _ROWS = 15
 _TRACE = "effloop.pt.trace.json.gz"  # TensorBoard's profiler plugin looks for this name

@@ -1,4 +1,4 @@
-"""Measurements as files: a table (CSV) and a plot (PNG)."""
+"""Tables as CSV."""
 
 from __future__ import annotations
 
@@ -6,49 +6,9 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from effloop.record.rows import finite
-
-_PANEL_INCHES = (9.0, 3.3)
-_GROUP_WIDTH = 0.8  # of a group's bars together, as a share of the distance between groups
-_UPRIGHT = 8
-"""Groups whose names fit beside each other."""
-
-
-class Bar(NamedTuple):
-    """A bar with its error bar, in a group of bars.
-
-    Attributes:
-        group: name of its group, on the x-axis.
-        series: its name within the group, in the legend.
-        values: median, least and most.
-        mark: a reference value, drawn as a diamond; None for none.
-    """
-
-    group: str
-    series: str
-    values: tuple[float, float, float]
-    mark: float | None = None
-
-
-class BarPanel(NamedTuple):
-    """A bar plot, the bars in groups.
-
-    Attributes:
-        title: of the panel.
-        unit: label of the y-axis.
-        axis: label of the x-axis.
-        bars: from left to right.
-        marked: what the marks are, for the legend.
-    """
-
-    title: str
-    unit: str
-    axis: str
-    bars: Sequence[Bar]
-    marked: str = ""
-
 
 _FORMULA = re.compile(
     r"""(^|[;\t\r\n])(?=[\s"\x00-\x20\u200b-\u200f\u2060-\u2064\ufeff]*[=+@＝＋－＠-])|^(?=[\t\r\n])"""  # noqa: RUF001
@@ -83,32 +43,3 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerow(map(in_cell, rows[0]))
         for row in rows:
             writer.writerow(cell_of(name, value) for name, value in finite(row).items())
-
-
-def plot_bars(path: Path, panels: Sequence[BarPanel]) -> None:
-    """Draw panels below each other; needs no display."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_PANEL_INCHES[0], _PANEL_INCHES[1] * len(panels)), layout="constrained")
-    for panel, axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
-        _draw(panel, axes)
-    figure.savefig(path, format="png")
-
-
-def _draw(panel: BarPanel, axes: Any) -> None:
-    groups, series = (list(dict.fromkeys(bar[place] for bar in panel.bars)) for place in (0, 1))
-    width = _GROUP_WIDTH / len(series)
-    for number, name in enumerate(series):
-        bars = [bar for bar in panel.bars if bar.series == name]
-        places = [groups.index(bar.group) + (number - (len(series) - 1) / 2) * width for bar in bars]
-        middle, least, most = zip(*(bar.values for bar in bars), strict=True)
-        errors = [[a - b for a, b in zip(high, low, strict=True)] for high, low in ((middle, least), (most, middle))]
-        axes.bar(places, middle, width, yerr=errors, capsize=2, label=name)
-        if marks := [(x, bar.mark) for x, bar in zip(places, bars, strict=True) if bar.mark is not None]:
-            style = {"marker": "D", "c": "white", "edgecolors": f"C{number}", "zorder": 3}
-            axes.scatter(*zip(*marks, strict=True), label=f"{name}, {panel.marked}", **style)
-    axes.set(title=panel.title, xlabel=panel.axis, ylabel=panel.unit)
-    tilt = {"rotation": 30, "ha": "right"} if len(groups) > _UPRIGHT else {}
-    axes.set_xticks(range(len(groups)), groups, **tilt)
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -149,8 +150,8 @@ def scratch(here: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for variable in ("EFFLOOP_PLUGINS", "PYTHONPATH"):
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
     for name, benchmark in BENCHMARKS.items():
-        call = functools.wraps(benchmark.call)(lambda *_, **__: {})  # of the same options
-        monkeypatch.setitem(BENCHMARKS, name, dataclasses.replace(benchmark, call=call, files=None))
+        call = functools.wraps(benchmark.call)(lambda *_, **__: Mock())  # of the same options
+        monkeypatch.setitem(BENCHMARKS, name, dataclasses.replace(benchmark, call=call))
     monkeypatch.setattr(tune, "TURN_S", 0.0)
     return here
 
@@ -260,7 +261,7 @@ def tiny(args: list[str], scratch: Path) -> list[str]:
     """The same command with less to do."""
     if loops(args):
         small = [word for word in TINY if not word.startswith(("model.width", "image_size"))]
-        own = ("samples", "split", "minutes", "batch=", "again", "seconds", "verify", "top")  # options
+        own = ("samples", "split", "minutes", "batch=", "seconds", "verify", "top")  # options
         config = effloop.compose([word for word in args if "=" in word and not word.startswith(own)])
         side = 32 if config.amp else 16  # of 16 pixels bf16 convolutions of torch's have a NaN in one of 300 gradients
         small += [f"image_size={side}", "record.tensorboard=false"] + ["model.width=4"] * (config.model.name == "cnn")

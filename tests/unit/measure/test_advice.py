@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import effloop
 from effloop.config import Config
-from effloop.measure.advice import RunFacts, advice
+from effloop.measure.advice import RunFacts, advice, facts_of
 from effloop.model import freeze, models, probe
 from effloop.parallel import Parallel, ParallelConfig
 from effloop.precision import precisions
@@ -40,7 +40,7 @@ def known(config: Config, model: nn.Module | None = None) -> RunFacts:
         freeze(model, config.model.freeze)
     seen = probe(model, config.size, channels_last=True)
     assert config.precision is not None
-    facts = RunFacts.of(config, model, seen, loaders, parallel, precisions.build(config.precision, CPU))
+    facts = facts_of(config, model, seen, loaders, parallel, precisions.build(config.precision, CPU))
     for loader in loaders:
         loader.close()
     return replace(facts, cores=2, torch_threads=1)
@@ -88,6 +88,7 @@ class Wasteful(nn.Module):
 
 
 PLAIN = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 3))
+FROZEN = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8).requires_grad_(False), nn.Linear(8, 3))
 ODD = nn.Sequential(
     *(nn.Conv2d(size, 5, 3, padding=1) for size in (3, 5, 5, 5)), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(5 * 8 * 8, 3)
 )
@@ -110,6 +111,7 @@ ODD = nn.Sequential(
         ("precision=bf16 model.width=12", {}, ""),
         ("", GPU | {"model": ODD}, "model: 4 layers have (0, 1, 2, ...)…choose a model of such widths"),
         ("model.freeze=[features]", {}, "model: …are frozen and stay as they are; set model.freeze=[] to train them"),
+        ("", {"model": FROZEN}, "model: 6,152 of 6,179 parameters (99.6 %) are frozen…, as the model was built"),
         ("batch_size=12 data.tail=drop", {}, "data.tail: drop skips 4 of 40 images (10.0 %)…, or batch_size=10"),
         ("batch_size=24 data.tail=drop", {}, "data.tail: drop skips 16 of 40 images (40.0 %)…takes 8 images twice"),
         ("batch_size=24 data.tail=wrap", {}, ""),
@@ -150,13 +152,6 @@ def test_parameters_that_do_nothing(photos: Path) -> None:
     assert unused.startswith("model: 2 parameters are (spare.weight, spare.bias) not used")
     assert unused.endswith("set model.freeze to [spare.weight,spare.bias]")
     assert "parallel=ddp" in said(photos, "batch_size=16", model=Wasteful(), world_size=2)[1]
-
-
-def test_shares_of_frozen_parameters(photos: Path) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Linear(8, 3))
-    model[1].requires_grad_(False)
-    (line,) = said(photos, model=model)
-    assert line == "model: 6,152 of 6,179 parameters (99.6 %) are frozen and stay as they are, as the model was built"
 
 
 @pytest.mark.parametrize(("engine", "prefetch"), [("threads", 3), ("processes", 1)])

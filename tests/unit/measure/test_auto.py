@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing import active_children
 
@@ -61,41 +61,35 @@ def test_the_default_stays_unless_another_wins_by_more_than_noise(
 ) -> None:
     bench = Bench()
     candidates = {"false": bench.step("false", usual), "true": bench.step("true", other, first=5.0)}
-    verdict = fastest("x", candidates, clock=bench.clock)
-    assert (verdict.name, verdict.line) == (winner, line)
-    assert verdict.step_s == pytest.approx({"false": usual, "true": other})
+    assert fastest("x", candidates, clock=bench.clock) == (winner, line)
 
 
 def test_the_best_of_several_wins() -> None:
     bench = Bench()
-    verdict = fastest("x", {str(each): bench.step("", each) for each in (0.3, 0.2, 0.1, 0.15)}, clock=bench.clock)
-    assert verdict.name == "0.1"
-    assert verdict.line == "x: auto took 0.1: 100 ms a step against 300 ms (0.3), 200 ms (0.2), 150 ms (0.15)"
+    name, line = fastest("x", {str(each): bench.step("", each) for each in (0.3, 0.2, 0.1, 0.15)}, clock=bench.clock)
+    assert name == "0.1"
+    assert line == "x: auto took 0.1: 100 ms a step against 300 ms (0.3), 200 ms (0.2), 150 ms (0.15)"
 
 
-def test_what_wins_one_round_and_loses_the_next_wins_nothing() -> None:
+def test_noise_and_drift_are_no_gain() -> None:
     bench = Bench()
     candidates = {"false": bench.step("false", 0.3), "true": bench.step("true", 0.1, 0.5, 0.29, 0.2, 0.4)}
-    assert fastest("x", candidates, clock=bench.clock).name == "false"
-
-
-def test_a_drift_of_the_machine_is_no_gain() -> None:
+    assert fastest("x", candidates, clock=bench.clock)[0] == "false"
     bench = Bench()
 
     def slowing() -> None:
         bench.now += 0.2 + bench.now / 20  # each step is slower than the one before
 
-    verdict = fastest("x", {"a": slowing, "b": slowing, "c": slowing}, clock=bench.clock)
-    assert verdict.name == "a"
+    assert fastest("x", {"a": slowing, "b": slowing, "c": slowing}, clock=bench.clock)[0] == "a"
 
 
 def test_turns_turn_about_and_are_few_where_steps_are_slow() -> None:
     bench = Bench()
     fastest("x", {"a": bench.step("a", 3.0), "b": bench.step("b", 3.0)}, clock=bench.clock)
-    assert "".join(bench.calls) == "aaaa" + "bbbb" + "ab" + "ba" + "ab"
+    assert "".join(bench.calls) == "aaabbb" + "ab" + "ab" + "ba" + "ab"
     bench = Bench()
     fastest("x", {"a": bench.step("a", 0.5), "b": bench.step("b", 0.05)}, rounds=5, clock=bench.clock)
-    assert "".join(bench.calls) == "aaaa" + "bbbb" + "abb" + "bba" + "abb" + "bba" + "abb"
+    assert "".join(bench.calls) == "aaabbb" + "ab" + "abb" + "bba" + "abb" + "bba" + "abb"
 
 
 @pytest.mark.parametrize("after", [0, 6])
@@ -108,12 +102,9 @@ def test_a_candidate_that_raises_is_out(after: int) -> None:
             raise RuntimeError("no compiler\nis found\n  on PATH")
         good()
 
-    verdict = fastest("compile", {"false": bench.step("false", 0.2), "true": bad}, clock=bench.clock)
-    assert verdict.name == "false"
-    assert verdict.line == (
-        "compile: auto took false: 200 ms a step; true failed: RuntimeError: no compiler is found on PATH"
-    )
-    assert list(verdict.step_s) == ["false"]
+    name, line = fastest("compile", {"false": bench.step("false", 0.2), "true": bad}, clock=bench.clock)
+    assert name == "false"
+    assert line == "compile: auto took false: 200 ms a step; true failed: RuntimeError: no compiler is found on PATH"
 
 
 def test_what_the_default_raises_is_raised() -> None:
@@ -126,20 +117,15 @@ def test_what_the_default_raises_is_raised() -> None:
         fastest("x", {"true": broken, "false": bench.step("false", 0.1)}, clock=bench.clock)
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(4 * 36, 5))
-    model[0].register_buffer("unsaved", torch.zeros(2), persistent=False)
-    model[1].eval()  # as a frozen one
-    return model
-
-
-@pytest.mark.parametrize(("name", "stepped", "raises"), [("SGD", 0, False), ("AdamW", 2, False), ("AdamW", 0, True)])
+@pytest.mark.parametrize(("name", "stepped", "raises"), [("SGD", 0, False), ("AdamW", 2, True)])
 def test_measured_steps_leave_no_trace(name: str, stepped: int, raises: bool) -> None:
     """What comes after is bit-identical to what comes without them."""
 
     def start() -> tuple[nn.Module, torch.optim.Optimizer, Precision]:
-        model = network()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(4 * 36, 5))
+        model[0].register_buffer("unsaved", torch.zeros(2), persistent=False)
+        model[1].eval()  # as a frozen one
         settings = {"momentum": 0.9} if name == "SGD" else {}
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1, **settings)
         precision = Precision(torch.device("cpu"), torch.float16, scale=True)
@@ -160,22 +146,19 @@ def test_measured_steps_leave_no_trace(name: str, stepped: int, raises: bool) ->
         for _ in range(stepped):
             step(*parts)
         if parts is disturbed:
-            before = [parameter.data_ptr() for parameter in parts[0].parameters()]
-            grads = [parameter.grad for parameter in parts[0].parameters()]
-            try:
-                with state_preserved(*parts):
-                    parts[0].train()
-                    parts[1].zero_grad()
-                    for _ in range(5):
-                        step(*parts)
-                        parts[0][0].unsaved.add_(1)
-                    if raises:
-                        raise KeyboardInterrupt
-            except KeyboardInterrupt:
-                assert raises
-            assert before == [parameter.data_ptr() for parameter in parts[0].parameters()]
-            assert all(now is then for now, then in zip((p.grad for p in parts[0].parameters()), grads, strict=True))
-            assert [module.training for module in parts[0]] == [True, False, True, True, True]
+            model = parts[0]
+            before = [(each.data_ptr(), each.grad) for each in model.parameters()]
+            with suppress(KeyboardInterrupt), state_preserved(*parts):
+                model.train()
+                parts[1].zero_grad()
+                for _ in range(5):
+                    step(*parts)
+                    model[0].unsaved.add_(1)
+                if raises:
+                    raise KeyboardInterrupt
+            after = [(each.data_ptr(), each.grad) for each in model.parameters()]
+            assert all(a == c and b is d for (a, b), (c, d) in zip(before, after, strict=True))
+            assert [module.training for module in model] == [True, False, True, True, True]
         for _ in range(3):
             step(*parts)
         draws.append((random.random(), np.random.rand(), torch.rand(2).tolist()))  # noqa: NPY002

@@ -76,20 +76,15 @@ def test_the_smaller_setting_where_more_changes_nothing() -> None:
     assert search.ended == "more changes little"
 
 
-def test_time_is_bounded() -> None:
-    machine = Machine(100, 64, 1e9, noise=0.1)
-    best, search = machine.search(minutes=0.1)
+@pytest.mark.parametrize(("minutes", "noise"), [(0.1, 0.1), (0.02, 0.0)])
+def test_time_is_bounded(minutes: float, noise: float) -> None:
+    """What wasn't compared isn't taken: where there is time for a turn or two, the usual setting stays."""
+    machine = Machine(100, 64, 1e9, noise)
+    best, search = machine.search(minutes)
     assert machine.seconds <= 8
-    assert search.ended == "0.1 min are over"
+    assert search.ended == f"{minutes} min are over"
     assert best in search.turns
-
-
-def test_what_was_not_compared_is_not_taken() -> None:
-    """There is time for a turn or two: the usual setting stays, and nothing is remembered."""
-    machine = Machine(100, 64, 1e9)
-    best, search = machine.search(minutes=0.02)
-    assert best == USUAL
-    assert not search.compared
+    assert minutes > 0.1 or noise or (best, search.compared) == (USUAL, False)
 
 
 def test_a_machine_that_slows_down_decides_nothing() -> None:
@@ -126,17 +121,11 @@ def test_what_is_found_is_taken_later(
     out = capsys.readouterr().out
     result = json.loads((here / "tuned" / "tune.json").read_text())
     assert (here / "tuned" / "tune.png").stat().st_size > 5000
-    words = (here / "tuned" / "overrides.txt").read_text().split()
-    assert words == result["overrides"]
+    words = result["overrides"]
     assert f"train with: effloop train data.root={photos}" in out
     assert out.count(words[0]) == 1
     assert "num_workers=auto" not in out.partition("or with")[0]
     assert list(here.iterdir()) == [here / "tuned"]
-
-    assert tune(photos, "seed=3", "epochs=9") == 0  # of no influence on the speed
-    assert "again=true measures again" in capsys.readouterr().out
-    assert tune(photos, "again=true", "minutes=0.001", "image_size=24", "out=again") == 0
-    capsys.readouterr()
 
     number = result["taken"]["num_workers"]
     assert train(photos, "num_workers=auto", "run=later") == 0
@@ -150,7 +139,7 @@ def test_what_is_found_is_taken_later(
 @pytest.mark.slow
 def test_batches_keep_the_images_of_an_update(photos: Path, here: Path, short: None) -> None:
     assert tune(photos, "batch=true", "out=tuned", "minutes=0.2", "batch_size=4", "accumulate=2") == 0
-    settings = json.loads((here / "tuned" / "tune.json").read_text())["settings"]
+    settings = json.loads((here / "tuned" / "tune.json").read_text())["rows"]
     assert {(each["batch_size"], each["accumulate"]) for each in settings} > {(4, 2)}
     assert {each["batch_size"] * each["accumulate"] for each in settings} == {8}
 

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from plans import line
 
 from effloop.errors import ConfigError
-from effloop.measure.turns import GilProbe, in_turns, scratch_folder
+from effloop.measure.turns import in_turns, scratch_folder
 
 
 def test_order_turns_about() -> None:
@@ -36,16 +35,3 @@ def test_scratch_that_cannot_be_made(tmp_path: Path) -> None:
     wanted = f"work: {tmp_path}/file can't be written: File exists; set work=FOLDER"
     with pytest.raises(ConfigError, match=line(wanted)), scratch_folder(str(tmp_path / "file")):
         pass
-
-
-# The share of time that the GIL is held.
-
-
-def test_python_holds_it_and_waiting_does_not() -> None:
-    with GilProbe() as computing:
-        end = time.thread_time() + 0.1
-        while time.thread_time() < end:
-            pass
-    with GilProbe() as waiting:
-        time.sleep(0.1)
-    assert waiting.share < 0.5 < computing.share <= 1

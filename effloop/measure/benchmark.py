@@ -1,0 +1,144 @@
+"""What a benchmark has measured: rows of figures, printed as a table and written as JSON, CSV and a plot."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from effloop.measure.turns import print_table, spread
+from effloop.record.rows import finite
+from effloop.report.figures import write_csv
+from effloop.system.files import write_text
+
+Row = dict[str, Any]
+"""Plain values of one side; a list has the values of its turns, `remark` a reason why there are none."""
+
+
+_UPRIGHT = 8
+"""Groups of bars whose names fit beside each other."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the printed table.
+
+    Attributes:
+        key: of the rows; the median of a list is shown.
+        heading: above it.
+        form: how numbers are formatted.
+        unit: that numbers are divided by.
+        spread: whether least and most are shown, too.
+    """
+
+    key: str
+    heading: str
+    form: str = "{:,.0f}"
+    unit: float = 1
+    spread: bool = False
+
+    def cell(self, row: Row) -> str:
+        """Its text; empty where the row has no value."""
+        value = _middle(row.get(self.key))
+        if isinstance(value, str | None):
+            return value or ""
+        middle, *ends = (self.form.format(each / self.unit) for each in spread(_listed(row[self.key])))
+        return f"{middle} ({'-'.join(ends)})" if self.spread else middle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The result of a benchmark.
+
+    Attributes:
+        facts: what the figures depend on.
+        rows: one for each side; those with the same `table`, if they have one, are printed and drawn together.
+        columns: of the printed table.
+        title: above it.
+        notes: lines below it.
+        drawn: key of the rows -> its unit, for a panel of the plot each; `reported_` and the key is a mark in it.
+        groups: keys of the rows that name a group of bars, and a bar in it.
+    """
+
+    facts: Mapping[str, Any]
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+    title: str
+    notes: Sequence[str] = ()
+    drawn: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[str, str] = ("name", "")
+
+    def print(self) -> None:
+        """Print the table, without columns that are empty."""
+        for table, rows in self._tables():
+            texts = {column: [column.cell(row) for row in rows] for column in self.columns}
+            shown = {column: cells for column, cells in texts.items() if any(cells)}
+            words = [column.heading for column in shown if any(isinstance(row.get(column.key), str) for row in rows)]
+            title = "\n".join(filter(None, (table, self.title)))
+            cells = list(zip(*shown.values(), strict=True))
+            print_table([column.heading for column in shown], cells, left=words, min_width=110, title=title)
+        for line in self.notes:
+            print(line)
+
+    def write(self, out: Path) -> None:
+        """Write the JSON file `out`, and a .csv and a .png beside it."""
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, json.dumps(finite({**self.facts, "rows": self.rows}), indent=2) + "\n")
+        keys = dict.fromkeys(key for row in self.rows for key in row)
+        write_csv(out.with_suffix(".csv"), [{key: _middle(row.get(key)) for key in keys} for row in self.rows])
+        self._plot(out.with_suffix(".png"))
+
+    def _plot(self, path: Path) -> None:
+        """Draw the panels below each other; needs no display."""
+        from matplotlib.figure import Figure
+
+        panels = []
+        for table, rows in self._tables():
+            for key in self.drawn:
+                panels += [(table, key, found)] if (found := [row for row in rows if row.get(key)]) else []
+        if not panels:
+            return
+        figure = Figure(figsize=(9.0, 3.3 * len(panels)), layout="constrained")
+        for (table, key, rows), axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
+            self._draw(axes, key, rows)
+            axes.set_title("\n".join(filter(None, (table, self.title))), wrap=True)
+        figure.savefig(path, format="png")
+
+    def _draw(self, axes: Any, key: str, rows: Sequence[Row]) -> None:
+        """Bars in groups, with least and most."""
+        groups, series = (list(dict.fromkeys(str(row.get(each, "")) for row in rows)) for each in self.groups)
+        width = 0.8 / len(series)  # of a group's bars together, as a share of the distance between groups
+        for number, name in enumerate(series):
+            own = [row for row in rows if str(row.get(self.groups[1], "")) == name]
+            shift = (number - (len(series) - 1) / 2) * width
+            places = [groups.index(str(row[self.groups[0]])) + shift for row in own]
+            middle, least, most = np.transpose([spread(_listed(row[key])) for row in own])
+            axes.bar(places, middle, width, yerr=(middle - least, most - middle), capsize=2, label=name)
+            marks = [row.get(f"reported_{key}", np.nan) for row in own]
+            if not np.isnan(marks).all():
+                style = {"marker": "D", "c": "white", "edgecolors": f"C{number}", "zorder": 3}
+                axes.scatter(places, marks, label=f"{name}, reported", **style)
+        axes.set_ylabel(self.drawn[key])
+        tilt = {"rotation": 30, "ha": "right"} if len(groups) > _UPRIGHT else {}
+        axes.set_xticks(range(len(groups)), groups, **tilt)
+        axes.set_ylim(bottom=0)
+        if any(series):
+            axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+
+    def _tables(self) -> list[tuple[str, list[Row]]]:
+        names = dict.fromkeys(row.get("table", "") for row in self.rows)
+        return [(name, [row for row in self.rows if row.get("table", "") == name]) for name in names]
+
+
+def _listed(value: Any) -> list[float]:
+    return value if isinstance(value, list) else [value]
+
+
+def _middle(value: Any) -> Any:
+    """The median of a list."""
+    return (statistics.median(value) if value else None) if isinstance(value, list) else value

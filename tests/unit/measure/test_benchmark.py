@@ -1,0 +1,39 @@
+"""What a benchmark prints, writes and draws."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from effloop.measure.benchmark import Column, Report
+
+ROWS = [
+    {"table": "a", "name": "1", "side": "x", "seconds": [2.0, 1.0, 4.0], "reported_seconds": 3.0, "left": float("nan")},
+    {"table": "a", "name": "1", "side": "y", "seconds": [1.0]},
+    {"table": "b", "name": "32", "side": "y", "remark": "=no"},
+]
+
+
+def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = [Column("name", "n"), Column("side", "with"), Column("seconds", "ms", "{:.1f}", 0.001, spread=True)]
+    columns += [Column("remark", "remark")]
+    drawn, groups = {"seconds": "s"}, ("name", "side")
+    report = Report(facts={"what": "it"}, rows=ROWS, columns=columns, title="[t]", drawn=drawn, groups=groups)
+    report.print()
+    first, second = capsys.readouterr().out.split("[t]")[1:]
+    assert "2000.0 (1000.0-4000.0)" in first
+    assert "remark" not in first  # an empty column
+    assert "=no" in second
+    report.write(tmp_path / "new/a.json")
+    plain = json.loads((tmp_path / "new/a.json").read_text())
+    assert (plain["what"], plain["rows"][0]["left"]) == ("it", None)
+    with (tmp_path / "new/a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["seconds"] for row in rows] == ["2.0", "1.0", ""]
+    assert rows[2]["remark"] == "'=no"
+    with Image.open(tmp_path / "new/a.png") as image:
+        assert len(image.convert("RGB").getcolors(1 << 20) or ()) > 10  # something is drawn
