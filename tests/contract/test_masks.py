@@ -130,10 +130,9 @@ def test_re_encoded(folder: Path, tmp_path: Path) -> None:
     assert main(["verify", f"data.root={tmp_path / 'set'}"]) == 0
 
 
-def test_a_name_that_is_no_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [f"data.root={folder}", "to=folder", f"out={tmp_path / 'set'}", "data.classes=[' a',b,c]"]
-    assert main(["convert", *words]) == 2
-    assert "the class ' a' can't be a line of classes.txt" in capsys.readouterr().err
+def test_a_name_that_is_no_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the class ' a' can't be a line of classes\.txt"):
+        writers["folder"](tmp_path / "set", Dataset((" a", "b"), {}, {}, Targets(Kind.masks, (" a", "b"))))
 
 
 def test_masks_of_images_that_exif_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,11 @@ def read_file(path: bytes) -> bytes:
             raise DataError("is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file")
         if status.st_size > MAX_BYTES:
             raise DataError(f"has {decimal(status.st_size)}, more than an image may have ({decimal(MAX_BYTES)})")
-        return _rest(fd, os.read(fd, status.st_size + 1), status.st_size)
+        data = [os.read(fd, status.st_size + 1)]
+        if len(data[0]) != status.st_size:  # a read may be interrupted, and a file may grow
+            while sum(map(len, data)) <= MAX_BYTES and (part := os.read(fd, 1 << 20)):
+                data.append(part)
+        return data[0] if len(data) == 1 else b"".join(data)
     except OSError as error:
         raise DataError(f"can't be read: {error.strerror}") from None
     finally:
@@ -96,17 +100,6 @@ def unreadable(path: bytes, error: OSError) -> DataError:
     """The error for a file that can't be read; of a link it says what it leads to."""
     link = f" (it is a link to {printable(os.readlink(path))})" if os.path.islink(path) else ""
     return DataError(f"can't be read: {error.strerror}{link}")
-
-
-def _rest(fd: int, data: bytes, expected: int) -> bytes:
-    """What has been read of a file, and what is left of it: a read may be interrupted, and a file may grow."""
-    if len(data) == expected:
-        return data
-    parts, total = [data], len(data)
-    while (part := os.read(fd, 1 << 20)) and total <= MAX_BYTES:
-        parts.append(part)
-        total += len(part)
-    return b"".join(parts)
 
 
 def modified_ns(path: bytes | Path) -> int:

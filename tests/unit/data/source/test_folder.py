@@ -367,6 +367,7 @@ def test_label_without_a_class(tmp_path: Path) -> None:
         write_records("folder", tmp_path / "out", ["a", "b"], train=[(b"k", 2, encode(photo(), "JPEG"))])
 
 
+@pytest.mark.slow
 def test_folders_below_each_other_by_the_thousand(root: Path) -> None:
     """More than Python's limit of recursion; and a path that is longer than the system's calls take."""
     top = root / "train" / "cat" / "d"
