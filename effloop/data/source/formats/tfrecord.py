@@ -20,7 +20,6 @@ import numpy as np
 
 from effloop.data.image.header import Encoded, read_header
 from effloop.data.source.base import Kind, printable, sources
-from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.indexed import (
     Entry,
@@ -314,8 +313,11 @@ class TFRecordSource(IndexedSource):
         first = any_shard(root, _ENDINGS)
         if first is None:
             return False
-        by_name = _ARRAY_RECORD in first.name or begins_with(first, b"\x1f\x8b")  # which are refused
-        return by_name or _begins_with_a_record(first)
+        with open(first, "rb") as file:
+            head = file.read(_HEAD.size)
+        if _ARRAY_RECORD in first.name or head[:2] in _COMPRESSIONS:  # which are refused
+            return True
+        return len(head) == _HEAD.size and _masked(head[:8]) == _HEAD.unpack(head)[1]
 
 
 @register_writer("tfrecord")
@@ -383,9 +385,3 @@ def _masked(data: bytes) -> int:
     """The checksum that TFRecord stores: masked, because a CRC of data that contains CRCs is weak."""
     checksum = crc32c(data)
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _begins_with_a_record(path: Path) -> bool:
-    with open(path, "rb") as file:
-        head = file.read(_HEAD.size)
-    return len(head) == _HEAD.size and _masked(head[:8]) == _HEAD.unpack(head)[1]
