@@ -40,28 +40,16 @@ def _empty(root: Path) -> None:
 
 
 BAD = {
-    "16 bits": (
-        _save(np.zeros((33, 40), np.uint16)),
-        [],
-        "d.jpg has a mask that is a PNG of 16 bits; allowed are 1 to 8",
-    ),
+    "16 bits": (_save(np.zeros((33, 40), np.uint16)), [], "d.jpg has a mask that is a PNG of 16 bits; allowed are"),
     "RGB": (_save(photo(33, 40, 0)), [], "d.jpg has a mask in RGB, whose colours say no class; set data=masks"),
     "colour": (_colours, ["data.colors={root}/colors"], "d.jpg has a mask with the colour 7 7 7 (row 0, column 0)"),
     "value": (_save(np.full((33, 40), 3, np.uint8)), [], "d.png has the value 3; allowed are 0 to 2, and 255"),
-    "size": (
-        _save(mask_of(40, 33, 0)),
-        [],
-        "d.jpg has a mask of 40 x 33 pixels (height x width), the image has 33 x 4",
-    ),
+    "size": (_save(mask_of(40, 33, 0)), [], "d.jpg has a mask of 40 x 33 pixels (height x width), the image has 33"),
     "cut": (_cut, [], "bytes; copy or write it again; effloop verify data.root="),
     "all cut": (lambda root: _cut(root, "*.png"), [], "bytes; copy or write it again (4 of 4 masks can't be used)"),
     "no masks": (_empty, [], "train/masks has no masks"),
     "no mask": (lambda root: (root / "train/masks/d.png").unlink(), [], "1 of 4 have no mask in "),
-    "twice": (
-        lambda root: Image.new("L", (40, 33)).save(root / "train/masks/d.pgm"),
-        [],
-        "d.pgm and d.png differ in their extensions only",
-    ),
+    "twice": (lambda root: Image.new("L", (40, 33)).save(root / "train/masks/d.pgm"), [], "d.pgm and d.png differ in"),
     "colours": (
         lambda root: (root / "colors").write_text("0 0 0 sky\n0 0 256 tree\n"),
         ["data.colors={root}/colors"],

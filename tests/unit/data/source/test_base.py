@@ -31,10 +31,7 @@ from effloop.errors import ConfigError
             {"folds": 3},
             "data.folds: 3 needs the one that validates; set data.fold=0 to 2, or all of them: -m data.fold=0,1,2",
         ),
-        (
-            {"folds": 3, "fold": 3},
-            "data.fold: 3 is not allowed; set a whole number from 0 to 2, as data.folds=3",
-        ),
+        ({"folds": 3, "fold": 3}, "data.fold: 3 is not allowed; set a whole number from 0 to 2, as data.folds=3"),
         ({"fold": -1}, "data.fold: -1 is not allowed; set a whole number from 0"),
         ({"group": "site"}, "data.group: 'site' needs data.val or data.folds; set data.val=0.2, or drop it"),
         ({"split_seed": -1, "val": 0.2}, "data.split_seed: -1 is not allowed; set a whole number from 0"),

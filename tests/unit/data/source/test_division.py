@@ -118,48 +118,22 @@ def test_a_column_says_the_folds() -> None:
     assert (np.flatnonzero(held_out(source, config(fold=3))) % 4 == 3).all()
 
 
+NINE = np.arange(9)
+
+
 @pytest.mark.parametrize(
     ("source", "options", "says"),
     [
-        (
-            table([9, 1]),
-            {"val": 0.2},
-            "data.val: the class 'b' has 1 sample in table, so that a split would lack it: add",
-        ),
-        (
-            table([9, 3]),
-            {"folds": 5, "fold": 0},
-            "the class 'b' has 3 samples in table, so that a split would lack it: add samples, set data.folds=3, or",
-        ),
-        (
-            table([1]),
-            {"val": 0.2, "allow_missing_classes": True},
-            "table has one sample alone (0/0.jpg), which can't be divided",
-        ),
+        (table([9, 1]), {"val": 0.2}, "data.val: the class 'b' has 1 sample in table, so that a split would lack it"),
+        (table([9, 3]), {"folds": 5, "fold": 0}, "would lack it: add samples, set data.folds=3, or"),
+        (table([1]), {"val": 0.2, "allow_missing_classes": True}, "has one sample alone (0/0.jpg), which can't be"),
         (table([9]), {"fold": 0}, "data.fold: 0 of how many? table has no column 'fold'; set data.folds=5"),
-        (
-            Patients(np.arange(9), np.zeros(9)),
-            {"fold": 4},
-            "no sample of table has 4 in its column 'fold', which has 0, 1, 2, 3",
-        ),
+        (Patients(NINE, 0 * NINE), {"fold": 4}, "table has 4 in its column 'fold', which has 0, 1, 2, 3"),
         (table([9]), {"val": 0.2, "group": "patient"}, "table has no column 'patient'; set a regular expression"),
         (table([9]), {"val": 0.2, "group": "(x)"}, "'(x)' finds nothing in 0/0.jpg, 0/1.jpg, 0/2.jpg and 6 more"),
-        (
-            WithoutFold(np.arange(9), np.zeros(9)),
-            {"fold": 0},
-            "data.fold: table/patient7/7.jpg has nothing in the column",
-        ),
-        (
-            table([9, 9]),
-            {"folds": 3, "fold": 0, "group": "^(.)"},
-            "has 2 values for 18 samples of table; 3 groups or more are needed: set data.folds=2",
-        ),
-        (
-            table([9, 9]),
-            {"val": 0.5, "group": "^(.)"},
-            "the class 'a' (and 1 more) has 9 samples in too few groups in table, so that a split would lack it: "
-            "set another data.group, or",
-        ),
+        (WithoutFold(NINE, 0 * NINE), {"fold": 0}, "data.fold: table/patient7/7.jpg has nothing in the column"),
+        (table([9, 9]), {"folds": 3, "fold": 0, "group": "^(.)"}, "3 groups or more are needed: set data.folds=2"),
+        (table([9, 9]), {"val": 0.5, "group": "^(.)"}, "in too few groups in table, so that a split would lack it"),
     ],
 )
 def test_refused(source: Tabled, options: dict[str, Any], says: str) -> None:
