@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from effloop.errors import ConfigError, check_value, reason
-from effloop.registry import PartConfig, Registry
+from effloop.registry import PartConfig, Registry, choices
 
 
 def take_grey(model: nn.Module) -> None:
@@ -80,6 +80,12 @@ class Zoo(ABC):
         """The state dict of one of `names`, downloaded unless it is on this machine, and the mean and std by which the
         images were normalised that it was trained on; timm resamples position embeddings to the config's `image_size`.
         """
+
+
+def check_known(key: str, name: str, known: Sequence[str], package: str, more: str = "") -> None:
+    """Raise a ConfigError for a model that a package hasn't."""
+    if name not in known:
+        raise ConfigError(f"{key}: no model '{name}' in {package}; {choices(name, known)}{more}")
 
 
 @contextmanager

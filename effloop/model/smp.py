@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effloop.errors import ConfigError, optional_package, reason
-from effloop.model.base import Normalisation, Zoo, downloading, models, subclassed
+from effloop.model.base import Normalisation, Zoo, check_known, downloading, models, subclassed
 from effloop.model.zoo import WHERE_THERE_IS_A_NETWORK, BackboneConfig
-from effloop.registry import choices
 
 _OF_TIMM = "tu-"
 """Before the names of encoders that are timm's."""
@@ -72,10 +71,15 @@ def smp_model(config: SmpConfig, *, num_classes: int, channels: int) -> nn.Modul
     """
     smp = _package()
     kinds = {kind.__name__: kind for kind in smp.MODEL_ARCHITECTURES_MAPPING.values()}
-    if config.arch not in kinds:
-        have = choices(config.arch, [*kinds])
-        raise ConfigError(f"model.arch: no model '{config.arch}' in segmentation_models_pytorch; {have}")
-    _check_encoder(config.encoder)
+    check_known("model.arch", config.arch, [*kinds], "segmentation_models_pytorch")
+    if config.encoder.startswith(_OF_TIMM):
+        import timm
+
+        arch = config.encoder.removeprefix(_OF_TIMM)
+        check_known("model.encoder", arch, [arch] if timm.is_model(arch) else timm.list_models(), "timm")
+    else:
+        more, known = "; or one of timm's as tu-NAME", [*smp.encoders.encoders]
+        check_known("model.encoder", config.encoder, known, "segmentation_models_pytorch", more)
     options = {"dynamic_img_size": True} if config.arch == "DPT" else {}  # images of any size
     try:
         model: nn.Module = kinds[config.arch](
@@ -88,22 +92,6 @@ def smp_model(config: SmpConfig, *, num_classes: int, channels: int) -> nn.Modul
         ) from error
     subclassed(model, _of_any_size)
     return model
-
-
-def _check_encoder(name: str) -> None:
-    encoders = _package().encoders.encoders
-    if name.startswith(_OF_TIMM):
-        import timm
-
-        arch = name.removeprefix(_OF_TIMM)
-        if not timm.is_model(arch):
-            have = choices(arch, timm.list_models())
-            raise ConfigError(f"model.encoder: no model '{arch}' in timm; {have}, after '{_OF_TIMM}'")
-    elif name not in encoders:
-        have = choices(name, [*encoders])
-        raise ConfigError(
-            f"model.encoder: no encoder '{name}' in segmentation_models_pytorch; {have}; or one of timm's as tu-NAME"
-        )
 
 
 def _of_any_size(kind: Any) -> type[nn.Module]:

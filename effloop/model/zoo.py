@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError, optional_package
-from effloop.model.base import ModelConfig, Normalisation, Zoo, downloading, models, subclassed
+from effloop.model.base import ModelConfig, Normalisation, Zoo, check_known, downloading, models, subclassed
 from effloop.registry import PartConfig, choices
 
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
@@ -179,9 +179,7 @@ def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size
     """
     import torchvision.models as zoo
 
-    names = torchvision_archs()
-    if config.arch not in names:
-        raise ConfigError(f"model.arch: no model '{config.arch}' in torchvision; {choices(config.arch, names)}")
+    check_known("model.arch", config.arch, torchvision_archs(), "torchvision")
     options: dict[str, Any] = {}
     if config.arch.startswith("vit_"):
         size = ImageSize.of(image_size)
@@ -208,7 +206,7 @@ def timm_model(config: TimmConfig, *, num_classes: int, image_size: Any) -> nn.M
     """Any model of timm, by model.arch; untrained, unless model.weights=DEFAULT."""
     timm = optional_package("timm", "model=timm", "effloop[timm]")
     if not timm.is_model(config.arch):
-        raise ConfigError(f"model.arch: no model '{config.arch}' in timm; {choices(config.arch, timm.list_models())}")
+        check_known("model.arch", config.arch, timm.list_models(), "timm")
     try:
         options = _timm_options(config.arch, image_size)
     except RuntimeError:  # no such tag
