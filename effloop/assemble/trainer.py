@@ -32,8 +32,7 @@ from effloop.train.nan import LIST, StopOrSkip
 from effloop.train.stopping import EarlyStop, StopConfig
 from effloop.train.trainer import LoopConfig, Progress, Trainer
 
-_BESIDES = 256 << 10
-"""Bytes of what else a run writes by its first checkpoint."""
+_BESIDES = 256 << 10  # bytes of what else a run writes by its first checkpoint
 
 
 def check_room(config: Config, learner: Learner, start: Start, run_dir: Path) -> None:

@@ -26,8 +26,7 @@ from torch.export import Dim, ExportedProgram
 from effloop.errors import CheckpointError, ConfigError, EffLoopError, optional_package
 from effloop.system.hardware import has_vnni
 
-VERSION = 1
-"""Version of the metadata."""
+VERSION = 1  # version of the metadata
 
 
 def read_metadata(text: str | None, path: Path) -> dict[str, Any]:
@@ -45,11 +44,9 @@ def read_metadata(text: str | None, path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-KEY = "effloop"
-"""Under which a file keeps its metadata."""
+KEY = "effloop"  # under which a file keeps its metadata
 
-INPUT, OUTPUT = "images", "outputs"
-"""Names of a model's input and output, where a format has names."""
+INPUT, OUTPUT = "images", "outputs"  # names of a model's input and output, where a format has names
 
 
 @dataclass(frozen=True)
@@ -212,11 +209,9 @@ _OPERATIONS = re.compile(
 )
 """What a graph may call: others of torch's functions read files and load code."""
 
-_FREE = {"metadata", "torch_version"}
-"""Keys of text that is kept and never evaluated."""
+_FREE = {"metadata", "torch_version"}  # keys of text that is kept and never evaluated
 
-_TREES = {"in_spec", "out_spec"}
-"""Keys of nested JSON, which can name modules to import."""
+_TREES = {"in_spec", "out_spec"}  # keys of nested JSON, which can name modules to import
 
 _TREE = re.compile(
     r'(?:"type"|"context"|"children_spec"|"builtins\.(?:tuple|list|dict)"|"null"|"\[\]"|null|[\d\[\]{}:, ])*'

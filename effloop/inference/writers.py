@@ -28,8 +28,7 @@ from effloop.system.files import replacing
 Columns = Mapping[str, NDArray[np.float32] | Sequence[str]]
 """{name: a number or a text for each row}; NaN is no number. The names and kinds are the same every time."""
 
-Write = Callable[[Columns], None]
-"""Appends rows to a table."""
+Write = Callable[[Columns], None]  # appends rows to a table
 
 
 @contextmanager

@@ -14,21 +14,6 @@ from effloop.model.parameters import (
 from effloop.model.probe import Probe, norms_of_one_value, probe
 from effloop.model.weights import load_backbone, load_weights, weights_file
 
-__all__ = [
-    "Layer",
-    "ModelConfig",
-    "Probe",
-    "checkpoint_blocks",
-    "find_head",
-    "freeze",
-    "load_backbone",
-    "load_weights",
-    "models",
-    "modules_above_backbone",
-    "norms_of_one_value",
-    "parameter_groups",
-    "probe",
-    "rates_by_layer",
-    "weights_file",
-    "with_head",
-]
+__all__ = ["Layer", "ModelConfig", "Probe", "checkpoint_blocks", "find_head", "freeze", "load_backbone", "load_weights"]
+__all__ += ["models", "modules_above_backbone", "norms_of_one_value", "parameter_groups", "probe", "rates_by_layer"]
+__all__ += ["weights_file", "with_head"]

@@ -135,8 +135,7 @@ class ModelConfig(PartConfig):
 CHANNEL_NORMS = (_NormBase,)
 """Normalisations that subtract each channel's mean, and so cancel a bias before them: BatchNorm, InstanceNorm."""
 
-NORMS = (*CHANNEL_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-"""All normalisations."""
+NORMS = (*CHANNEL_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # all normalisations
 
 
 class Models(Registry[nn.Module]):

@@ -18,8 +18,7 @@ from effloop.model.base import CHANNEL_NORMS
 from effloop.system.saved import SavedForBackward
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TILE = 8
-"""Channels that tensor cores process at once in half precision."""
+_TILE = 8  # channels that tensor cores process at once in half precision
 
 
 @dataclass(frozen=True)

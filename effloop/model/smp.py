@@ -13,8 +13,7 @@ from effloop.errors import ConfigError, optional_package, reason
 from effloop.model.base import Normalisation, Zoo, check_known, downloading, models, subclassed
 from effloop.model.zoo import WHERE_THERE_IS_A_NETWORK, BackboneConfig
 
-_OF_TIMM = "tu-"
-"""Before the names of encoders that are timm's."""
+_OF_TIMM = "tu-"  # before the names of encoders that are timm's
 
 
 @dataclass

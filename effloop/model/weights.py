@@ -22,11 +22,9 @@ _KEY, _BACKBONE_KEY = "model.weights", "model.backbone_weights"
 _HOLDERS = ("model", "state_dict")
 """Keys of weights in a checkpoint, the preferred first: EffLoop's own, and many others'."""
 
-_IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""The defaults of `data.mean` and `data.std`."""
+_IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # the defaults of `data.mean` and `data.std`
 
-_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
-"""Prefixes by DataParallel, DDP and torch.compile."""
+_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")  # prefixes by DataParallel, DDP and torch.compile
 
 _BEFORE = re.compile(r"^(?:module\.|_orig_mod\.|backbone\.|encoder\.|model\.|features\.)+")
 """Prefixes of what is the backbone in some networks; torchvision's MobileNets have `features`, encoders that are
@@ -35,8 +33,7 @@ timm's `model`."""
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 """`norm.1.weight` in torchvision's own files is `norm1.weight` in its DenseNets."""
 
-_COUNTER = "num_batches_tracked"
-"""A buffer of BatchNorm that files of torch 0.4 lack."""
+_COUNTER = "num_batches_tracked"  # A buffer of BatchNorm that files of torch 0.4 lack
 
 
 def load_weights(

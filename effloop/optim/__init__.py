@@ -4,13 +4,4 @@ from effloop.optim.ema import EMA, NoEMA
 from effloop.optim.optimizers import OptimConfig, optimizers, restore, scaled_lr
 from effloop.optim.schedules import ScheduleConfig, schedules
 
-__all__ = [
-    "EMA",
-    "NoEMA",
-    "OptimConfig",
-    "ScheduleConfig",
-    "optimizers",
-    "restore",
-    "scaled_lr",
-    "schedules",
-]
+__all__ = ["EMA", "NoEMA", "OptimConfig", "ScheduleConfig", "optimizers", "restore", "scaled_lr", "schedules"]

@@ -28,26 +28,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOSS",
-    "Classification",
-    "ClassificationConfig",
     "Labelled",
     "Meter",
-    "Multilabel",
-    "MultilabelConfig",
-    "Regression",
-    "RegressionConfig",
-    "Segmentation",
-    "SegmentationConfig",
     "TargetSpec",
     "Task",
     "TaskConfig",
     "check_objective",
     "is_spatial",
     "meters_of",
-    "objectives",
-    "score_names",
-    "tasks",
 ]
+__all__ += ["objectives", "score_names", "tasks"]
+__all__ += ["Classification", "ClassificationConfig", "Multilabel", "MultilabelConfig"]
+__all__ += ["Regression", "RegressionConfig", "Segmentation", "SegmentationConfig"]
 
 
 def __getattr__(name: str) -> object:

@@ -40,8 +40,7 @@ class Meter:
         return f"{100 * value:z.2f}" if self.percent else f"{value:z.4f}"
 
 
-LOSS = Meter("loss", "Loss", higher_is_better=False, percent=False)
-"""The loss, which every task has."""
+LOSS = Meter("loss", "Loss", higher_is_better=False, percent=False)  # the loss, which every task has
 
 
 def suiting(meters: tuple[Meter, ...], num_outputs: int) -> tuple[Meter, ...]:

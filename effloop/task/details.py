@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_WORST = 32
-"""Samples that are named for their loss."""
+NUM_WORST = 32  # samples that are named for their loss
 
-NUM_POINTS, NUM_PLOTTED = 1_000, 9
-"""Samples in a plot of predictions over targets, and outputs that have one."""
+NUM_POINTS, NUM_PLOTTED = 1_000, 9  # samples in a plot of predictions over targets, and outputs that have one
 
 NUM_BINS = 15
 """Bins of the reliability diagram, as many as Guo et al. have."""

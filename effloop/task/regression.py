@@ -19,11 +19,9 @@ from effloop.errors import DataError, check_value
 from effloop.task import base
 from effloop.task.details import Details, of_numbers
 
-_ROUNDING = 1e-12
-"""Share of a sum of squares that may be left of targets which are all equal."""
+_ROUNDING = 1e-12  # share of a sum of squares that may be left of targets which are all equal
 
-_ROWS = 1 << 20
-"""Targets that are read at a time."""
+_ROWS = 1 << 20  # targets that are read at a time
 
 
 class RegressionLoss(Enum):

@@ -22,8 +22,7 @@ from effloop.registry import choices
 from effloop.task import base
 from effloop.task.details import Details, of_masks
 
-_SAME = 0.99
-"""Share of an image's pixels that two forms of a model have to give the same class."""
+_SAME = 0.99  # share of an image's pixels that two forms of a model have to give the same class
 
 
 @dataclass
@@ -209,8 +208,7 @@ class Segmentation(base.Task):
         return torch.randint(num_outputs, shape, device=device, dtype=torch.uint8)
 
 
-IGNORED = 255
-"""The value in a mask of pixels that aren't counted."""
+IGNORED = 255  # the value in a mask of pixels that aren't counted
 
 
 def predicted_classes(logits: Tensor) -> Tensor:
@@ -347,11 +345,9 @@ def pixel_losses(gamma: float) -> dict[str, PixelLoss]:
     return {"cross_entropy": cross_entropy, "dice": dice, "focal": partial(focal, gamma=gamma), "lovasz": lovasz}
 
 
-LOSSES = tuple(pixel_losses(0))
-"""Their names."""
+LOSSES = tuple(pixel_losses(0))  # their names
 
-WEIGHTED = ("cross_entropy", "focal")
-"""Those that have weights of the classes."""
+WEIGHTED = ("cross_entropy", "focal")  # those that have weights of the classes
 
 
 def _one_hot(masks: Tensor, num_classes: int) -> Tensor:

@@ -17,8 +17,7 @@ from effloop.record import Metrics
 from effloop.task import Task
 from effloop.task.details import Details
 
-Gather = Callable[[Any], list[Any]]
-"""Every rank's value, by rank, on every rank: `Parallel.gather`."""
+Gather = Callable[[Any], list[Any]]  # every rank's value, by rank, on every rank: `Parallel.gather`
 
 _ON_DEVICE = 1 << 26  # numbers: 256 MiB, then they move to the host, which waits for the device
 
@@ -107,8 +106,7 @@ class Scorer:
         return self.task.scores_of(outputs, targets)
 
 
-View = Literal["flip"]
-"""Test-time augmentation: beside an image the model sees its mirror image."""
+View = Literal["flip"]  # test-time augmentation: beside an image the model sees its mirror image
 
 
 def outputs_of_views(forward: Callable[[Tensor], Tensor], images: Tensor, views: Collection[View]) -> list[Tensor]:

@@ -20,8 +20,7 @@ from effloop.parallel import Parallel
 
 POLICIES = ("stop", "skip")
 
-LIST = "nan.jsonl"
-"""File of a run folder: the updates whose loss, gradients or weights were not finite."""
+LIST = "nan.jsonl"  # file of a run folder: the updates whose loss, gradients or weights were not finite
 _NAMED = 5  # samples in a message; all are in the file
 _IN_A_ROW = 10
 _SHARE, _SHARE_FROM = 0.1, 100

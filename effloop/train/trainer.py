@@ -62,8 +62,7 @@ class Progress:
     step: int = 0  # updates done
 
 
-_PARTS = ("precision", "checkpoints", "task", "nan")
-"""Parts whose state is saved and loaded as it is."""
+_PARTS = ("precision", "checkpoints", "task", "nan")  # parts whose state is saved and loaded as it is
 
 
 @dataclass(kw_only=True)
@@ -305,8 +304,7 @@ class Trainer:
         _load_ranks(self, state)
 
 
-_SAVE = 1 << len(STOPPING)
-"""The bit of a request to save, after those of the signals."""
+_SAVE = 1 << len(STOPPING)  # the bit of a request to save, after those of the signals
 
 
 class Saving:
