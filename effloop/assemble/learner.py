@@ -180,7 +180,6 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
 
 
 def _load(model: nn.Module, environment: Environment, data: Data, start: Start) -> list[str]:
-    """Give a model the weights that training begins with; lines for users."""
     config, notes = environment.config, []
     normalisation = tuple(config.data.mean or ()), tuple(config.data.std or ())
     if start.state:
@@ -207,7 +206,6 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
 def _optimizer(
     config: Resolved, model: nn.Module, train: BatchStream
 ) -> tuple[NoEMA, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, list[str]]:
-    """What changes a model; lines for users."""
     updates = len(train) // config.accumulate
     if not updates:
         raise ConfigError(

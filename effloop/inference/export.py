@@ -129,7 +129,6 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
 
 
 def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[Any, tuple[str, ...]]:
-    """The model as the format has it, and what was done to it."""
     model = copy.deepcopy(unwrap(trained.model)).requires_grad_(False)
     model.to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     size = trained.config.size
@@ -313,7 +312,6 @@ def preprocessing(config: Config) -> list[dict[str, Any]]:
 
 
 def _to_size(config: Config) -> list[dict[str, Any]]:
-    """How an image becomes (H, W, C) uint8."""
     size: dict[str, Any] = config.size._asdict()
     if not isinstance(config.augment, RecipeConfig):  # of a plugin
         return [{"step": f"augment={config.augment.name}, for evaluation", **size}]

@@ -238,7 +238,6 @@ def _reader(path: Path) -> Any:
 
 
 def _reasons(reader: Any) -> Iterator[str]:
-    """Why a file is refused."""
     names = reader.get_file_names()
     yield from (f"it has a part '{name}'" for name in names if not _PARTS.fullmatch(name))
     if len({name.lower() for name in names}) < len(names):  # torch finds parts whatever their letters' case

@@ -112,7 +112,6 @@ class Predictions:
 
 
 def _without(values: NDArray[np.float32] | list[str], rows: list[int]) -> NDArray[np.float32] | list[str]:
-    """A column with nothing in some rows."""
     if not rows:
         return values
     if isinstance(values, np.ndarray):
@@ -273,7 +272,6 @@ class Predictor(nn.Module):
         return rows
 
     def _given(self, images: Iterable[ImageLike] | ImageLike) -> tuple[Images, Config]:
-        """The images as a source, and the config to load them by."""
         given: Any = images
         single = isinstance(given, _SINGLE) or (isinstance(given, np.ndarray) and given.ndim == 3)
         each: list[Any] = [given] if single else list(given)

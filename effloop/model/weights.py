@@ -223,7 +223,6 @@ def _read(path: Path) -> Any:
 
 
 def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
-    """The state dict in a file's content, on its own or in a checkpoint."""
     if isinstance(content, Mapping) and content:
         if all(isinstance(value, Tensor) for value in content.values()):
             return content

@@ -142,7 +142,6 @@ class TimmZoo(Zoo):
 
 
 def _timm_tags(base: str) -> list[str]:
-    """The names of a model's weights."""
     import timm
 
     return [name.partition(".")[2] for name in timm.list_pretrained(f"{base}.*")]

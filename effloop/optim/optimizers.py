@@ -77,7 +77,6 @@ optimizers: Registry[torch.optim.Optimizer] = Registry("optim")
 def _made(
     kind: type[torch.optim.Optimizer], config: OptimConfig, parameters: Parameters, **settings: Any
 ) -> torch.optim.Optimizer:
-    """A torch optimizer with the common settings."""
     make: Callable[..., torch.optim.Optimizer] = kind
     optimizer = make(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=config.fused, **settings)
     if config.fused is False:

@@ -351,7 +351,6 @@ WEIGHTED = ("cross_entropy", "focal")  # those that have weights of the classes
 
 
 def _one_hot(masks: Tensor, num_classes: int) -> Tensor:
-    """(N, H, W) -> (N, K, H, W) bool."""
     return masks[:, None] == torch.arange(num_classes, device=masks.device, dtype=masks.dtype).view(1, -1, 1, 1)
 
 

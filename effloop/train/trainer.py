@@ -398,7 +398,6 @@ def _models(trainer: Trainer) -> list[nn.Module]:
 
 
 def _with_mean(weights: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
-    """Weights in which the floating-point buffers are the mean of all ranks'."""
     means = {
         name: torch.stack([rank[name].double() for rank in ranks]).mean(0).to(first.dtype)
         for name, first in ranks[0].items()
