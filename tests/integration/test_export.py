@@ -74,6 +74,7 @@ def test_export_and_eval(to: str, option: str, run: Path, tmp_path: Path, capsys
     assert "60" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_preprocessing_by_the_metadata_alone(
     run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

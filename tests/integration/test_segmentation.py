@@ -96,6 +96,7 @@ def test_masks_grow_with_their_images(root: Path, tmp_path: Path) -> None:
     assert trainer.fit()["miou"] > 0
 
 
+@pytest.mark.slow
 def test_batches_of_one_image(root: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One value of each channel, as the pooled ones of DeepLabV3, has no variance; others train on."""
     deep = [word for word in words(root, "model=deeplabv3_mobilenet_v3_large", "batch_size=1") if "model." not in word]

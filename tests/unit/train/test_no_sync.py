@@ -40,8 +40,10 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 KNOBS = [
     ["accumulate=2", "max_grad_norm=0.1", "optim.ema=0.9"],
     ["precision=bf16", "max_grad_norm=0.1", "augment.mixup=0.4", "optim.fused=true", "channels_last=false"],
-    ["optim=sgd", "schedule=step", "optim.decay_norm_and_bias=false", "model.freeze=[features.0]"],
-    ["task.label_smoothing=0", "task.class_weights=balanced", "model.checkpointing=true"],
+    [
+        *("optim=sgd", "schedule=step", "optim.decay_norm_and_bias=false", "model.freeze=[features.0]"),
+        *("task.label_smoothing=0", "task.class_weights=balanced", "model.checkpointing=true"),
+    ],
     ["task=multilabel", "task.pos_weight=balanced"],
     ["task=multilabel", "task.loss=asl", "augment.mixup=0.4", "augment.cutmix=1", "deterministic=true"],
     ["task=regression", "task.loss=huber", "precision=bf16"],

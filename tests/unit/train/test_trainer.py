@@ -58,7 +58,7 @@ def build(photos: Path, *overrides: str) -> Trainer:
     return effloop.build_trainer(config)
 
 
-@pytest.mark.parametrize("batch_size", [4, 8, 13, 40])
+@pytest.mark.parametrize("batch_size", [8, 40])
 def test_each_validation_sample_counts_once(here: Path, photos: Path, batch_size: int) -> None:
     trainer = build(photos, f"batch_size={batch_size}")
     scores = trainer.evaluate(trainer.val.epoch(0))
