@@ -54,12 +54,6 @@ def test_rows_at_a_time_are_what_all_at_once_are(
     assert torch.equal(found[sure], wanted.argmax(dim=0)[sure].to(torch.uint8))
 
 
-def test_no_resizing_where_sizes_are_the_same() -> None:
-    outputs = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(0))
-    found = mask_of(outputs, Frame(0, 0, 8, 8), ImageSize(8, 8))
-    assert torch.equal(found.long(), outputs.argmax(dim=0))
-
-
 @pytest.mark.parametrize(
     ("keys", "wanted"),
     [

@@ -20,7 +20,6 @@ from effloop.task.segmentation import (
     IGNORED,
     LOSSES,
     SlidingWindow,
-    confusion_matrices,
     pixel_losses,
     pixel_scores,
     starts,
@@ -197,18 +196,6 @@ def test_classes_that_do_not_occur() -> None:
     matrix[0, 2] = 2
     assert pixel_scores(matrix)["miou"] == pytest.approx((0.6 + 0.5 + 0) / 3)
     assert np.isnan([*pixel_scores(np.zeros((4, 4))).values()]).all()
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_confusion_of_each_image(device: str) -> None:
-    """On other devices than a CPU and CUDA by another operation, whose result is the same."""
-    logits, masks = batch()
-    found = confusion_matrices(logits.argmax(1).to(device), masks.to(device), K)
-    assert (found.shape, found.dtype) == ((3, K, K), torch.int64)
-    if device == "cpu":
-        for one, mask, matrix in zip(logits.argmax(1), masks, found, strict=True):
-            expected = multiclass_confusion_matrix(one, mask.long(), K, ignore_index=IGNORED)
-            assert torch.equal(matrix, expected)
 
 
 def test_details_are_of_the_confusion_matrix() -> None:
