@@ -23,7 +23,7 @@ from effloop.system.processes import how_ended
 CHUNK_BYTES = 16 << 20
 """Size of the parts that a thread requests: what a killed process, or a broken connection, begins again."""
 _FOUND = "EFFLOOP_REMOTE"
-"""Environment variable with the local paths of remote roots, for processes that are started from here."""
+"""Environment variable with the remote roots that are here, for processes that are started from here."""
 _KNOWN = 8
 """How many recently listed roots of a place the lock file records, for ranks that waited for it."""
 _FAILED_S = 5.0
@@ -111,9 +111,9 @@ def local_root(root: str, folder: Path, limit_gb: float | None = None) -> Path:
         except EffLoopError as error:
             _failed[key] = time.monotonic(), error
             raise
-        found = [[*key, str(each.path), each.manifest.folder, asdict(each.fetched)] for key, each in _opened.items()]
-        others = [each for each in _passed_on() if (each[0], each[1]) not in _opened]  # not requested here yet
-        os.environ[_FOUND] = json.dumps([*found, *others])
+        opened, found = _opened[key], _passed_on()
+        found.setdefault(str(folder), {})[root] = [opened.manifest.folder, asdict(opened.fetched)]
+        os.environ[_FOUND] = json.dumps(found)
     return _opened[key].path
 
 
@@ -131,7 +131,10 @@ def fetched_of(root: str, folder: Path) -> tuple[Fetched, str] | None:
 
 def fetched_before() -> dict[str, str]:
     """The environment variable by which another run finds remote roots, as fetched before it began."""
-    found = [[*rest, {**facts, "fetched_bytes": 0, "seconds": 0.0}] for *rest, facts in _passed_on()]
+    found = _passed_on()
+    for roots in found.values():
+        for _, facts in roots.values():
+            facts.update(fetched_bytes=0, seconds=0.0)
     return {_FOUND: json.dumps(found)}
 
 
@@ -145,21 +148,16 @@ def forget() -> None:
     this_process.started_at = time.time()
 
 
-def _passed_on() -> list[Any]:
-    """Rows of root, folder for fetched files, local path, name of its folder, and `Fetched`."""
-    try:
-        found = json.loads(os.environ.get(_FOUND, "[]"))
-        return [[root, folder, path, name, dict(facts)] for root, folder, path, name, facts in found]
-    except (ValueError, TypeError):  # somebody else's variable
-        return []
+def _passed_on() -> dict[str, dict[str, Any]]:
+    """Folder for fetched files -> root -> name of its folder there, and facts of `Fetched`."""
+    found: dict[str, dict[str, Any]] = json.loads(os.environ.get(_FOUND, "{}"))
+    return found
 
 
 def _inherited(root: str, folder: Path) -> _Opened | None:
     """A root that the process which started this one has found; it may have ended since."""
-    for known, kept, path, name, facts in _passed_on():
-        if (known, kept) == (root, str(folder)) and os.path.exists(path):
-            return _fetched_by_other(Cache(folder), name, facts)
-    return None
+    found = _passed_on().get(str(folder), {}).get(root)
+    return _fetched_by_other(Cache(folder), *found) if found else None
 
 
 def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:

@@ -79,9 +79,16 @@ def test_the_second_reading_is_from_memory(
     assert kept.targets is source.targets
 
 
-@KINDS
-@pytest.mark.parametrize("limit", [MUCH, 30_000])
-@pytest.mark.parametrize(("engine", "num_workers"), [("inline", 0), ("threads", 2), ("processes", 2)])
+@pytest.mark.parametrize(
+    ("kind", "limit", "engine", "num_workers"),
+    [
+        (Cache.bytes, MUCH, "processes", 2),
+        (Cache.bytes, 30_000, "threads", 2),
+        (Cache.pixels, MUCH, "threads", 2),
+        (Cache.pixels, 30_000, "processes", 2),
+        (Cache.pixels, MUCH, "inline", 0),
+    ],
+)
 def test_the_batches_are_the_same(
     source: Source, kind: Cache, decoder: Decoder, limit: float, engine: str, num_workers: int, shm: Path
 ) -> None:
@@ -420,7 +427,7 @@ def _ends(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("engine", "num_workers"), [("inline", 0), ("threads", 2), ("processes", 2)])
+@pytest.mark.parametrize(("engine", "num_workers"), [("threads", 2), ("processes", 2)])
 def test_the_memory_is_given_back(source: Source, decoder: Decoder, engine: str, num_workers: int, shm: Path) -> None:
     kept = cached(source, Cache.bytes, decoder, MUCH, folder=shm)
     made = make_engine(engine, make_plan(kept), num_workers)

@@ -375,6 +375,7 @@ class TestProcessesOfTheirOwn:
         process.kill()
         wait_for(lambda: all(map(has_ended, workers)))
 
+    @pytest.mark.slow
     def test_killed_while_workers_wait_for_room(self, start: Any) -> None:
         """Each failure is 10,000 characters: seven fill a pipe that nobody reads from."""
         process, workers = start(

@@ -69,6 +69,7 @@ def test_another_run_is_waited_for(kept, monkeypatch, capsys):
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server of `a.tar`, of 300,000 bytes."""
     monkeypatch.setattr(stores, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(stores, "PAUSE_S", 0.001)
     (tmp_path / "served").mkdir()
     (tmp_path / "served/a.tar").write_bytes(b"whole" * 60_000)
     with serving(tmp_path / "served") as found:
