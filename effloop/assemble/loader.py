@@ -15,12 +15,11 @@ from effloop.assemble.resolve import Resolved, check_limits, resolved
 from effloop.config import Config
 from effloop.data.augment import augments
 from effloop.data.augment.mix import Mix
-from effloop.data.bad import OnBad, OnError
+from effloop.data.bad import Ledger, OnBad, OnError
 from effloop.data.check import check_samples
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
 from effloop.data.engine.base import AutoConfig, engine_class
-from effloop.data.ledger import Ledger
 from effloop.data.loader import Loader, Stages
 from effloop.data.order import Order
 from effloop.data.plan import Plan

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from effloop.convert.options import ConvertOptions
-from effloop.convert.records import Inspector, SplitRecords, Spool, compared_line, first_of_each_class
+from effloop.convert.records import Inspector, SplitRecords, Spool, first_of_each_class
 from effloop.convert.reencode import Recipe, Recode
 from effloop.convert.work import WorkFolder, is_disk_full, size
 from effloop.data.decode import Decoder
@@ -83,7 +83,6 @@ class _Conversion:
         self._needed = self._recoded = 0
         self._recoding_s = 0.0
         self._records: dict[str, SplitRecords] = {}
-        self._compared = self._refused = 0
 
     def check_sources(self, *, recoding: bool) -> None:
         """Compare the splits' indexes with their checksums; and look at all images before hours of work on them. Copies
@@ -109,8 +108,6 @@ class _Conversion:
         self._needed = sum(num_bytes.values())
         self.work.check_free(self._needed, str(out))
         self._write(out, self._records, recode.recipe if recode else None)
-        self._compared += sum(records.compared for records in self._records.values())
-        self._refused += sum(records.refused for records in self._records.values())
         self._read_back(out, copied=recode is None)
         for name in self.splits:
             self._spool(name).unlink(missing_ok=True)
@@ -210,8 +207,6 @@ class _Conversion:
     def summary(self) -> str:
         """`took 2 s; 1,856 images re-encoded, 1,203 images/s (threads: 2)`."""
         line = f"took {duration(time.monotonic() - self._started)}"
-        if self._compared:
-            line = f"entropy indexes: {compared_line(self._compared, self._refused)}\n{line}"
         if not any(self.options.outputs.values()):
             verify = f"{PROGRAM} verify {shlex.quote(f'data.root={self.work.outs[0]}')}"
             return f"{line}; headers and ends are checked, nothing is decoded: {verify} checks every pixel"

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from effloop.convert.records import EVERY, build_compared, compared_line, crop_differs, each_sample
+from effloop.convert.records import build_compared, each_sample
 from effloop.convert.work import size
 from effloop.data.image.entropy import matches
 from effloop.data.source.base import Source
@@ -29,11 +29,9 @@ class Report:
         indexed: have an index.
         built: of these and of those that can't have one, so many were looked at now.
         unreadable: can't be read.
-        compared: of so many a crop was compared with the whole image now.
-        refused: of these had other pixels there, and are left without an index.
         index_bytes: of the indexes.
         image_bytes: of the images that have one.
-        build_s: seconds of a core for those that were built now, and what was compared of them.
+        build_s: seconds of a core for those that were built now.
     """
 
     samples: int = 0
@@ -41,8 +39,6 @@ class Report:
     indexed: int = 0
     built: int = 0
     unreadable: int = 0
-    compared: int = 0
-    refused: int = 0
     index_bytes: int = 0
     image_bytes: int = 0
     build_s: float = 0.0
@@ -57,8 +53,7 @@ def build_indexes(splits: Mapping[str, Source], index_dir: str | None, num_threa
     """Build the entropy indexes that are missing, and show the progress.
 
     Each is on the disk once it is built: an interrupted call is continued by the next. Those that are there are
-    compared with the images' bytes, and built again where they differ. Of one in `EVERY` images a crop is compared with
-    the whole image, and where it has other pixels, the image is left without an index.
+    compared with the images' bytes, and built again where they differ.
 
     Args:
         splits: name -> opened split.
@@ -108,19 +103,16 @@ def _look(source: Source, file: EntropyFile, sample: int) -> dict[str, float]:
         return {"unreadable": 1}
     counts: dict[str, float] = {}
     name = source.raw_key(sample)
-    index, differs = file.get(name, len(data)), None
+    index = file.get(name, len(data))
     # That there can't be an index, which is kept as an empty one, is believed of a file of the same size.
-    known = index is not None and (not index or matches(data, index))
-    if known and index and sample % EVERY == 0:
-        differs = crop_differs(data, index)
-    if not known or differs:
+    if index is None or (index and not matches(data, index)):
         started = time.thread_time()
-        index, differs = build_compared(data, sample)
+        index = build_compared(data, sample, source.name(sample))
         counts |= {"built": 1, "build_s": time.thread_time() - started}
         file.put(name, len(data), index, wait_s=5)
     if index:
         counts |= {"indexed": 1, "index_bytes": len(index), "image_bytes": len(data)}
-    return counts | {"compared": differs is not None, "refused": bool(differs)}
+    return counts
 
 
 def show(reports: Mapping[str, Report]) -> None:
@@ -139,10 +131,8 @@ def show(reports: Mapping[str, Report]) -> None:
             print(f"{name}: needs none: its files have indexes or restart markers, or no JPEGs")
             continue
         notes = [str(found.where)]
-        if lacking := found.samples - found.indexed - found.unreadable - found.refused:
+        if lacking := found.samples - found.indexed - found.unreadable:
             notes.append(f"{lacking:,} can't have one or don't need it (restart markers, progressive, small, no JPEG)")
         if found.unreadable:
             notes.append(f"{found.unreadable:,} can't be read: {PROGRAM} verify names them")
-        if found.compared:
-            notes.append(compared_line(found.compared, found.refused))
         print(f"{name}: {'; '.join(notes)}")

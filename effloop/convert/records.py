@@ -68,6 +68,64 @@ def _stored_size(data: Encoded) -> tuple[int, int]:
     return header.height, header.width
 
 
+EVERY = 16
+"""One in so many images is compared while indexes are built: at 27 KB it takes 0.33 ms an image, for 0.29 without, and
+1.6 where all are compared."""
+
+
+def build_compared(data: Encoded, number: int, name: str) -> bytes | None:
+    """Build the index of an image; a crop by it is compared with the image if the image's number is a multiple of
+    `EVERY`.
+
+    Args:
+        data: any file.
+        number: of the image in its split; chooses, so that the same files get the same indexes in every run.
+        name: of the image, for the warning.
+
+    Returns:
+        The index, or None if the image can't have one or it gives other pixels.
+    """
+    index = build_index(data)
+    if index is None or number % EVERY:
+        return index
+    try:
+        differs = differs_from(_decoder().decode(data), _decoder(), data, index)
+    except DataError:  # damaged or too large: it is refused where it is used
+        return index
+    if differs:
+        warn(f"{name} gets no entropy index: a crop by it has other pixels; please report that as a bug")
+    return None if differs else index
+
+
+def differs_from(whole: NDArray[np.uint8], decoder: Decoder, data: Encoded, index: Encoded) -> bool:
+    """Whether a crop by an index has other pixels than the whole image.
+
+    The crop is an eighth of the image's width and all of its height, which takes a state of every row of MCUs; where
+    it lies depends on the file's bytes.
+
+    Args:
+        whole: (H, W, C) uint8, the image decoded by the same decoder.
+        decoder: decodes the crop.
+        data: the file.
+        index: that belongs to these bytes.
+
+    Raises:
+        DataError: the crop can't be decoded.
+    """
+    height, width = whole.shape[:2]
+    columns = -(-width // 8)
+    left = zlib.crc32(data) % (width - columns + 1)
+    info = decoder.with_index(decoder.read_info(data), index)
+    crop = decoder.decode_with_info(data, info, (0, left, height, columns))
+    return not np.array_equal(crop, whole[:, left : left + columns])
+
+
+@functools.cache
+def _decoder() -> Decoder:
+    config: Any = decoders["auto"].config
+    return decoders.build(config())
+
+
 @dataclass
 class SplitRecords:
     """The samples of a split for a writer, with their masks, where targets are masks, and entropy indexes.
@@ -87,8 +145,6 @@ class SplitRecords:
 
     Attributes:
         bytes_taken: of the images that a writer took in its last iteration.
-        compared, refused: of so many of these a crop by an entropy index was compared with the whole image; and so many
-            differed, and have no index.
     """
 
     source: Source
@@ -111,7 +167,7 @@ class SplitRecords:
         self._begin()
 
     def _begin(self) -> None:
-        self.bytes_taken = self.compared = self.refused = 0
+        self.bytes_taken = 0
         self._seen = Fingerprint()
 
     def __len__(self) -> int:
@@ -120,15 +176,12 @@ class SplitRecords:
 
     def __iter__(self) -> Iterator[Record]:
         self._begin()
-        records: Iterator[tuple[Record, bool | None]]
         if self.indexes or self.source.kind is Kind.masks:
             records = in_threads(self._complete, self._numbered(), self.threads)
         else:
-            records = ((record, None) for _, _, record in self._numbered())
-        for record, differs in self.meter.track(records, f"{self.title}: writing", len(self)):
+            records = (record for _, _, record in self._numbered())
+        for record in self.meter.track(records, f"{self.title}: writing", len(self)):
             self.bytes_taken += len(record.data)
-            self.compared += differs is not None
-            self.refused += bool(differs)
             self._seen.add(record.key, record.label, len(record.data), record.target)
             yield record
 
@@ -153,15 +206,14 @@ class SplitRecords:
                 label, stored = (int(target), b"") if self.source.kind is Kind.classes else (0, target_bytes(target))
                 yield start + place, sample, Record(self.source.raw_key(sample), label, data, stored)
 
-    def _complete(self, numbered: tuple[int, int, Record]) -> tuple[Record, bool | None]:
-        """A record with mask and index, and whether a crop by that differs from the image; None if not compared."""
+    def _complete(self, numbered: tuple[int, int, Record]) -> Record:
+        """A record with mask and index."""
         number, sample, record = numbered
         if self.source.kind is Kind.masks:
             record = self._with_mask(sample, record)
         if not self.indexes:
-            return record, None
-        index, differs = build_compared(record.data, number)
-        return record._replace(entropy=index or b""), differs
+            return record
+        return record._replace(entropy=build_compared(record.data, number, self.source.name(sample)) or b"")
 
     def _with_mask(self, sample: int, record: Record) -> Record:
         try:
@@ -325,70 +377,3 @@ class Inspector:
         lines = [line for found in bad.values() for line in found.values()]
         of = f"{len(lines):,} of {sum(map(len, self.splits.values())):,} images can't be used"
         return listed(of, lines, fix)
-
-
-# Entropy indexes, compared with what they are for: a crop decoded with one has the pixels of the whole image.
-
-EVERY = 16
-"""One in so many images is compared while indexes are built: at 27 KB it takes 0.33 ms an image, for 0.29 without, and
-1.6 where all are compared."""
-
-
-def build_compared(data: Encoded, number: int) -> tuple[bytes | None, bool | None]:
-    """Build the index of an image, and compare it if the image's number is a multiple of `EVERY`.
-
-    Args:
-        data: any file.
-        number: of the image in its split; chooses, so that the same files get the same indexes in every run.
-
-    Returns:
-        The index, or None if the image can't have one or it gives other pixels; and whether it does, None if it wasn't
-        compared.
-    """
-    index = build_index(data)
-    differs = None if index is None or number % EVERY else crop_differs(data, index)
-    return None if differs else index, differs
-
-
-def crop_differs(data: Encoded, index: Encoded) -> bool | None:
-    """Whether a crop by an index has other pixels than the whole image, which is decoded; None if it can't be."""
-    decoder = _decoder()
-    try:
-        return differs_from(decoder.decode(data), decoder, data, index)
-    except DataError:  # damaged or too large: it is refused where it is used
-        return None
-
-
-def differs_from(whole: NDArray[np.uint8], decoder: Decoder, data: Encoded, index: Encoded) -> bool:
-    """Whether a crop by an index has other pixels than the whole image.
-
-    The crop is an eighth of the image's width and all of its height, which takes a state of every row of MCUs; where
-    it lies depends on the file's bytes.
-
-    Args:
-        whole: (H, W, C) uint8, the image decoded by the same decoder.
-        decoder: decodes the crop.
-        data: the file.
-        index: that belongs to these bytes.
-
-    Raises:
-        DataError: the crop can't be decoded.
-    """
-    height, width = whole.shape[:2]
-    columns = -(-width // 8)
-    left = zlib.crc32(data) % (width - columns + 1)
-    info = decoder.with_index(decoder.read_info(data), index)
-    crop = decoder.decode_with_info(data, info, (0, left, height, columns))
-    return not np.array_equal(crop, whole[:, left : left + columns])
-
-
-def compared_line(compared: int, refused: int) -> str:
-    """How many indexes were compared, and how many of them differed and were left out."""
-    line = f"of {compared:,} a crop was compared with the whole image, {refused:,} differed"
-    return f"{line} and have no index: please report that as a bug" if refused else line
-
-
-@functools.cache
-def _decoder() -> Decoder:
-    config: Any = decoders["auto"].config
-    return decoders.build(config())

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.batch import Batch, ImageSize, Preview
+from effloop.data.bad import Ledger
 from effloop.data.engine import Engine
-from effloop.data.ledger import Ledger
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
 from effloop.data.source import Kind

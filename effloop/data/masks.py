@@ -16,8 +16,7 @@ from effloop.data.image.header import Encoded
 from effloop.data.image.mask import IGNORED, Mask, check_size, check_values, decode_mask, largest_value
 from effloop.data.in_progress import in_progress
 from effloop.data.order import BatchRequest, without_repeats
-from effloop.data.plan import Plan
-from effloop.data.prepared import Prepared, Read
+from effloop.data.plan import Plan, Prepared, Read
 from effloop.data.source import Source
 
 

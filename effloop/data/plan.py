@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,19 +16,54 @@ from torch import Tensor
 
 from effloop.batch import Batch, Skipped
 from effloop.data.augment import Augment
+from effloop.data.augment.base import Draws
 from effloop.data.bad import OnBad, drawn_instead, fill_each
 from effloop.data.decode import Decoder
 from effloop.data.decode.base import ImageInfo, Resizes
-from effloop.data.image.encoded import EncodedImages
+from effloop.data.image.encoded import EncodedImages, Headers
 from effloop.data.image.header import Encoded
 from effloop.data.in_progress import in_progress
 from effloop.data.order import SAMPLE, BatchRequest, Order, without_repeats
 from effloop.data.output import Output
-from effloop.data.prepared import Prepared, Read, sizes_of
 from effloop.data.random import sample_keys
 from effloop.data.source import Kind, Source
 from effloop.errors import ConfigError, DataError
 from effloop.system.hardware import set_own_threads
+
+Read = tuple[EncodedImages, Sequence[ImageInfo]]
+"""N encoded images, and what the decoder read from each header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """N samples that are read and drawn, but not decoded yet.
+
+    Attributes:
+        ids: (N,) the samples.
+        encoded: their encoded images.
+        infos: what the decoder read from each header; `Headers` of all usual images, whose columns C code takes.
+        draws: their crops, flips and keys.
+    """
+
+    ids: NDArray[np.int64]
+    encoded: EncodedImages
+    infos: Sequence[ImageInfo]
+    draws: Draws
+
+
+def joined(parts: Sequence[Read]) -> Read:
+    """What was read run by run, as if at once."""
+    infos = [part[1] for part in parts]
+    headers = [each for each in infos if isinstance(each, Headers)]
+    together = Headers.joined(headers) if len(headers) == len(infos) else list(chain.from_iterable(infos))
+    return EncodedImages.joined([part[0] for part in parts]), together
+
+
+def sizes_of(infos: Sequence[ImageInfo]) -> NDArray[np.int64]:
+    """(N, 2) height and width of images."""
+    if isinstance(infos, Headers):
+        return infos.sizes
+    return np.array([(image.height, image.width) for image in infos], np.int64)
 
 
 def to_native_byteorder(values: NDArray[Any]) -> NDArray[Any]:

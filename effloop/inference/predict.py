@@ -23,8 +23,7 @@ from effloop.data.augment.base import Evaluation, RecipeConfig
 from effloop.data.bad import OnBad
 from effloop.data.decode.common import to_pixels
 from effloop.data.image.header import Encoded, pnm_header
-from effloop.data.plan import Plan
-from effloop.data.prepared import Read, sizes_of
+from effloop.data.plan import Plan, Read, sizes_of
 from effloop.data.source import Source
 from effloop.data.source.files import Images
 from effloop.errors import ConfigError, DataError

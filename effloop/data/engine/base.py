@@ -107,7 +107,7 @@ engines: Registry[Engine] = Registry(
     {
         "auto": __name__,
         "dali": "effloop.data.engine.dali",
-        "inline": "effloop.data.engine.inline",
+        "inline": "effloop.data.engine.threads",
         "processes": "effloop.data.engine.processes",
         "threads": "effloop.data.engine.threads",
     },

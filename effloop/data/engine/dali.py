@@ -21,8 +21,7 @@ from effloop.data.engine.daemons import DaemonThreads
 from effloop.data.engine.ring import Ring
 from effloop.data.image.header import Encoded, read_header
 from effloop.data.order import BatchRequest
-from effloop.data.plan import Plan
-from effloop.data.prepared import Prepared
+from effloop.data.plan import Plan, Prepared
 from effloop.data.source import Kind
 from effloop.errors import ConfigError, DataError, optional_package, warn
 

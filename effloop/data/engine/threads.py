@@ -1,4 +1,4 @@
-"""Threads that load batches ahead; decoders and the resize release the GIL."""
+"""Loading in the training process: when a batch is requested, or ahead by threads, as decoders release the GIL."""
 
 from __future__ import annotations
 
@@ -16,13 +16,36 @@ from torch import Tensor
 
 from effloop.batch import Batch, Skipped
 from effloop.data.bad import OnBad
-from effloop.data.engine.base import Engine, RunLengthConfig, engines, fill_inline
+from effloop.data.engine.base import Engine, EngineConfig, RunLengthConfig, engines, fill_inline
 from effloop.data.engine.daemons import DaemonThreads
 from effloop.data.engine.ring import Ring
 from effloop.data.order import BatchRequest
-from effloop.data.plan import Plan
-from effloop.data.prepared import Prepared, Read, joined
+from effloop.data.plan import Plan, Prepared, Read, joined
 from effloop.errors import DataError
+
+
+@dataclass
+class InlineConfig(EngineConfig):
+    """Fields of `engine=inline`; `prefetch` has no effect."""
+
+    def host_batches(self, device: str) -> int:
+        del device
+        return 0
+
+
+@engines.register("inline", InlineConfig)
+class InlineEngine(Engine):
+    """Loads in the training thread, without prefetching; for debugging."""
+
+    fills_by_plan = True
+
+    def __init__(self, config: InlineConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
+        del config, num_workers
+        self.plan = plan
+        self.pin_memory = pin_memory
+
+    def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
+        return fill_inline(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from effloop.batch import Skipped
-from effloop.data.ledger import Ledger
+from effloop.data.bad import Ledger
 from effloop.record.skipped import SKIPPED, SkippedFile
 
 
