@@ -122,11 +122,7 @@ class Registry(Modules[Entry[T]]):
         return [*self]
 
     def __getitem__(self, name: str) -> Entry[T]:
-        """The part registered as `name`; its module is imported.
-
-        Raises:
-            ConfigError: no such part.
-        """
+        """The part registered as `name`; its module is imported."""
         if name not in self:
             raise ConfigError(f"{self.group}: no choice '{name}'; {choices(name, self.names())}")
         return super().__getitem__(name)
@@ -143,11 +139,7 @@ class Registry(Modules[Entry[T]]):
         return self[config.name].factory(config, *args, **kwargs)
 
     def build_for(self, channels: int, config: PartConfig, /, *args: Any, **kwargs: Any) -> T:
-        """As `build`, for images of 1 or 3 channels; what has no parameter `channels` takes 3.
-
-        Raises:
-            ConfigError: there is 1, and the part takes 3.
-        """
+        """As `build`, for images of 1 or 3 channels; what has no parameter `channels` takes 3."""
         if channels == 3:
             return self.build(config, *args, **kwargs)
         if "channels" not in inspect.signature(self[config.name].factory).parameters:
@@ -173,9 +165,6 @@ def use_plugin_files(names: Sequence[str]) -> None:
     """Have `load_plugins` import some Python files, here and in all processes that are started from here.
 
     Their folders come last on the path, so that worker processes can import what they are sent.
-
-    Raises:
-        ConfigError: a file isn't there, or has the name of another module.
     """
     paths = [Path(name).expanduser().absolute() for name in names]
     for name, path in zip(names, paths, strict=True):
@@ -225,9 +214,6 @@ def load_plugins() -> list[str]:
 
     Returns:
         The packages' import names, in order.
-
-    Raises:
-        ConfigError: a plugin doesn't import; the line names it.
     """
     for path in plugin_files():
         try:

@@ -1,7 +1,6 @@
 """Hydra composes the same choice of groups once in a process: 1,800 composed configs took a quarter of the tests' time.
 
-The values of single keys are set each time. What is found elsewhere than in EffLoop's own files and in the store of
-registered parts isn't kept.
+The values of single keys are set each time. What is found elsewhere than in EffLoop's own files and parts isn't kept.
 """
 
 from __future__ import annotations
@@ -14,22 +13,21 @@ from typing import Any
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
-from hydra.core.config_store import ConfigStore
 
 from effloop.config.hydra_setup import config_root
+from effloop.registry import groups
 
-_compose, _store = ConfigLoaderImpl._compose_config_from_defaults_list, ConfigStore.store
+_compose = ConfigLoaderImpl._compose_config_from_defaults_list
 _lists: dict[Any, DefaultsList] = {}
 _trees: dict[Any, Any] = {}
 _of: list[Any] = [None]
-"""The content of the store which these are of."""
+"""The parts that tests had registered then."""
 
 
 def compose_once() -> None:
     """From now on, in this process and those forked from it."""
     config_loader_impl.create_defaults_list = _listed  # type: ignore[attr-defined]
     ConfigLoaderImpl._compose_config_from_defaults_list = _composed  # type: ignore[method-assign]
-    ConfigStore.store = _stored  # type: ignore[method-assign]
 
 
 def _listed(
@@ -54,27 +52,16 @@ def _composed(loader: ConfigLoaderImpl, defaults: Sequence[Any], repo: Any) -> A
 
 
 def _is_kept(repo: Any) -> bool:
-    """Whether configs come from EffLoop's files and the store alone; forgets what was in another store."""
-    if _of[0] is not ConfigStore.instance().repo:
+    """Whether configs come from EffLoop's files and parts alone; forgets what was of others."""
+    added = [
+        (group, name, parts[name].config)
+        for group, parts in groups.items()
+        for name in parts
+        if name not in parts.modules
+    ]
+    if _of[0] != added:
         _lists.clear()
         _trees.clear()
-        _of[0] = ConfigStore.instance().repo
+        _of[0] = added
     places = {str(each.path).removeprefix("file://") for each in repo.get_sources()}
     return places <= {str(config_root()), "hydra.conf", ""}
-
-
-def _stored(store: ConfigStore, name: str, node: Any, group: str | None = None, **options: Any) -> None:
-    before = _node(store, name, group)
-    _store(store, name, node, group, **options)
-    if before is None or before != _node(store, name, group):  # a part by a lazy name is stored each time
-        _lists.clear()
-        _trees.clear()
-
-
-def _node(store: ConfigStore, name: str, group: str | None) -> Any:
-    """What is stored by this name; None if nothing is."""
-    found = store.repo
-    for folder in (group or "").split("/"):
-        found = found.get(folder, {}) if folder else found
-    config = found.get(f"{name.removesuffix('.yaml')}.yaml")
-    return config.node if config else None

@@ -67,11 +67,7 @@ class Command:
         return self.about.partition("\n")[0]
 
     def run(self, words: list[str]) -> int:
-        """Parse the words and carry the command out; returns the exit code.
-
-        Raises:
-            ConfigError: an option or a word can't be taken.
-        """
+        """Parse the words and carry the command out; returns the exit code."""
         from effloop.config.compose import checked, root_keys
 
         words = [word for word in words if word != "--debug" or hasattr(self.options, "debug")]  # the others' is main's
@@ -216,11 +212,7 @@ class Option:
         return f"--{self.name}" if self.kind is _PLAIN[bool] else f"{self.name}={self.kind.form}"
 
     def value(self, text: str) -> Any:
-        """The value that a text stands for.
-
-        Raises:
-            ConfigError: it isn't allowed.
-        """
+        """The value that a text stands for."""
         try:
             return self.kind.read(text)
         except ValueError:
@@ -259,9 +251,6 @@ def parse(described: type[T], command: str, words: Sequence[str], keys: Collecti
         command: what the options are of, for errors.
         words: `KEY=VALUE`, `--KEY` for a bool, or a positional value.
         keys: those of the config; none of them is a misspelt option.
-
-    Raises:
-        ConfigError: an option is missing, unknown or has a value that isn't allowed.
     """
     options = options_of(described)
     named = {option.name: option for option in options if not option.positional}

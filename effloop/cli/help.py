@@ -91,11 +91,7 @@ class ListOptions:
 
 @command("list", ListOptions, "optim.lr", overrides=False, of_ranks=True)
 def show_choices(options: ListOptions, _: list[str]) -> int:
-    """What can be chosen: parts, keys and what they mean, operations.
-
-    Raises:
-        ConfigError: there is no such group or key.
-    """
+    """What can be chosen: parts, keys and what they mean, operations."""
     hydra_setup.prepare()
     what, keys = options.what, keys_of()
     within = [key for name, key in keys.items() if what == "keys" or name == what or name.startswith(f"{what}.")]
@@ -125,15 +121,7 @@ def show_choices(options: ListOptions, _: list[str]) -> int:
 
 
 def choices_of(group: str, *, lazy: bool = False) -> dict[str, str]:
-    """{name: one line} of a group, in the order of the names.
-
-    Args:
-        group: one of `GROUPS`.
-        lazy: also have the registry's lazy names, which may be many and slow to list.
-
-    Raises:
-        ConfigError: a plugin doesn't import.
-    """
+    """{name: one line} of a group, in the order of the names."""
     hydra_setup.prepare()
     found: dict[str, str] = {}
     for folder in hydra_setup.config_folders():
@@ -170,7 +158,9 @@ def overview(commands: Iterable[Command]) -> str:
         "EffLoop trains image models on PyTorch as fast as the machine allows.",
         "  effloop [COMMAND] [OPTION=VALUE ...] [OVERRIDE ...]",
         "Commands, of which COMMAND --help shows the options; train if there is none:",
-        *in_columns((each.name, each.summary) for each in _ordered(commands)),
+        *in_columns(
+            (each.name, each.summary) for each in sorted(commands, key=lambda each: (each.name != "train", each.name))
+        ),
         "",
         "Parts, each chosen by GROUP=NAME; list GROUP says what they are:",
         *in_columns(names, max_lines=2),  # of more there are too many to be named here
@@ -181,11 +171,6 @@ def overview(commands: Iterable[Command]) -> str:
         *problem,
     ]
     return "\n".join(lines) + "\n"
-
-
-def _ordered(commands: Iterable[Command]) -> list[Command]:
-    """The commands by name, the one that is meant without any first."""
-    return sorted(commands, key=lambda each: (each.name != "train", each.name))
 
 
 def of_command(command: Command) -> str:

@@ -240,9 +240,8 @@ def _show(rows: Sequence[dict[str, Any]], count: int, form: str) -> None:
         is_text = any(isinstance(row[name], str) for row in rows)
         table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(row[name], form) for name in names))
+        cells = (row[name] for name in names)
+        table.add_row(
+            *(Text(cell if isinstance(cell, str) else "" if cell is None else f"{cell:{form}}") for cell in cells)
+        )
     Console().print(table)
-
-
-def _cell(value: str | float | None, form: str) -> Text:
-    return Text("" if value is None else value if isinstance(value, str) else f"{value:{form}}")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,6 @@ from effloop import config as configs
 from effloop.cli.command import RunOptions, command
 from effloop.config import Config
 from effloop.config.schema import run_folder
-from effloop.data.source import Source
-from effloop.data.source.base import printable
 from effloop.data.source.root import remote_files
 from effloop.data.source.splits import open_split
 from effloop.run.execute import run
@@ -32,10 +27,6 @@ from effloop.runs.folder import initial_files, read_overrides, read_resumes
 from effloop.runs.reader import RunRecord, read_run
 from effloop.system.hardware import available_cores, set_reproducible, set_threads
 
-_CHECK_S = 20.0
-"""Limit for checking the data's files for changes: 1.3 million take 8 s if the kernel has their inodes in memory."""
-_MAX_NAMED = 5
-
 
 @command("replay", RunOptions, "outputs/first")
 def replay(options: RunOptions, overrides: list[str]) -> int:
@@ -45,9 +36,6 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
 
     Returns:
         0; 1 if the metrics differ though no difference was found before.
-
-    Raises:
-        EffLoopError: not a run folder, or the training failed.
     """
     folder = options.run
     original = read_run(folder)
@@ -101,15 +89,7 @@ def _num_ranks(original: RunRecord, config: Config) -> int | None:
 
 
 def find_differences(original: RunRecord, config: Config) -> Iterator[str]:
-    """A line for each difference from the original run that its metrics may depend on.
-
-    Args:
-        original: the run.
-        config: of the replay.
-
-    Raises:
-        ConfigError, DataError: the data doesn't exist, or resumed.json is damaged.
-    """
+    """A line for each difference from the original run that its metrics may depend on."""
     then = configs.to_dict(configs.from_dict(original.config, (), "its config"))  # with the keys that are new since
     yield from compare.configs(then, configs.to_dict(config))
     for entry in read_resumes(original.path):
@@ -120,15 +100,9 @@ def find_differences(original: RunRecord, config: Config) -> Iterator[str]:
     yield from compare.environments(original.environment, _environment(config, _num_ranks(original, config) or 1))
     opened = {split: open_split(config.data, split) for split in ("train", "val")}
     fingerprints = {split: source.fingerprint() for split, source in opened.items()}
-    remote = remote_files(config.data)
-    fingerprints |= {name: manifest.fingerprint() for name, manifest in remote.items()}
+    fingerprints |= {name: manifest.fingerprint() for name, manifest in remote_files(config.data).items()}
     data = {"classes": list(opened["train"].classes), **fingerprints, **initial_files(config)}
     yield from compare.inputs(original.data, data) if original.data else ["data: not recorded then"]
-    if remote:  # whose ETags say it
-        return
-    with suppress(ValueError):  # older runs have no start time
-        since = datetime.fromisoformat(str(original.environment.get("started"))).timestamp()
-        yield from _changed_files([*opened.values()], since, config.data.root)
 
 
 def _environment(config: Config, ranks: int) -> dict[str, Any]:
@@ -141,25 +115,6 @@ def _environment(config: Config, ranks: int) -> dict[str, Any]:
     elif config.parallel.of_ranks and not os.environ.get("OMP_NUM_THREADS"):
         found["hardware"]["torch_threads"] = max(1, available_cores() // ranks)  # of each rank
     return found
-
-
-def _changed_files(opened: Sequence[Source], since: float, root: str | None) -> Iterator[str]:
-    """Lines for files changed after the Unix time `since`, as fingerprints don't cover contents.
-
-    A file's time is its inode's ctime, which copying with times, moving and renaming can't set back.
-    """
-    until = time.monotonic() + _CHECK_S
-    prefix = os.fsencode(os.path.join(os.path.abspath(root), "")) if root else b""
-    names: dict[bytes, None] = {}  # unique, as splits may share packed files
-    for checked, file in enumerate(file for source in opened for file in source.file_paths()):
-        if not checked % 1000 and time.monotonic() > until:
-            yield f"data: only the first {checked:,} files were checked for changes"
-            break
-        if os.stat(file).st_ctime > since:
-            names[file.removeprefix(prefix)] = None
-    if names:
-        more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
-        yield f"data: files changed since then: {', '.join(map(printable, islice(names, _MAX_NAMED)))}{more}"
 
 
 def _compare(original: RunRecord, replayed: RunRecord) -> bool:

@@ -34,11 +34,7 @@ class ReportOptions:
 
 @command("report", ReportOptions, "outputs/multirun/lr out=report", overrides=False)
 def report(options: ReportOptions, _: list[str]) -> int:
-    """Compare runs, or a sweep's jobs: table, CSV, plot and page.
-
-    Raises:
-        ConfigError: a folder that isn't one, no such objective, or the files can't be written.
-    """
+    """Compare runs, or a sweep's jobs: table, CSV, plot and page."""
     load_plugins()  # which may have the runs' task
     runs = list({run.path.resolve(): run for run in find_runs(options.runs)}.values())
     meters, recorded = meters_of_runs(runs), {str(run.config["objective"]) for run in runs if "objective" in run.config}

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Literal
 
 from effloop.assemble.loader import build_loader
 from effloop.cli.command import command
-from effloop.config import Config
-from effloop.config.compose import compose_runs
+from effloop.config.compose import compose_run
+from effloop.config.overrides import is_sweep, only_shows, parse_flags
 from effloop.data.source import Tail
-from effloop.errors import ConfigError, EffLoopError
+from effloop.errors import ConfigError
 from effloop.record import grid
 from effloop.runs.folder import RunInfo, claim_run_dir, unlock, write_run_info
 
@@ -40,27 +37,13 @@ class ShowOptions:
 def show(options: ShowOptions, overrides: list[str]) -> int:
     """A picture of samples as the model will see them.
 
-    It has a column for each epoch and is samples.png in a run folder of its own; with -m there is one for each
-    combination of values.
+    It has a column for each epoch and is samples.png in a run folder of its own.
     """
-    failed: list[EffLoopError] = []
-    count = 0
-    for count, run in enumerate(compose_runs(overrides), start=1):
-        try:
-            _draw(options, run.config, run.overrides, run.folder)
-        except EffLoopError as error:
-            failed.append(error)
-            if {"-m", "--multirun"} & {*overrides}:
-                print(f"effloop: job {count - 1} ({' '.join(run.overrides)}): {error}", file=sys.stderr)
-    if len(failed) == count == 1:
-        raise failed[0]
-    if failed:
-        raise ConfigError(f"{len(failed)} of {count} pictures can't be drawn; each line above says why")
-    return 0
-
-
-def _draw(options: ShowOptions, config: Config, overrides: Sequence[str], run_dir: Path) -> None:
-    """Write the picture of one config to a new run folder, and print where it is."""
+    flags, overrides = parse_flags(overrides)
+    if is_sweep(flags) or only_shows(flags):
+        raise ConfigError(f"show: a picture is of a single run; leave out {' '.join(flags)}")
+    run = compose_run(flags, overrides)
+    config = run.config
     epochs = options.epochs or (8 if options.split == "train" else 1)
     few = replace(config, data=replace(config.data, tail=Tail.wrap))  # there may be fewer than a batch has
     with closing(build_loader(few, options.split)) as loader:
@@ -78,13 +61,14 @@ def _draw(options: ShowOptions, config: Config, overrides: Sequence[str], run_di
         if line := loader.plan.order.describe():
             print(line)
         picture = grid.draw(loader.preview(samples, epochs))
-    run_dir = claim_run_dir(run_dir)
+    run_dir = claim_run_dir(run.folder)
     path, encoded = run_dir / "samples.png", grid.png(picture)
     try:
         data = {"classes": list(source.classes), options.split: source.fingerprint()}
-        write_run_info(run_dir, RunInfo(config, overrides, data))
+        write_run_info(run_dir, RunInfo(config, run.overrides, data))
         path.write_bytes(encoded)
     finally:
         unlock(run_dir)
     tiles = f"{samples} x {epochs} images of {config.size} pixels"
     print(f"{path}: {tiles}, with names {picture.shape[1]} x {picture.shape[0]}, {len(encoded) / 1000:,.0f} KB")
+    return 0

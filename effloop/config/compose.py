@@ -7,42 +7,34 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from effloop.config import messages
 from effloop.config.hydra_setup import EXPERIMENT, NAME, application, chosen_names, compose_tree, without_hydra
 from effloop.config.overrides import (
-    by_key,
     flag_value,
     is_sweep,
     key_of,
-    only_shows,
-    parse_flags,
-    parsed,
     quoted,
     refuse_contradictions,
     unset_replaced,
     with_paths,
 )
-from effloop.config.schema import Config, word
-from effloop.data.augment import AugmentConfig
-from effloop.data.source import DataConfig, Kind, ScanError, kind_of
+from effloop.config.schema import Config, run_folder, word
+from effloop.data.source import Kind, ScanError, kind_of
 from effloop.errors import ConfigError, EffLoopError
-from effloop.model import ModelConfig
 from effloop.parallel.rank_env import detect_launcher
 from effloop.precision import PrecisionConfig, precisions
 from effloop.registry import choices, groups
 from effloop.system.files import owner
-from effloop.task import TaskConfig, check_objective, is_spatial, meters_of
+from effloop.task import check_objective, is_spatial, meters_of
 from effloop.task.base import TASK_OF
 
 MAX_JOBS = 1000
@@ -64,10 +56,9 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         ConfigError: an override, a YAML file or a value is invalid; one line says why.
         DataError: the task is left to the data, a table that was read in vain.
     """
-    overrides = with_task(with_paths(for_ranks(overrides)))
+    overrides = with_paths(for_ranks(overrides))
     with messages.in_one_line(overrides):
-        tree = compose_tree(overrides)
-    return complete(tree, overrides)[0]
+        return complete(compose_tree(overrides), overrides)[0]
 
 
 def for_ranks(overrides: Sequence[str]) -> list[str]:
@@ -83,11 +74,7 @@ def root_keys() -> set[str]:
 
 
 def checked(words: Sequence[str]) -> list[str]:
-    """Flags and overrides as typed, with paths quoted.
-
-    Raises:
-        ConfigError: two of them contradict each other.
-    """
+    """Flags and overrides as typed, with paths quoted."""
     words = with_paths(words, sweep=is_sweep(words))
     with messages.in_one_line(words):
         refuse_contradictions([each for each in words if key_of(each) and each[0] != "-"])
@@ -101,16 +88,13 @@ def complete(tree: DictConfig, overrides: Sequence[str]) -> tuple[Config, list[s
         ConfigError: a value is missing, invalid or contradicts another.
         ScanError: no split of the data can be opened.
     """
-    overrides = [*overrides, *follow_data(tree, overrides)]
+    with messages.in_one_line(overrides):
+        overrides = [*overrides, *follow_data(tree, overrides)]
     return finish(tree, overrides), overrides
 
 
 def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
-    """Convert a composed tree to dataclasses, check it, and resolve its short names.
-
-    Raises:
-        ConfigError: a value is missing, invalid or contradicts another.
-    """
+    """Convert a composed tree to dataclasses, check it, and resolve its short names."""
     with messages.in_one_line(overrides):
         refuse_contradictions(overrides, last_counts=True)
         unset_replaced(tree, overrides)
@@ -178,61 +162,14 @@ class Composed:
 
 
 def compose_run(flags: Sequence[str], overrides: Sequence[str]) -> Composed:
-    """Compose the run of flags and overrides.
-
-    Raises:
-        ConfigError: they are invalid, or the run folder can't be made.
-    """
-    overrides = with_task(overrides)
-    return _compose(flags, overrides, overrides, "run.dir")
-
-
-def compose_runs(args: list[str]) -> Iterator[Composed]:
-    """Compose the runs of `args`: with -m one for each combination of values; none if a flag prints something.
-
-    Raises:
-        ConfigError: as `compose_run`.
-    """
-    flags, overrides = parse_flags(args)
-    if only_shows(flags):
-        show(flags, overrides)
-    elif not is_sweep(flags):
-        yield compose_run(flags, overrides)
-    else:
-        overrides = with_task(overrides)
-        with messages.in_one_line(overrides):
-            given = by_key(parsed(overrides))
-        count_jobs(given.values())
-        sweep_dir: list[str] = []
-        for number, chosen in enumerate(product(*map(_values, given.values()))):
-            words = [*chosen, f"hydra.job.num={number}", *sweep_dir]
-            composed = _compose(flags, overrides, words, "sweep.dir", "sweep.subdir")
-            sweep_dir = [f"hydra.sweep.dir={quoted(str(composed.folder.parent))}"]  # the first job's, with its time
-            yield composed
-
-
-def _values(override: Override) -> list[str]:
-    """One override for each value of a sweep."""
-    if not override.is_sweep_override():
-        return [str(override.input_line)]
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-
-
-def _compose(flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str], *folder_keys: str) -> Composed:
-    """Compose a run; its folder's path is made of Hydra's values of `folder_keys`."""
-    with messages.in_one_line(typed):
+    """Compose the run of flags and overrides."""
+    with messages.in_one_line(overrides):
         tree = compose_tree([*overrides, *searchpath(flags)], with_hydra=True)
-        with _hydra_config(tree):
-            for key in folder_keys:
-                if not any(word.startswith(f"hydra.{key}=") for word in {*overrides} - {*typed}):  # the first job's
-                    check_folder(tree.hydra, key)
-            folder = Path(*(str(OmegaConf.select(tree, f"hydra.{key}")) for key in folder_keys))
-        with flag_override(tree.hydra, ["readonly", "struct"], False):
-            tree.hydra.runtime.output_dir = str(folder.absolute())
         with _hydra_config(tree):
             task: Any = OmegaConf.to_container(tree.hydra.overrides.task)  # as typed, interpolations and all
             os.environ.update(OmegaConf.to_container(tree.hydra.job.env_set, resolve=True))  # type: ignore[arg-type]
             config, task = complete(without_hydra(tree), task)
+    folder = Path(run_folder(config.out, config.run))
     _check_can_be_made(folder)
     short = os.path.relpath(folder)
     return Composed(config, task, folder if short.startswith("..") else Path(short))
@@ -251,11 +188,7 @@ def _hydra_config(tree: DictConfig) -> Iterator[None]:
 
 
 def searchpath(flags: Sequence[str]) -> list[str]:
-    """The override equivalent to `--config-dir FOLDER`, if it was given.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """The override equivalent to `--config-dir FOLDER`, if it was given."""
     given = flag_value(flags, "--config-dir", "-cd")
     if given is None:
         return []
@@ -263,28 +196,6 @@ def searchpath(flags: Sequence[str]) -> list[str]:
     if not os.path.isdir(folder):
         raise ConfigError(f"--config-dir: '{given}' is not a folder; name one that holds GROUP/NAME.yaml")
     return [f"hydra.searchpath=[{quoted('file://' + os.path.abspath(folder))}]"]
-
-
-def check_folder(hydra: Any, key: str) -> None:
-    """Check a folder of Hydra's own config: a relative path that stays below the working directory.
-
-    Those that `out` and `run` make, as they do by default, may be anywhere.
-
-    Args:
-        hydra: that config.
-        key: run.dir, sweep.dir or sweep.subdir.
-
-    Raises:
-        ConfigError: it isn't allowed.
-    """
-    group, _, name = key.partition(".")
-    raw = OmegaConf.to_container(hydra[group])[name]  # type: ignore[index, call-overload]
-    if str(raw).startswith("${effloop.run_dir:"):
-        return
-    path = Path(str(raw if name == "subdir" else hydra[group][name]))  # the number of a job isn't known yet
-    if raw is None or not path.parts or path.is_absolute() or ".." in path.parts:
-        fix = "leave it out" if name == "subdir" else "set out=FOLDER and run=NAME instead"
-        raise ConfigError(f"hydra.{key}: '{raw or ''}' is not allowed, only a relative path without '..'; {fix}")
 
 
 def _check_can_be_made(folder: Path) -> None:
@@ -297,13 +208,9 @@ def _check_can_be_made(folder: Path) -> None:
 
 
 def show(flags: Sequence[str], overrides: Sequence[str]) -> None:
-    """Print what a flag such as --cfg shows.
-
-    Raises:
-        ConfigError: flags or overrides are invalid.
-    """
-    overrides = [*with_task(overrides), *searchpath(flags)]
-    with messages.in_one_line(overrides), application(overrides) as hydra:
+    """Print what a flag such as --cfg shows."""
+    overrides = [*overrides, *searchpath(flags)]
+    with messages.in_one_line(overrides), application() as hydra:
         if info := flag_value(flags, "--info", "-i"):
             hydra.show_info(info, NAME, overrides)
         else:
@@ -312,14 +219,7 @@ def show(flags: Sequence[str], overrides: Sequence[str]) -> None:
 
 
 def count_jobs(overrides: Collection[Override]) -> int:
-    """The number of jobs of a sweep, one for each combination of values.
-
-    Args:
-        overrides: each of another key.
-
-    Raises:
-        ConfigError: there is none, or more than `MAX_JOBS`.
-    """
+    """The number of jobs of a sweep, one for each combination of values."""
     counts = []
     for override in overrides:
         if not override.is_sweep_override():
@@ -358,90 +258,38 @@ def follow_data(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
     Raises:
         ScanError: no split of the data can be opened.
     """
-    try:
-        with flag_override(tree, ["readonly", "struct"], False):
+    words: list[str] = []
+    with flag_override(tree, ["readonly", "struct"], False):
+        try:
             words = _follow_targets(tree, overrides)
-    except ScanError:
-        raise
-    except (EffLoopError, OmegaConfBaseException):  # which building reports
-        words = []
-    if is_spatial(tree.task.name):
-        for group, name in _SPATIAL.items():
-            words += _chosen(tree, overrides, group, name)
+        except ScanError:
+            raise
+        except (EffLoopError, OmegaConfBaseException):  # which building reports
+            pass
+        if is_spatial(tree.task.name):
+            for group, name in _SPATIAL.items():
+                words += _chosen(tree, overrides, group, name)
     return words
 
 
 def _follow_targets(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
-    chosen, own = bool(chosen_names("task", overrides)), _keys_of_group("task", overrides)
     data: Any = OmegaConf.to_object(tree.data)
-    if not isinstance(data, DataConfig):
-        return []
     for key, value in data.pinned().items():
         tree.data[key] = value
         setattr(data, key, value)
-    if not chosen:
-        try:
-            kind = kind_of(data)
-        except ScanError:
-            if not own:  # these are of the default task, whose targets may be in order
-                raise
-            kind = Kind.classes
-        name = TASK_OF[kind.value]
-        if kind is not Kind.classes and _names_of(own) <= {each.name for each in fields(groups["task"][name].config)}:
-            return _chosen(tree, overrides, "task", name)
+    if not chosen_names("task", overrides):
+        kind = kind_of(data)
+        return [] if kind is Kind.classes else _chosen(tree, overrides, "task", TASK_OF[kind.value])
     taken = next((kind for kind, name in TASK_OF.items() if name == tree.task.name), None)
-    if (chosen or own) and taken and getattr(data.found(), "targets", "") is None:
+    if taken and getattr(data.found(), "targets", "") is None:
         tree.data.targets = taken
     return []
 
 
 def _chosen(tree: DictConfig, overrides: Sequence[str], group: str, name: str) -> list[str]:
-    """`GROUP=NAME`, with the group's keys that are typed or set by experiments, unless a name is."""
+    """`GROUP=NAME`, which replaces the group's part in the tree, unless one is chosen."""
     if chosen_names(group, overrides):
         return []
-    word, own = f"{group}={name}", _keys_of_group(group, overrides)
-    kept = [each for each in overrides if key_of(each) == EXPERIMENT]
-    try:
-        found = compose_tree([word, *kept, *own])
-    except (HydraException, OmegaConfBaseException):  # an experiment's keys are of the part that it was made for
-        found = compose_tree([word, *own])
-    with flag_override(tree, ["readonly", "struct"], False):
-        tree[group] = found[group]
-    return [word]
-
-
-def _keys_of_group(group: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides of a group's keys."""
-    return [each for each in overrides if key_of(each).startswith(f"{group}.")]
-
-
-def _names_of(keys: Sequence[str]) -> set[str]:
-    """Overrides of a group's keys -> the fields of its part."""
-    return {key_of(each).split(".")[1] for each in keys}
-
-
-def with_task(overrides: Sequence[str]) -> list[str]:
-    """The overrides, and the task of the data, with its model, where none is chosen and a key is typed that the default
-    one hasn't.
-
-    Such as `task.loss=huber` or `model.depth=2`, which compose only with the part that has them.
-
-    Args:
-        overrides: as typed, some of them maybe a sweep.
-
-    Raises:
-        ScanError: as `follow_data`.
-    """
-    of_all = {"task": TaskConfig, "model": ModelConfig, "augment": AugmentConfig}
-    own = {group: _keys_of_group(group, overrides) for group in of_all if not chosen_names(group, overrides)}
-    if all(_names_of(keys) <= {each.name for each in fields(of_all[group])} for group, keys in own.items()):
-        return list(overrides)
-    try:
-        others = [each for each in overrides if not any(each in keys for keys in own.values())]
-        rest = [str(each.input_line) for each in parsed(others) if not each.is_sweep_override()]
-        with messages.in_one_line(rest):
-            tree = compose_tree(rest)
-    except (EffLoopError, HydraException):  # said when all are composed
-        return list(overrides)
-    composes = all(_names_of(keys) <= {*tree[group]} for group, keys in own.items())
-    return list(overrides) if composes else [*overrides, *follow_data(tree, rest)]
+    own = [each for each in overrides if key_of(each) == EXPERIMENT or key_of(each).startswith(f"{group}.")]
+    tree[group] = compose_tree([f"{group}={name}", *own])[group]
+    return [f"{group}={name}"]

@@ -1,7 +1,8 @@
-"""Hydra behind one door: its search path and config store have EffLoop's configs, the user's and those of plugins."""
+"""Hydra behind one door: it finds EffLoop's configs and parts, the user's and those of plugins."""
 
 from __future__ import annotations
 
+import builtins
 import copy
 import re
 from collections.abc import Iterator, Sequence
@@ -9,29 +10,27 @@ from contextlib import contextmanager
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import yaml
 from hydra import version
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from effloop import registry
 from effloop.config.guard import GuardedLoader
-from effloop.config.schema import Config, run_folder
+from effloop.config.schema import Config
 
-VERSION_BASE = "1.3"
 NAME = "train"
 """The primary config, `configs/train.yaml`."""
-_SCHEMA = "train_schema"
-"""What it builds on."""
 EXPERIMENT = "experiment"
 """The config group of overlays, which has no part."""
 
@@ -55,86 +54,73 @@ class EffLoopSearchPath(SearchPathPlugin):
             search_path.append("user", f"file://{user}")
         for module in self.plugin_modules:
             search_path.append(module, f"pkg://{module.partition('.')[0]}.configs")
+        search_path.append("effloop", "effloop://")
 
 
-def prepare(overrides: Sequence[str] = ()) -> None:
-    """Register every part with Hydra: plugins, schemas, search path, and lazy names that overrides use.
+class PartsSource(ConfigSource):
+    """Serves Hydra the root's dataclass and, for each part, `GROUP/NAME_schema`, which its YAML file builds on.
 
-    Args:
-        overrides: those that will be composed.
-
-    Raises:
-        ConfigError: a plugin doesn't import.
+    `GROUP/NAME` is served for a part, or a lazy name, that no file has: files come first. A part's module is imported
+    when its config is loaded.
     """
-    EffLoopSearchPath.plugin_modules = registry.load_plugins()
-    if EffLoopSearchPath not in Plugins.instance().discover(SearchPathPlugin):
-        Plugins.instance().register(EffLoopSearchPath)
-    OmegaConf.register_new_resolver("effloop.run_dir", run_folder, replace=True)
-    store = ConfigStore.instance()
-    if f"{_SCHEMA}.yaml" not in store.repo:
-        store.store(name=_SCHEMA, node=Config)
-    for group, parts in registry.groups.items():
-        for name in parts:
-            # A YAML file `name` builds on `name_schema`; `name` itself is stored for a part without a YAML file.
-            _store(group, f"{name}_schema", name)
-            if not _has_yaml(group, name):
-                _store(group, name, name)
-        for name in chosen_names(group, overrides):
-            if name not in parts and not _has_yaml(group, name) and name in parts.named_lazily():
-                store.store(group=group, name=name, node=OmegaConf.structured(parts.named_lazily()[name]))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        registry.load_plugins()  # a launcher has sent it to a process of its own
+
+    @staticmethod
+    def scheme() -> str:
+        return "effloop"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        node = _schema(*self._split(config_path))
+        return ConfigResult(provider=self.provider, path="effloop://", config=node, header={"package": None})
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path.rstrip("/") in registry.groups
+
+    def is_config(self, config_path: str) -> bool:
+        group, name = self._split(config_path)
+        if not group:
+            return name == "train"
+        parts = registry.groups.get(group)
+        return parts is not None and (name in parts or name in parts.named_lazily())
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
+        return [*registry.groups.get(config_path.rstrip("/"), ())]
+
+    def _split(self, config_path: str) -> tuple[str, str]:
+        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        return group, name.removesuffix("_schema")
 
 
-_stored: dict[tuple[str, str], type | str] = {}
-"""Configs that are stored already: storing them again took a fifth of the time of composing."""
-
-
-class _LazyNode(ConfigNode):
-    """A config that is made of a part's dataclass when Hydra loads it: only then is the part's module imported."""
-
-    _node: DictConfig | None
-
-    def __init__(self, group: str, key: str, part: str) -> None:
-        self.part = part
-        self._node: DictConfig | None = None
-        super().__init__(f"{key}.yaml", None, group, None, None)  # type: ignore[arg-type]
-
-    @property
-    def node(self) -> DictConfig:
-        if self._node is None:
-            assert self.group
-            self._node = _schema(self.part, registry.groups[self.group][self.part].config)
-        return self._node
-
-    @node.setter
-    def node(self, made: DictConfig | None) -> None:
-        self._node = made
-
-
-def _store(group: str, key: str, name: str) -> None:
-    """Store a part's config as GROUP/KEY."""
-    parts, store = registry.groups[group], ConfigStore.instance()
-    kind = name if name in parts.modules else parts[name].config
-    if _stored.get((group, key)) == kind:
-        return
-    if name in parts.modules:
-        store.repo.setdefault(group, {})[f"{key}.yaml"] = _LazyNode(group, key, name)
-    else:  # of a plugin: a job in another process unpickles the dataclass, and so imports the plugin
-        store.store(group=group, name=key, node=_schema(name, parts[name].config))
-    _stored[group, key] = kind
-
-
-def _schema(name: str, config: type) -> DictConfig:
-    """The config of a part by its dataclass.
+def _schema(group: str, name: str) -> DictConfig:
+    """The config of a part, or of the root, by its dataclass.
 
     Overrides may add keys without a `+` to its dictionaries, such as a recipe's operations.
     """
-    node: DictConfig = OmegaConf.structured(config)
+    parts = registry.groups.get(group)
+    if parts is None or name not in parts:
+        whole: DictConfig = OmegaConf.structured(parts.named_lazily()[name] if parts else Config)
+        return whole
+    node: DictConfig = OmegaConf.structured(parts[name].config)
     node.name = name
     for key in node:
         child = node._get_node(key)
         if isinstance(child, DictConfig) and OmegaConf.get_type(child) is dict:
             OmegaConf.set_struct(child, False)
     return node
+
+
+def prepare() -> None:
+    """Load plugins, and have Hydra find all parts and configs."""
+    EffLoopSearchPath.plugin_modules = registry.load_plugins()
+    if EffLoopSearchPath not in Plugins.instance().discover(SearchPathPlugin):
+        Plugins.instance().register(EffLoopSearchPath)
+        Plugins.instance().register(PartsSource)
 
 
 def chosen_names(group: str, overrides: Sequence[str]) -> list[str]:
@@ -149,18 +135,18 @@ def chosen_names(group: str, overrides: Sequence[str]) -> list[str]:
 
 def _defaults_of(experiment: str, key: str) -> list[str]:
     """The values of `key` in an experiment's defaults list."""
-    for folder in config_folders():
-        try:
-            plain = yaml.safe_load((folder / EXPERIMENT / f"{experiment}.yaml").read_text("utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            continue  # Hydra reports the error
-        entries = plain.get("defaults") if isinstance(plain, dict) else None
-        return [str(entry[key]) for entry in entries or () if isinstance(entry, dict) and key in entry]
-    return []
+    try:
+        plain = yaml.safe_load(yaml_text(EXPERIMENT, experiment))
+    except (OSError, ValueError, yaml.YAMLError):  # which Hydra reports
+        return []
+    entries = plain.get("defaults") if isinstance(plain, dict) else None
+    return [str(entry[key]) for entry in entries or () if isinstance(entry, dict) and key in entry]
 
 
-def _has_yaml(group: str, name: str) -> bool:
-    return any((folder / group / f"{name}.yaml").is_file() for folder in config_folders())
+def yaml_text(group: str, name: str) -> str:
+    """The text of GROUP/NAME.yaml of EffLoop, the user or a plugin; empty if there is none."""
+    files = (folder / group / f"{name}.yaml" for folder in config_folders())
+    return next((file.read_text("utf-8") for file in files if file.is_file()), "")
 
 
 def config_folders() -> list[Traversable]:
@@ -170,40 +156,24 @@ def config_folders() -> list[Traversable]:
 
 
 @contextmanager
-def application(overrides: Sequence[str]) -> Iterator[Hydra]:
-    """Hydra with EffLoop's configs; it checks each config before it takes anything from it.
-
-    Args:
-        overrides: those that will be composed.
-
-    Raises:
-        ConfigError: a plugin doesn't import.
-    """
-    prepare(overrides)
+def application(sweep_dir: str = "") -> Iterator[Hydra]:
+    """Hydra with EffLoop's configs; it checks each config before it takes anything from it."""
+    prepare()
     current = GlobalHydra.instance()
     callers_hydra = current.hydra  # the caller may be a Hydra application itself
-    version.setbase(VERSION_BASE)
-    # Hydra takes the store as it is. It copies all of it first, in 20 of 166 ms, and again what it loads.
-    outermost = not hasattr(ConfigStore, "__deepcopy__")  # a job of a sweep composes inside of the sweep's
-    if outermost:
-        ConfigStore.__deepcopy__ = lambda store, _: store  # type: ignore[attr-defined]
+    version.setbase("1.3")
     try:
-        current.hydra = Hydra("effloop", GuardedLoader(create_config_search_path(f"file://{config_root()}")))
+        loader = GuardedLoader(create_config_search_path(f"file://{config_root()}"))
+        loader.sweep_dir = sweep_dir
+        current.hydra = Hydra("effloop", loader)
         yield current.hydra
     finally:
-        if outermost:
-            del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
         current.hydra = callers_hydra
 
 
 def compose_tree(overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
-    """Compose `configs/train.yaml` and overrides by Hydra; the result is unchecked.
-
-    Args:
-        overrides: none of them a sweep.
-        with_hydra: keep Hydra's own config, as `hydra`.
-    """
-    with application(overrides) as app:
+    """Compose `configs/train.yaml` and overrides by Hydra; the result is unchecked."""
+    with application() as app:
         tree = app.compose_config(
             NAME, [*overrides], run_mode=RunMode.RUN, with_log_configuration=False, from_shell=False
         )

@@ -119,12 +119,8 @@ def _fields(kind: type, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]
 
 def _values(group: str, name: str) -> dict[str, Any]:
     """What EffLoop's or a plugin's YAML file of a part sets; of a preset, which sets several parts, nothing."""
-    for folder in hydra_setup.config_folders():
-        file = folder / group / f"{name}.yaml"
-        if file.is_file():
-            text = file.read_text("utf-8")
-            return {} if "@package" in text.partition("\n")[0] else yaml.safe_load(text)
-    return {}
+    text = hydra_setup.yaml_text(group, name)
+    return {} if "@package" in text.partition("\n")[0] else yaml.safe_load(text) or {}
 
 
 def _words(hint: Any) -> tuple[str, ...]:

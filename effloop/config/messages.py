@@ -42,24 +42,13 @@ _SENTENCES = {
     r"You must specify '(?P<a>.*?)'": (
         f"{{name}} is missing; choose one by {{name}}=NAME, see {PROGRAM} list {{name}}"
     ),
-    r"Invalid defaults list in '(?P<a>.*?)'": (
-        "{name}.yaml: its defaults are no list; write 'defaults: [override /GROUP: NAME]'"
-    ),
-    r"In '(?P<a>.*?)': ConfigTypeError": "{name}.yaml: it holds no keys; write lines KEY: VALUE",
-    r"In '(?P<a>.*?)': ValidationError.*Merge error": (
-        "{name}.yaml: a group's name holds keys; choose a part in defaults: [override /GROUP: NAME]"
-    ),
 }
 """The beginning of what Hydra says -> the line."""
 
 
 @contextmanager
 def in_one_line(overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Turn errors of Hydra, OmegaConf and YAML inside the block into a `ConfigError` of one line; no config runs code.
-
-    Args:
-        overrides: as typed, to be quoted in messages.
-    """
+    """Turn errors of Hydra, OmegaConf and YAML inside the block into a one-line `ConfigError`; no config runs code."""
     try:
         with guard.guarded():
             yield
@@ -80,7 +69,7 @@ def _explain(error: BaseException, overrides: Sequence[str]) -> str:
 
 def _explain_type(error: BaseException, overrides: Sequence[str]) -> str | None:
     """The line for an error that has the key, or is of a kind that says enough; None for any other."""
-    key = str(getattr(error, "full_key", None) or "").replace("hydra.run.dir", "run")  # it is made of `run`
+    key = str(getattr(error, "full_key", None) or "")
     first = reason(error).rstrip(".")
     first = first[:1].lower() + first[1:]
     match error:
@@ -123,13 +112,6 @@ def _explain_sentence(text: str, overrides: Sequence[str]) -> str | None:
         return f"{deleted[-1]}: {_NOT_DELETED}"
     if match := re.match(r"In '(.*?)': Could not override '(.*?)'", text):
         return f"{match[1]}.yaml: '{match[2]}' is not a group; {choices(match[2], groups)}"
-    if match := re.match(r"Could not override '(.*?)@|Override (.*?)@", text):
-        name = match[1] or match[2]
-        known = f"{name}@: a part has no other place; write {name}=NAME"
-        return known if name in groups else _unknown_key(name, None)
-    several = [override for override in overrides if re.match(rf"({'|'.join(groups)})=\[", override)]
-    if several and "Merge error" in text:
-        return f"{several[0]}: one part is chosen; write {several[0].partition('=')[0]}=NAME"
     for pattern, line in _SENTENCES.items():
         if match := re.match(pattern, text, re.DOTALL):
             name = next(filter(None, match.groups()))
@@ -150,8 +132,6 @@ def _bad_value(key: str, error: BaseException, first: str, overrides: Sequence[s
     keys, typed = _keys(), {key_of(override): override for override in overrides}
     if inner := [each for each in keys if each.startswith(f"{key}.")]:
         return f"{key}: it has keys of its own; set {either([f'{each}=VALUE' for each in inner])}"
-    if key in keys and (deeper := [each for each in typed if each.startswith(f"{key}.")]):
-        return f"'{deeper[0]}' is not a key of the config; {key} takes {keys[key].allowed}"
     named = re.search(r"value '(.*?)'", first)  # may be a file's, whatever is typed
     got = named[1] if named else typed.get(key, f"{key}=null").partition("=")[2]
     got = got.lower() if got in ("True", "False") else got
@@ -196,13 +176,6 @@ def _not_an_override(override: str, message: str) -> str:
     return f"'{override}' is neither a command nor an override; {fix}"
 
 
-_MEANT = {
-    "data.label": ("data.labels", "set data.labels=FILE for a file of labels"),
-    "data.labels": ("data.label", "set data.label=NAME for what has the labels here"),
-}
-"""Key -> another one of nearly the same name, and what it is for."""
-
-
 def _unknown_key(key: str, tree: DictConfig | None) -> str:
     """`'momentm' is not a key; did you mean 'optim.momentum'?`; `tree` says which parts are chosen."""
     if key.partition(".")[0] == "experiment":
@@ -215,10 +188,7 @@ def _unknown_key(key: str, tree: DictConfig | None) -> str:
     if key in keys:  # of another part
         group, _, names = keys[key].owners.partition("=")
         owners = either([f"{group}={name}" for name in names.split(",")])
-        line = f"'{key}' is not a key of the {group} chosen; {owners} has it"
-        other, fix = _MEANT.get(key, ("", ""))
-        part = OmegaConf.select(tree, f"{group}.name", throw_on_missing=False) if tree is not None else None
-        return f"{line}; {fix}" if other in keys and part in keys[other].defaults else line
+        return f"'{key}' is not a key of the {group} chosen; {owners} has it"
     nodes = {group: tree._get_node(group) for group in groups if tree is not None and group in tree}
     chosen = {
         group: str(node.get("name", ""))
@@ -229,11 +199,7 @@ def _unknown_key(key: str, tree: DictConfig | None) -> str:
 
 
 def refuse_unknown_keys(tree: DictConfig) -> None:
-    """Check that `+key=value` added no key that no dataclass has.
-
-    Raises:
-        ConfigError: an unknown key; the line suggests the nearest one.
-    """
+    """Check that `+key=value` added no key that no dataclass has."""
     for key in _keys_without_field(tree, ""):
         raise ConfigError(_unknown_key(key, tree))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -45,11 +44,7 @@ def only_shows(flags: Sequence[str]) -> bool:
 
 
 def parse_flags(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into Hydra's flags with their values, and overrides.
-
-    Raises:
-        ConfigError: an unknown flag, or a value that it doesn't accept.
-    """
+    """Split arguments into Hydra's flags with their values, and overrides."""
     flags: list[str] = []
     overrides: list[str] = []
     rest = iter(args)
@@ -79,9 +74,6 @@ def refuse_other_styles(words: Sequence[str], switches: Collection[str], known: 
         words: of the command line.
         switches: the command's options without a value, `--NAME`.
         known: gives the names of its options and, if it takes them, the keys of the config.
-
-    Raises:
-        ConfigError: a word is spelled in another style; the line has the right spelling.
     """
     for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
         if word == "=" or (word.startswith("=") and before and "=" not in before):
@@ -192,11 +184,11 @@ _SHORT = {"lr": "optim.lr"}
 """Short key -> the key that it stands for."""
 _REPLACES = {"optim.lr": "lr", "amp": "precision", "precision": "amp"}
 """Key -> the one that would override it, or contradict it, if an experiment or a saved config has set that."""
-_PATHS = frozenset(
-    [
-        *("data.root", "data.val_root", "data.images", "data.colors", "data.index_dir", "data.download_dir"),
-        *("model.weights", "model.backbone_weights", "distill.teacher", "resume", "out"),
-    ]
+PATHS = frozenset(
+    """
+    data.root data.val_root data.images data.labels data.colors data.index_dir data.download_dir model.weights
+    model.backbone_weights distill.teacher resume out
+    """.split()  # noqa: SIM905
 )
 _AS_IT_IS = re.compile(r"""['"]|(choice|glob|range|sort|shuffle|interval|tag)\(|.*\$\{""")
 """The beginning of values that Hydra reads: quoted, a function of its grammar, an interpolation."""
@@ -237,11 +229,8 @@ def with_paths(overrides: Sequence[str], *, sweep: bool = False) -> list[str]:
     Args:
         overrides: as typed.
         sweep: whether a comma separates values, as with -m; otherwise it is a part of a path that exists.
-
-    Raises:
-        ConfigError: a path with a comma in a sweep, where it would be two.
     """
-    return [_with_path(override, sweep) if key_of(override) in _PATHS else override for override in overrides]
+    return [_with_path(override, sweep) if key_of(override) in PATHS else override for override in overrides]
 
 
 def _with_path(override: str, sweep: bool) -> str:
@@ -269,7 +258,7 @@ def refuse_contradictions(overrides: Sequence[str], *, last_counts: bool = False
     """Check that no two overrides give a key different values.
 
     Args:
-        overrides: as typed; `lr` is `optim.lr`, and `model=resnet50` is `model.arch=resnet50`, too.
+        overrides: as typed; `lr` is `optim.lr`, too.
         last_counts: of several with the same key the last counts, as Python's callers may add to a list.
 
     Raises:
@@ -280,28 +269,14 @@ def refuse_contradictions(overrides: Sequence[str], *, last_counts: bool = False
         overrides = [*{key_of(override): override for override in overrides}.values()]
     given: dict[str, tuple[Any, Override]] = {}
     for override in parsed(overrides):
-        for key, value in _meanings(override, overrides):
-            before, earlier = given.setdefault(key, (value, override))
-            if before is not value and before != value:  # nan is itself
-                shell = "put a URL with braces in quotes, or " if "://" in f"{value}" else ""
-                raise ConfigError(f"{override.input_line} contradicts {earlier.input_line}; {shell}drop one of them")
-
-
-def _meanings(override: Override, overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """What an override sets, as (key, value); nothing if it deletes, or depends on other keys."""
-    key, value = override.key_or_group, override.input_line if override.is_sweep_override() else override.value()
-    value = value.text if isinstance(value, QuotedString) else value
-    if override.is_delete() or (isinstance(value, str) and "${" in value) or (key in _SHORT and value is None):
-        return
-    yield _SHORT.get(key, key), value
-    parts = groups.get(key)
-    inner = any(key_of(each).startswith(f"{key}.") for each in overrides)
-    if parts and inner and isinstance(value, str) and value not in parts:
-        part = parts.named_lazily().get(value)
-        for field in fields(part) if part else ():
-            default = field.default if field.default_factory is MISSING else field.default_factory()
-            if field.name != "name" and getattr(part, field.name) != default:
-                yield f"{key}.{field.name}", getattr(part, field.name)
+        key, value = override.key_or_group, override.input_line if override.is_sweep_override() else override.value()
+        value = value.text if isinstance(value, QuotedString) else value
+        if override.is_delete() or (isinstance(value, str) and "${" in value) or (key in _SHORT and value is None):
+            continue  # what depends on other keys may be the same
+        before, earlier = given.setdefault(_SHORT.get(key, key), (value, override))
+        if before is not value and before != value:  # nan is itself
+            shell = "put a URL with braces in quotes, or " if "://" in f"{value}" else ""
+            raise ConfigError(f"{override.input_line} contradicts {earlier.input_line}; {shell}drop one of them")
 
 
 def unset_replaced(tree: DictConfig, overrides: Sequence[str]) -> None:

@@ -14,16 +14,13 @@ from effloop import registry
 from effloop.config import guard, messages
 from effloop.config.compose import finish
 from effloop.config.hydra_setup import compose_tree
-from effloop.config.overrides import REMOVED, parsed, with_paths
+from effloop.config.overrides import PATHS, REMOVED, parsed, with_paths
 from effloop.config.schema import Config
 from effloop.data.remote.location import is_remote
 from effloop.errors import ConfigError, reason
 from effloop.registry import PartConfig
 from effloop.system.files import write_text
 from effloop.system.untrusted import read_yaml
-
-_PATHS = ("root", "val_root", "images", "labels", "colors", "index_dir", "download_dir")
-"""Keys of `data` that are paths."""
 
 
 def save(config: Config, path: Path) -> None:
@@ -35,18 +32,14 @@ def to_dict(config: Config) -> dict[str, Any]:
     """A config as plain dicts, lists and values, for a run folder or checkpoint; paths are made absolute."""
     plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
 
-    def make_absolute(tree: dict[str, Any], key: str, *, only_if_there: bool = False) -> None:
+    for each in PATHS - {"out"}:
+        group, _, key = each.rpartition(".")
+        tree = plain[group] if group else plain
         path = os.path.expanduser(tree.get(key) or "")
-        if path and not is_remote(path) and (os.path.exists(path) or not only_if_there):
+        # weights may be named, and data.root may be the name of a dataset
+        named = not os.path.exists(path) if group == "model" else each == "data.root" and not config.data.root_is_path
+        if path and not named and not is_remote(path):
             tree[key] = os.path.abspath(path)
-
-    for key in _PATHS:
-        if key != "root" or config.data.root_is_path:
-            make_absolute(plain["data"], key)
-    make_absolute(plain, "resume")
-    make_absolute(plain["distill"], "teacher")
-    for key in ("weights", "backbone_weights"):
-        make_absolute(plain["model"], key, only_if_there=True)  # else it is the name of pretrained weights
     return {str(key): value for key, value in plain.items()}
 
 
@@ -54,9 +47,6 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Load a config that `save` wrote, with overrides.
 
     The file is not trusted: plain YAML, no interpolations, parts only from the registries.
-
-    Raises:
-        ConfigError: the file is no such config, or an override is invalid.
     """
     try:
         plain = read_yaml(path)
@@ -68,11 +58,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
-    """A config from the values of `to_dict`, with overrides; `where` names it in errors.
-
-    Raises:
-        ConfigError: the values are no such config, or an override is invalid.
-    """
+    """A config from the values of `to_dict`, with overrides; `where` names it in errors."""
     registry.load_plugins()  # which may have one of the parts
     if isinstance(plain, dict):
         plain = _without_removed({"profile": {"name": "none"}, **plain})  # runs of earlier versions have no profile

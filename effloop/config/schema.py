@@ -31,11 +31,7 @@ from effloop.train.stopping import StopConfig
 
 
 def run_folder(out: str, name: str) -> str:
-    """The path of a run's folder, or of a sweep's: `name` is relative and stays below the folder `out`.
-
-    Raises:
-        ConfigError: `out` or the name isn't allowed.
-    """
+    """The path of a run's folder, or of a sweep's: `name` is relative and stays below the folder `out`."""
     path = Path(name)
     if not out:
         raise ConfigError("out: '' is not allowed; set a folder, e.g. out=outputs")

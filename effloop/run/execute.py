@@ -11,11 +11,7 @@ from effloop.run.training import is_done, train
 
 
 def run(spec: RunSpec) -> Path:
-    """Carry out a run, in this process or in the ranks that it asks for; returns its folder.
-
-    Raises:
-        EffLoopError: what one line explains.
-    """
+    """Carry out a run, in this process or in the ranks that it asks for; returns its folder."""
     if not spec.config.parallel.of_ranks or detect_launcher():
         return train(spec)
     if (start := spec.start) and start.is_file() and is_done(start, spec.config):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from effloop.run.spec import JobState, RunSpec, from_newest_checkpoint
 from effloop.runs.folder import TakenError, check_free, has_checkpoints
 from effloop.runs.reader import CONFIG, JOB, RunRecord, read_job_files, read_run
 from effloop.system import children
-from effloop.system.files import locked, numbered, remove_if_empty
+from effloop.system.files import numbered, remove_if_empty
 from effloop.system.openmp import with_limit
 from effloop.system.processes import (
     describe_process,
@@ -135,8 +134,7 @@ class JobRunner:
         parallel: whether jobs run side by side, so that their lines need a prefix.
         debug: show tracebacks.
         parent: PID of the process whose end ends this one, which is its child; 0 is none.
-        host: where the sweep was started.
-        threads: what its environment says there about threads; joblib and ray set variables of their own.
+        threads: the sweep's variables about threads, as joblib and ray set their own; None on another machine.
     """
 
     folder: str
@@ -147,8 +145,7 @@ class JobRunner:
     parallel: bool
     debug: bool
     parent: int
-    host: str
-    threads: Mapping[str, str]
+    threads: Mapping[str, str] | None
 
     def __call__(self, tree: DictConfig) -> float | None:
         """Run a job in a process of its own and wait for it; None if it failed, and job.json says why."""
@@ -162,19 +159,19 @@ class JobRunner:
         name = f"job {number} ({' '.join(own)})" if own else f"job {number}"
         earlier = self._earlier(number, own)
         if earlier and earlier.state in ("done", "pruned"):
-            _say(f"{name}: {earlier.state} already")
+            print(f"{name}: {earlier.state} already", flush=True)
             remove_if_empty(Path(hydra.runtime.output_dir))
             return earlier.value(self.objective)
         if is_stopping(Path(self.folder)):
             return None
-        _say(f"\n{name}{f', {number + 1} of {self.count}' if self.count else ''}")
+        print(f"\n{name}{f', {number + 1} of {self.count}' if self.count else ''}", flush=True)
         state = self._claim(number, own, Path(hydra.runtime.output_dir), earlier)
-        # Another process may be at it: a launcher's, which goes on when its sweep was killed, or `resume` of this job.
-        with locked(Path(state.folder)) as ours:
-            if not ours or not _is_free(Path(state.folder)):
-                print(f"effloop: {name}: a process of an earlier start is still at it", file=sys.stderr, flush=True)
-                return None
-            found = self._run(tree, task, state)
+        try:  # a launcher's process goes on when its sweep was killed, and `resume` may continue a job alone
+            check_free(Path(state.folder))
+        except TakenError as error:
+            print(f"effloop: {name}: {error}", file=sys.stderr, flush=True)
+            return None
+        found = self._run(tree, task, state)
         if found.state == "stopped":
             raise KeyboardInterrupt
         if found.state not in ("done", "pruned"):
@@ -247,24 +244,7 @@ class JobRunner:
 
     def environment(self) -> dict[str, str]:
         """A job's environment: with as many threads under any launcher, as their number changes results."""
-        if socket.gethostname() != self.host:  # a cluster's node has its own
+        if self.threads is None:
             return with_limit(os.environ)
         kept = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
         return with_limit({**kept, **self.threads})
-
-
-def _say(line: str) -> None:
-    """Print a line; where nobody reads it any more, that ends the sweep as Ctrl-C does."""
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        raise KeyboardInterrupt from None
-
-
-def _is_free(folder: Path) -> bool:
-    """Whether no process trains in a job's folder: `resume` may continue a job alone."""
-    try:
-        check_free(folder)
-    except TakenError:
-        return False
-    return True

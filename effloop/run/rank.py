@@ -51,12 +51,7 @@ _KEY = "start_timeout_s"  # of `parallel`
 
 
 def run_rank(scratch: str, spec: dict[str, Any]) -> None:
-    """Run a rank that `ranks.launch` has started; ends the process if anything fails.
-
-    Args:
-        scratch: the folder for messages to the launcher.
-        spec: a `RunSpec` as plain values.
-    """
+    """Run a rank that `ranks.launch` has started; ends the process if anything fails."""
     launcher = multiprocessing.parent_process()
     assert launcher is not None
     end_with_parent(launcher.pid or 0)
@@ -83,12 +78,7 @@ def run_rank(scratch: str, spec: dict[str, Any]) -> None:
 
 
 class RankSession:
-    """The ranks of a run, from their rendezvous on.
-
-    Args:
-        group: all ranks, and which one this is.
-        state: what an earlier start of the ranks has left.
-    """
+    """The ranks of a run, from their rendezvous on."""
 
     def __init__(self, group: RankGroup, state: RestartState) -> None:
         self._group, self._state, self._told = group, state, 0.0
@@ -107,11 +97,7 @@ class RankSession:
                 self._publish("failed")
 
     def run(self) -> None:
-        """Carry out what rank 0 has shared.
-
-        Raises:
-            EffLoopError: what one line explains; without text, rank 0 had no run to share, and has said why.
-        """
+        """Carry out what rank 0 has shared."""
         self._wait(lambda: self._group.store.check(["spec"]))
         spec = json.loads(self._group.store.get("spec"))
         if spec == "failed":
@@ -167,7 +153,9 @@ def rank_session(env: RankEnv, scratch: Path | None = None, timeout_s: float = 0
     session = None
     try:
         with interrupted_once(), ending_at_once(BEFORE, announce_end):
-            group = join(env, None if scratch else _facts(), timeout_s or _typed_timeout_s())
+            versions = {"effloop": effloop_version(), "python": platform.python_version()}
+            same = {**versions, "the arguments": shlex.join(sys.argv[1:])}  # on all ranks
+            group = join(env, None if scratch else same, timeout_s or _typed_timeout_s())
             if failed_for_good(group):  # an earlier start of the ranks
                 raise EffLoopError
             _share_cores(group, by_torchrun=by_torchrun)
@@ -232,12 +220,6 @@ def _typed_timeout_s() -> float:
     with suppress(ValueError, IndexError):  # a ConfigError later
         return max(1.0, float(typed[-1]))
     return START_TIMEOUT_S
-
-
-def _facts() -> dict[str, str]:
-    """What has to be the same on all ranks."""
-    versions = {"effloop": effloop_version(), "python": platform.python_version()}
-    return {**versions, "the arguments": shlex.join(sys.argv[1:])}
 
 
 def _share_cores(group: RankGroup, *, by_torchrun: bool) -> None:

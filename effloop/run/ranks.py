@@ -93,14 +93,7 @@ def _processes(device: str, wanted: int | None) -> int:
 
 
 class Agent(LocalElasticAgent):
-    """torch's agent, which starts and restarts ranks; reports those that a signal ends, as they can't themselves.
-
-    Args:
-        folder: for the reports.
-        processes: number of ranks.
-        max_restarts: starts after the first one.
-        spec: of the run.
-    """
+    """torch's agent, which starts and restarts ranks; reports those that a signal ends, as they can't themselves."""
 
     def __init__(self, folder: Path, processes: int, max_restarts: int, spec: RunSpec) -> None:
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGQUIT"  # the others go to the ranks, which save
@@ -154,17 +147,11 @@ def _run_dir(folder: Path, spec: RunSpec) -> Path | None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the loggers of torch's launcher: 20 lines of warnings and tracebacks for a killed rank."""
-    talkers = ("torch.distributed.elastic", "torch.multiprocessing")
-    names = [name for name in logging.root.manager.loggerDict if name.startswith(talkers)]
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(logging.NOTSET)
 
 
 class SignalForwarder:

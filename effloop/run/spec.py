@@ -74,7 +74,6 @@ class RunSpec:
 
 AUTO = "auto"
 """What `resume=` takes to start a run, or to resume it where it has been started."""
-_MOST_KEYS = 5
 _MEASURED = ("compile", "channels_last", "cudnn_benchmark")
 """Keys that a run folder has with the value that `auto` became."""
 
@@ -127,7 +126,8 @@ def planned(spec: RunSpec) -> RunSpec:
             check_free(spec.folder)
             check_no_run(spec.folder)
         return spec
-    if _stamped(spec):
+    typed = any(each.startswith("run=") and "${now" not in each for each in spec.overrides)
+    if TIMESTAMP.search(spec.folder.as_posix()) and not typed:  # each start has another one
         raise ConfigError(
             f"resume: auto finds the run by its name, and {spec.folder} is another one with each start; set run=NAME"
         )
@@ -151,12 +151,6 @@ def from_newest_checkpoint(spec: RunSpec) -> RunSpec:
     return replace(spec, overrides=[] if newest else spec.overrides, resume=True, checkpoint=newest)
 
 
-def _stamped(spec: RunSpec) -> bool:
-    """Whether the run's folder is named after the time, so that each start has another one."""
-    typed = [each for each in spec.overrides if each.startswith("run=") and "${now" not in each]
-    return bool(TIMESTAMP.search(spec.folder.as_posix())) and not typed
-
-
 def _check_same(begun: Config, now: Config, folder: Path) -> None:
     """Refuse to go on with other values than a run has."""
     trees = [configs.to_dict(begun), configs.to_dict(now)]
@@ -166,14 +160,12 @@ def _check_same(begun: Config, now: Config, folder: Path) -> None:
     differ = {key: values for key, values in differing_values(trees).items() if key not in (*PLACE, "optim.lr")}  # lr
     if not differ:
         return
-    shown = [
-        f"{key} ({format_value(one)} there, {format_value(other)} here)"
-        for key, (one, other) in [*differ.items()][:_MOST_KEYS]
-    ]
-    more = f" and {len(differ) - _MOST_KEYS} more" if len(differ) > _MOST_KEYS else ""
-    words = [f"{key}={format_value(values[1])}" for key, values in [*differ.items()][:_MOST_KEYS]]
+    shown = ", ".join(
+        f"{key} ({format_value(one)} there, {format_value(two)} here)" for key, (one, two) in differ.items()
+    )
+    words = [f"{key}={format_value(value)}" for key, (_, value) in differ.items()]
     raise ConfigError(
-        f"resume: {folder} was begun with other values: {', '.join(shown)}{more}; go on with these by "
+        f"resume: {folder} was begun with other values: {shown}; go on with these by "
         f"{PROGRAM} {shlex.join(['resume', str(folder), *words, *plugin_words()])}, or set run=ANOTHER_NAME"
     )
 

@@ -49,12 +49,6 @@ def should_prune(run_dir: Path, meter: Meter, epoch: int, epochs: int) -> bool:
     best score up to the epoch for the others, too, and also counts unfinished jobs. It reads the other jobs' folders,
     so it works with any launcher, for a grid and for a search. Only jobs that have evaluated the epoch are compared. A
     run without any finite score is the worst.
-
-    Args:
-        run_dir: the job's folder, next to those of the others.
-        meter: the validation score to compare.
-        epoch: how many of `epochs` have been trained and recorded.
-        epochs: of the run.
     """
     if epoch >= epochs or epoch < _WARM_UP * epochs:
         return False
@@ -91,15 +85,7 @@ _LEAST_TRAINED_S = 4.0
 
 
 def train(spec: RunSpec, state: RestartState | None = None) -> Path:
-    """Train a run, or what is left of one; returns its folder.
-
-    Args:
-        spec: of the run.
-        state: gets the run folder, for another start of the ranks.
-
-    Raises:
-        EffLoopError: what one line explains.
-    """
+    """Train a run, or what is left of one; returns its folder."""
     start = spec.start
     checkpoint = start if start and start.is_file() else None
     if checkpoint and is_done(checkpoint, spec.config):

@@ -83,7 +83,8 @@ def difference_tables(found: Sequence[RunRecord]) -> list[RenderableType]:
         "data": [_without(run.data, ()) for run in found],
         "result": [_result(run, found[0]) for run in found],
     }
-    names = _names(found)
+    names = [run.name for run in found]
+    names = names if len(set(names)) == len(names) else [str(run.path) for run in found]
     return [_difference_table(group, names, each) for group, each in trees.items()]
 
 
@@ -114,12 +115,6 @@ def _result(run: RunRecord, first: RunRecord) -> Tree:
         **{name: None if math.isnan(value) else f"{value:.6g}" for name, value in values.items()},
         "metrics.jsonl": lines,
     }
-
-
-def _names(found: Sequence[RunRecord]) -> list[str]:
-    """Short names if they are unique, else paths."""
-    names = [run.name for run in found]
-    return names if len(set(names)) == len(names) else [str(run.path) for run in found]
 
 
 def _without(tree: Tree, keys: Iterable[str]) -> Tree:

@@ -41,50 +41,32 @@ _KEPT = ("GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC
 
 def _git(folder: Path, settings: Sequence[tuple[str, str]], *words: str) -> bytes:
     """What `git WORDS` prints in a folder: no program that a configuration names, no network, no writing."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
     numbered = {f"GIT_CONFIG_KEY_{number}": key for number, (key, _) in enumerate(settings)}
     numbered |= {f"GIT_CONFIG_VALUE_{number}": value for number, (_, value) in enumerate(settings)}
     variables = {
-        **_without_gits(),
+        **kept,
         **numbered,
         "GIT_CONFIG_COUNT": str(len(settings)),
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_ATTR_NOSYSTEM": "1",
         "GIT_ALLOW_PROTOCOL": "none",
         "GIT_NO_LAZY_FETCH": "1",
         "GIT_OPTIONAL_LOCKS": "0",  # don't write to the repository
         "GIT_TERMINAL_PROMPT": "0",
     }
-    return _output(["git", "-C", str(folder), "--no-pager", *words], variables)
+    command, none = ["git", "-C", str(folder), "--no-pager", *words], subprocess.DEVNULL
+    return subprocess.run(
+        command, stdin=none, capture_output=True, timeout=_TIMEOUT_S, env=variables, check=True
+    ).stdout
 
 
 def _settings(folder: Path) -> list[tuple[str, str]]:
-    """Settings under which git runs no program: `_OFF`, and those that the checkout's own configuration calls for."""
-    command = ["git", "config", "--get-all", "-z", "safe.directory"]  # the user's, not the checkout's
-    trusted = _output(command, {**_without_gits(), "GIT_DIR": os.devnull}, allowed=(0, 1))
-    settings = [*_OFF.items(), *(("safe.directory", place) for place in _words(trusted))]
-    names = _words(_git(folder, settings, "config", "--list", "--name-only", "-z"))
+    """Settings under which git runs no program: `_OFF`, and those that configured filters call for."""
+    settings = [*_OFF.items()]
+    names = _git(folder, settings, "config", "--list", "--name-only", "-z").decode(errors="surrogateescape").split("\0")
     for each in sorted({name.rpartition(".")[0] for name in names if name.startswith("filter.")}):
         settings += [(f"{each}.{key}", "") for key in ("clean", "smudge", "process")]  # where a file is compared
         settings.append((f"{each}.required", "false"))
     return settings
-
-
-def _words(output: bytes) -> list[str]:
-    return output.decode(errors="surrogateescape").split("\0")[:-1]
-
-
-def _without_gits() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
-
-
-def _output(command: list[str], variables: dict[str, str], allowed: tuple[int, ...] = (0,)) -> bytes:
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, env=variables, check=False
-    )
-    if done.returncode not in allowed:
-        raise subprocess.CalledProcessError(done.returncode, command)
-    return done.stdout
 
 
 RECORDED_VARIABLES = tuple(
@@ -165,12 +147,7 @@ def find_checkouts(out: str = "outputs") -> dict[str, Checkout | None]:
 
 
 def describe_environment(checkouts: Mapping[str, Checkout | None], ranks: int = 1) -> dict[str, Any]:
-    """Packages, Python, commits, hardware and variables of this process, without the machine's name.
-
-    Args:
-        checkouts: from `find_checkouts`.
-        ranks: of the run, on all machines together.
-    """
+    """Packages, Python, commits, hardware and variables of this process, without the machine's name."""
     here, own = checkouts["git"], checkouts["effloop"]
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     plugins = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in plugin_files()}
@@ -228,16 +205,9 @@ def processor() -> str:
 
 
 def nvidia_driver() -> str | None:
-    """Version of NVIDIA's driver, from its kernel module, else from `nvidia-smi`, which takes a second."""
+    """Version of NVIDIA's driver, from its kernel module."""
     try:
         found = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", NVIDIA_MODULE.read_text())
     except OSError:
-        found = None
-    if found:
-        return found[1]
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout
-    except (OSError, subprocess.SubprocessError):
         return None
-    return output.partition("\n")[0] or None
+    return found[1] if found else None

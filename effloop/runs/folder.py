@@ -62,15 +62,9 @@ def lock(folder: Path, *, new: bool = False) -> None:
         return
     _close_in_children()
     try:
-        fd = _open(folder, os.O_RDWR | os.O_CREAT)
+        fd = _held[key] = _locked(folder, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise ConfigError(f"run: {describe_failure(folder / LOCK, error)}; set out=FOLDER") from None
-    try:
-        _refuse_owner(folder, _try(fd))
-        _held[key] = fd
-    finally:
-        if key not in _held:
-            os.close(fd)
     with suppress(OSError):  # a full disk: state.json says it, too
         os.ftruncate(fd, 0)
         os.pwrite(fd, (json.dumps(describe_process()) + "\n").encode(), 0)
@@ -89,48 +83,36 @@ def check_free(folder: Path) -> None:
     Raises:
         TakenError: one has it.
     """
-    if not folder.is_dir() or _key(folder) in _held:
-        return
-    try:
-        fd = _open(folder, os.O_RDONLY)
-    except OSError:  # no lock yet, or none that can be read: state.json may still tell
-        _refuse_owner(folder)
-        return
-    try:
-        _refuse_owner(folder, _try(fd))
-    finally:
-        os.close(fd)
+    if folder.is_dir() and _key(folder) not in _held:
+        try:
+            os.close(_locked(folder, os.O_RDONLY))
+        except OSError:  # no lock yet, or none that can be read: state.json may still tell
+            _refuse_owner(folder)
 
 
-def _refuse_owner(folder: Path, locked: bool | None = True) -> None:
+def _refuse_owner(folder: Path, *, locked: bool = True) -> None:
     """Refuse a folder that another process has locked, or is said to train in by state.json."""
     state = _read(folder / STATE)
     alive = state.get("state") == "running" and state.get("pid") != os.getpid() and is_alive(state)
-    owner = state if locked else _read(folder / LOCK) or state
-    who = f"process {owner.get('pid', 'unknown')} on {owner.get('host', 'an unknown machine')}"
-    if locked is False or alive:
+    if not locked or alive:
+        owner = state if locked else _read(folder / LOCK) or state
+        who = f"process {owner.get('pid', 'unknown')} on {owner.get('host', 'an unknown machine')}"
         raise TakenError(f"run: {folder} is being trained by {who}; wait for its end, or end it")
-    if locked is None and alive is None:  # on another machine
-        raise TakenError(
-            f"run: {folder} is being trained by {who}, as its {STATE} says, and its file system has no locks, which "
-            f"would tell; if that process has ended, delete {folder / STATE}"
-        )
 
 
-def _try(fd: int) -> bool | None:
-    """Whether this process could lock an open file; None if its file system has no locks."""
-    try:
-        return try_lock(fd, _PATIENCE_S)
-    except OSError:
-        return None
-
-
-def _open(folder: Path, flags: int) -> int:
-    """The lock's file, opened without waiting or following a link."""
+def _locked(folder: Path, flags: int) -> int:
+    """The lock's file, opened without waiting or following a link, that no other process has locked."""
     fd = os.open(folder / LOCK, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(0, "it is not a regular file")
+        locked = True
+        with suppress(OSError):  # its file system has no locks
+            locked = try_lock(fd, _PATIENCE_S)
+        _refuse_owner(folder, locked=locked)
+    except (OSError, TakenError):
         os.close(fd)
-        raise OSError(0, "it is not a regular file")
+        raise
     return fd
 
 
@@ -252,11 +234,7 @@ def _clear(folder: Path) -> None:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Around writing to a run folder: one line where that fails.
-
-    Raises:
-        ConfigError: with the file, and why.
-    """
+    """Around writing to a run folder: one line where that fails."""
     try:
         yield
     except OSError as error:
@@ -380,11 +358,7 @@ def read_overrides(run_dir: Path) -> list[str]:
 
 
 def read_resumes(run_dir: Path) -> list[dict[str, Any]]:
-    """The entries of resumed.json: each has `epoch`, `overrides`, `differs`.
-
-    Raises:
-        ConfigError: it can't be read.
-    """
+    """The entries of resumed.json: each has `epoch`, `overrides`, `differs`."""
     path = run_dir / RESUMED
     try:
         found = read_json(path)

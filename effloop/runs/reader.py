@@ -111,7 +111,7 @@ class RunRecord:
     def efficiency(self) -> Mapping[str, Any]:
         """efficiency.json, read when it is first asked for; {} if there is none, or it can't be read."""
         try:
-            found: Mapping[str, Any] = _read(self.path / "efficiency.json")
+            found: Mapping[str, Any] = read_file(self.path / "efficiency.json")
             return found
         except ConfigError:  # beside the run: no reason to show nothing
             return {}
@@ -144,11 +144,7 @@ def meters_of_runs(runs: Sequence[RunRecord]) -> tuple[Meter, ...]:
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read a run folder; the run may be unfinished, failed or killed.
-
-    Raises:
-        ConfigError: it isn't a run folder, or a file in it can't be read.
-    """
+    """Read a run folder; the run may be unfinished, failed or killed."""
     if (path / SWEEP).is_file():
         raise ConfigError(f"'{path}' is the folder of a sweep, not of a run; name one of its jobs, e.g. {path}/0")
     if not (path / CONFIG).is_file() and not (path / JOB).is_file():
@@ -157,15 +153,15 @@ def read_run(path: Path) -> RunRecord:
     job = _read_job_file(path / JOB)
     return RunRecord(
         path=path,
-        config=_read(path / CONFIG),
-        overrides=job.get("overrides") or _read(path / "overrides.yaml", list),
-        environment=_read(path / "environment.json"),
-        data=_read(path / "data.json"),
-        summary=_read(path / "summary.json"),
+        config=read_file(path / CONFIG),
+        overrides=job.get("overrides") or read_file(path / "overrides.yaml", list),
+        environment=read_file(path / "environment.json"),
+        data=read_file(path / "data.json"),
+        summary=read_file(path / "summary.json"),
         metrics=read_jsonl(path / "metrics.jsonl"),
         perf=read_jsonl(path / "perf.jsonl"),
         job=job,
-        process=_read(path / STATE),
+        process=read_file(path / STATE),
     )
 
 
@@ -177,7 +173,7 @@ def read_job_files(sweep: Path) -> dict[Path, dict[str, Any]]:
 
 def unstarted_jobs(sweep: Path) -> int:
     """How many jobs of a sweep haven't started; 0 for a run's folder, and for a search, whose number isn't known."""
-    return max(0, int(_read(sweep / SWEEP).get("jobs", 0)) - len(read_job_files(sweep)))
+    return max(0, int(read_file(sweep / SWEEP).get("jobs", 0)) - len(read_job_files(sweep)))
 
 
 def read_jobs(sweep: Path) -> list[RunRecord]:
@@ -186,11 +182,7 @@ def read_jobs(sweep: Path) -> list[RunRecord]:
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunRecord]:
-    """The runs in run folders and sweep folders.
-
-    Raises:
-        ConfigError: a folder is neither, or of a sweep without jobs.
-    """
+    """The runs in run folders and sweep folders."""
     found: list[RunRecord] = []
     for path in paths:
         jobs = read_jobs(path) if (path / SWEEP).is_file() else [read_run(path)]
@@ -219,7 +211,7 @@ def differing_values(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
 
 
-def _read(path: Path, kind: type = dict) -> Any:
+def read_file(path: Path, kind: type = dict) -> Any:
     """The contents of a JSON or YAML file, of type `kind`; empty if there is no file."""
     try:
         found = read_json(path) if path.suffix == ".json" else read_yaml(path) or kind()
@@ -233,7 +225,7 @@ def _read(path: Path, kind: type = dict) -> Any:
 
 
 def _read_job_file(path: Path) -> dict[str, Any]:
-    job: dict[str, Any] = _read(path)
+    job: dict[str, Any] = read_file(path)
     if path.is_file() and not {"number", "state"} <= job.keys():
         raise ConfigError(f"{path} has no number and state; it was not written by EffLoop, or is damaged")
     return job

@@ -13,14 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from hydra.core.config_store import ConfigStore
 from runs import call, train
 
 import effloop
 from effloop.cli.command import options_of, parse
 from effloop.cli.main import MODULES, command_named, main
-from effloop.config import compose
-from effloop.config.hydra_setup import application
 from effloop.inference.trained import Trained
 from effloop.optim import optimizers, schedules
 from effloop.parallel import parallels
@@ -198,14 +195,6 @@ class TestEval:
         assert not list(here.iterdir())
 
 
-def test_import_is_light(tmp_path: Path) -> None:
-    heavy = ("tensorboard", "timm", "torchvision.models", "nvidia.dali", "albumentations", "matplotlib", "pandas")
-    code = f"import sys; sys.path.insert(0, {str(Path(effloop.__file__).parents[1])!r})\n"
-    code += f"import effloop, effloop.cli; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
 def test_nothing_that_runs_what_it_reads() -> None:
     forbidden = re.compile(
         r"pickle\.loads?\(|(?<![.\w])eval\(|(?<![.\w])exec\(|yaml\.load\(|weights_only=False|shell=True|allow_pickle=True|os\.(system|popen)\("
@@ -217,14 +206,6 @@ def test_nothing_that_runs_what_it_reads() -> None:
         if forbidden.search(line)
     ]
     assert not found
-
-
-def test_compose_inside_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job in the sweep's process composes again where its task chooses the model."""
-    monkeypatch.chdir(tmp_path)
-    with application([]):
-        assert compose(["task=segmentation"]).model.name == "unet"
-    assert not hasattr(ConfigStore, "__deepcopy__")
 
 
 @pytest.mark.nightly

@@ -16,7 +16,7 @@ import pytest
 import runs as of_runs
 from kills_train import Runs, campaign, check_same, global_order, parallel
 from ranks import all_gone, done, pids, started, wait_until
-from runs import TINY, composed, rows
+from runs import TINY, composed
 
 import effloop
 from effloop.checkpoint import files
@@ -298,27 +298,3 @@ def test_other_ranks_go_on_in_the_same_order(runs: Runs, monkeypatch: pytest.Mon
     assert "other topology: 1 ranks then, 2 now: same sample order, other sums" in log
     order = [global_order(folder) for folder in (runs.folder / "other", runs.reference(2))]
     assert order[0] == order[1]
-
-
-RECIPES = ((), WORDS[:4], ("data.balance=0.5", "schedule=cosine"), ("progressive=[16,24]", "stop.patience=5"))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("engine", ["inline", "threads", "processes", "dali"])
-@pytest.mark.parametrize("words", RECIPES, ids=str)
-def test_every_engine(photos: Path, here: Path, engine: str, words: tuple[str, ...]) -> None:
-    """Stopped after the first update and after the last but one of the second epoch."""
-    if engine == "dali":
-        pytest.importorskip("nvidia.dali")
-    words = (*words, f"engine={engine}", "num_workers=1")
-    assert train(photos, "run=x", *words) == 0
-    reference = (here / "outputs").rename(here / "reference")
-    (here / "ours").mkdir()
-    updates = rows(reference / "x")[-1]["step"] // 2
-    with signalled(1):
-        preempted(photos, *words)
-    with signalled(2 * updates - 1):
-        assert main(["resume", "outputs/x"]) == 75
-    assert main(["resume", "outputs/x"]) == 0
-    (here / "reference").rename(here / "ours" / "outputs")
-    check_same(here, here / "ours")

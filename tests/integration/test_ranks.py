@@ -49,17 +49,6 @@ def test_it_starts_its_ranks_and_leaves_one_run_folder(by_two: tuple[Path, str, 
     assert json.loads((folder / "outputs" / "run" / "summary.json").read_text())
 
 
-@pytest.mark.nightly
-def test_it_is_replayed_by_as_many_to_the_bit(by_two: tuple[Path, str, str], tmp_path: Path) -> None:
-    run = by_two[0] / "outputs" / "run"
-    code, out, err = done(started([sys.executable, "-m", "effloop", "replay", str(run), "run=again"], tmp_path))
-    assert (code, err) == (0, "")
-    assert out.startswith(f"replay of {run}: nothing differs\n")
-    assert out.endswith(f"\nmetrics.jsonl: bit-identical, {len(rows(run))} lines\n")
-    config = yaml.safe_load((tmp_path / "outputs/again/config.yaml").read_text())
-    assert config["parallel"]["processes"] == 2  # though torchrun might have started them
-
-
 def test_it_computes_what_one_process_does_with_the_global_batch(
     by_two: tuple[Path, str, str], photos: Path, here: Path
 ) -> None:
@@ -135,22 +124,6 @@ def test_a_loader_in_a_script_of_ones_own_has_its_ranks_part(photos: Path, tmp_p
     assert first[0] != first[1]
 
 
-@pytest.mark.nightly
-def test_a_trainer_in_a_script_of_ones_own_is_one_of_its_ranks(photos: Path, tmp_path: Path) -> None:
-    overrides = [f"data.root={photos}", *(word for word in DDP if word != "parallel=ddp")]
-    script = """
-        import effloop, torch.distributed as dist
-        trainer = effloop.build_trainer(effloop.compose({overrides}))
-        trainer.fit()
-        sizes = [None] * 2
-        dist.all_gather_object(sizes, trainer.parallel.world_size)
-        print(*sizes)  # and ends without trainer.parallel.close()
-    """
-    ended = run_script(script.format(overrides=overrides), tmp_path)
-    assert [(code, out.splitlines()[-1]) for code, out, _ in ended] == [(0, "2 2")] * 2, ended
-    assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["run"]
-
-
 def test_a_rank_does_not_train_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment(0, 2, 29500).items():
         monkeypatch.setenv(name, value)
@@ -169,16 +142,6 @@ def test_torchrun_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp
     assert rows(run) == rows(by_two[0] / "outputs" / "run")
     assert yaml.safe_load((run / "overrides.yaml").read_text())[-1] == "parallel=ddp"
     assert out.count("run: ") == 1
-
-
-@pytest.mark.nightly
-def test_torchrun_and_a_config_that_cant_be_taken(tmp_path: Path) -> None:
-    args = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    args += ["-m", "effloop", "parallel=none"]
-    code, out, err = done(started(args, tmp_path))
-    assert code == 1
-    assert (out + err).count("effloop: parallel=none: this is one of several ranks") == 1  # nor is it tried again
-    assert not (tmp_path / "outputs").exists()
 
 
 def slurm(rank: int, port: int) -> dict[str, str]:
@@ -284,26 +247,6 @@ def test_a_stopped_rank_is_named(long: list[str], tmp_path: Path) -> None:
     assert f"(pid {pid}) has not answered for 3 s: the others wait for it" in line
     assert line.endswith(f"resume with: {PROGRAM} resume outputs/run")
     assert all_gone(process.pid)
-
-
-@pytest.mark.nightly
-def test_a_bug_in_a_rank(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "buggy.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from effloop.model import ModelConfig, models\n"
-        "@dataclass\n"
-        "class BuggyConfig(ModelConfig):\n    pass\n"
-        "@models.register('buggy', BuggyConfig)\n"
-        "def buggy(config, num_classes):\n    return 1 / 0\n"
-    )
-    words = [word for word in DDP if not word.startswith("model.")]
-    code, _, err = done(
-        started(["effloop", "plugins=[buggy.py]", f"data.root={photos}", *words, "model=buggy"], tmp_path)
-    )
-    assert code == 70, err
-    assert "Traceback" in err
-    last = r"effloop: rank \d on \S+: bug: ZeroDivisionError: division by zero; please report it with the lines above"
-    assert re.fullmatch(last, err.splitlines()[-1])
 
 
 SLOW = """

@@ -101,27 +101,6 @@ def test_what_differs_is_named_before_the_start(run: Path, capsys: pytest.Captur
     assert "\nmetrics.jsonl: line 1 differs\n" in after
 
 
-@pytest.mark.slow
-def test_a_changed_file_is_named_before_the_start(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = Path(shutil.copytree(photos, here / "data"))
-    assert train(data, "run=x", "epochs=1") == 0
-    shutil.copyfile(data / "train/a/000.jpg", data / "train/b/001.jpg")  # which leaves its folder's time as it was
-    capsys.readouterr()
-    assert main(["replay", "outputs/x"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("replay of outputs/x, what differs:\n  data: files changed since then: train/b/001.jpg\n")
-    assert "metrics.jsonl: line " in out
-
-    for name in "01234567":
-        shutil.copyfile(data / "train/a/000.jpg", data / f"train/a/{name}.jpg")
-    *_, counted, changed = replay.find_differences(
-        read_run(Path("outputs/x")), configs.load(Path("outputs/x/config.yaml"), ["data.root=data"])
-    )
-    assert counted.startswith("train: 40 samples, 30,")
-    assert ", 48 samples, " in counted.replace("then", "")
-    assert changed.endswith(": train/a/0.jpg, train/a/1.jpg, train/a/2.jpg, train/a/3.jpg, train/a/4.jpg and 4 more")
-
-
 @pytest.mark.nightly
 def test_what_a_run_began_from(original: Path, photos: Path, here: Path) -> None:
     shutil.copytree(original, "earlier")

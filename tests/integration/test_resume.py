@@ -255,7 +255,7 @@ class TestUntrusted:
     @pytest.mark.parametrize(
         ("old", "new", "words"),
         [
-            ("device: auto", "device: !!python/object/apply:os.mkdir [pwned]", "not a config that EffLoop wrote"),
+            ("device: auto", "device: ${oc.env:HOME}", "holds an interpolation"),
             ("  name: cnn", "  name: os.system", "model: the run's 'os.system' is not here"),
             ("epochs: 3", "epohs: 3", "'epohs' is not a key"),
             ("data:\n", "date:\n", "not a config that EffLoop wrote"),

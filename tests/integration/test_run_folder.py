@@ -26,7 +26,6 @@ import effloop
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.errors import PROGRAM, ConfigError
-from effloop.runs import folder as locks
 from effloop.runs.folder import LOCK, TakenError, check_free, claim_run_dir, lock, read_overrides, unlock
 from effloop.runs.reader import read_run
 
@@ -221,19 +220,6 @@ class TestLock:
         finally:
             os.kill(child, signal.SIGKILL)
 
-    def test_a_file_system_without_locks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def none(fd: int, wait_s: float) -> bool:
-            raise OSError(38, "Function not implemented")
-
-        monkeypatch.setattr(locks, "try_lock", none)
-        state = {"state": "running", "pid": 1, "host": "another", "started": ["a", "b", 1]}
-        (tmp_path / "state.json").write_text(json.dumps(state))
-        with pytest.raises(TakenError, match=r"process 1 on another, .*delete .*state\.json"):
-            lock(tmp_path)
-        (tmp_path / "state.json").write_text(json.dumps({**state, "state": "stopped"}))
-        lock(tmp_path)
-        unlock(tmp_path)
-
 
 def test_what_a_start_has_left_that_was_killed(here: Path) -> None:
     folder = here / "outputs/x"
@@ -311,52 +297,6 @@ def test_a_second_one(here: Path, photos: Path, capsys: pytest.CaptureFixture[st
     assert read_run(run).state == "killed"
     lock(run)
     unlock(run)
-
-
-@pytest.mark.nightly
-def test_a_job_that_goes_on_alone(
-    here: Path, photos: Path, forked_jobs: None, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The sweep sees it, and leaves it alone."""
-    typed = words(photos, "-m", "seed=2", "epochs=1", "sweep.resume=true", "record.tensorboard=false")
-    assert main(typed) == 0
-    job = here / "outputs/multirun/x/0"
-    state = json.loads((job / "job.json").read_text())
-    (job / "job.json").write_text(json.dumps({**state, "state": "stopped"}))
-    with start("resume", str(job), "epochs=4000", cwd=here) as alone:
-        while len(rows(job)) < 6:
-            assert alone.poll() is None, alone.communicate()
-            time.sleep(0.01)
-        assert main(typed) == 2
-        assert "job 0: a process of an earlier start is still at it" in capfd.readouterr().err
-        assert alone.poll() is None
-        os.killpg(alone.pid, signal.SIGKILL)
-        alone.communicate()
-
-
-@pytest.mark.nightly
-def test_several_at_once(here: Path, photos: Path) -> None:
-    """Of three that begin, and of three that go on, one trains."""
-    typed = words(photos, "epochs=4000", "resume=auto", "record.console=false")
-    for _ in range(2):
-        processes = [start(*typed, cwd=here) for _ in range(3)]
-        until = time.monotonic() + 120
-        while sum(process.poll() is None for process in processes) > 1:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        (alive,) = (process for process in processes if process.poll() is None)
-        try:
-            for process in processes:
-                if process is not alive:
-                    err = process.communicate()[1]
-                    assert process.returncode == 2
-                    assert f"outputs/x is being trained by process {alive.pid} on " in err
-                    assert err.count("\n") == 1
-            while not (here / "outputs/x/checkpoints/last.ckpt").exists():
-                time.sleep(0.01)
-        finally:
-            os.killpg(alive.pid, signal.SIGKILL)
-            alive.communicate()
 
 
 KILLED = """

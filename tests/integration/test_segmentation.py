@@ -6,7 +6,6 @@ import csv
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ import effloop
 from effloop.batch import ImageSize
 from effloop.checkpoint import files
 from effloop.cli.main import main
-from effloop.config.compose import compose_runs
 from effloop.errors import DataError
 from effloop.inference.trained import Trained
 from effloop.record.grid import PALETTE, Layout, draw, overlay
@@ -48,26 +46,6 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     more = ("optim.ema=0.5", "accumulate=2", "precision=bf16", "task.class_weights=balanced", "schedule=poly")
     assert main(["train", *words(root, f"out={out}", "run=run", "task=segmentation", *more)]) == 0
     return out / "run"
-
-
-@pytest.mark.nightly
-def test_keys_of_the_task_that_follows(root: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the default task's names, too, and of the model; what the task hasn't is the default task's."""
-
-    def composed(*words: str) -> tuple[Any, str]:
-        config = effloop.compose([f"data.root={root}", *words])
-        return config.task, config.model.name
-
-    task, model = composed("task.class_weights=balanced")
-    assert (task.name, task.class_weights, model) == ("segmentation", "balanced", "unet")
-    task, model = composed("task.class_weights=[1,2,3]", "task.loss={focal:1,dice:1}", "model.depth=2")
-    assert (task.name, task.class_weights, task.loss) == ("segmentation", [1, 2, 3], {"focal": 1, "dice": 1})
-    assert composed("model.depth=2", "augment.ops.flip.p=0.1")[1] == "unet"
-    assert composed("task.label_smoothing=0.1")[0].name == "classification"
-    runs = [*compose_runs([f"data.root={root}", "-m", "task.class_weights=null,balanced", "model.depth=2,3"])]
-    assert [each.config.task.class_weights for each in runs] == [None, None, "balanced", "balanced"]  # type: ignore[attr-defined]
-    assert main([f"data.root={root}", "task.label_smoothing=0.1", "batch_size=4"]) == 2
-    assert "set task=segmentation" in capsys.readouterr().err
 
 
 def test_eval_of_mirror_images_and_of_windows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,14 +91,6 @@ def test_the_same_every_time(here: Path, photos: Path) -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_one_picture_for_each_job_of_a_sweep(here: Path, photos: Path) -> None:
-    assert show(photos, "-m", "run=x", "samples=2", "epochs=2", "augment.ops.flip.p=0,1") == 0
-    for job, chance in enumerate((0, 1)):
-        check_tiles(
-            picture(here / f"outputs/multirun/x/{job}"), loader(photos, f"augment.ops.flip.p={chance}"), [0, 39], 2
-        )
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -106,6 +98,7 @@ def test_one_picture_for_each_job_of_a_sweep(here: Path, photos: Path) -> None:
         (["samples"], "show: 'samples' has no value; set samples=8 or drop it"),
         (["samples=65"], "samples: '65' is not allowed; set a whole number from 1 to 64"),
         (["sampels=3"], "'sampels'"),
+        (["-m", "seed=1,2"], "show: a picture is of a single run; leave out -m"),
         (
             ["image_size=600", "samples=64", "epochs=64"],
             "samples: 40 x 64 epochs of image_size=600 are, with their names, 933.3 million pixels; at most 80 are",
@@ -119,14 +112,6 @@ def test_refusals(here: Path, photos: Path, args: list[str], words: str, capsys:
     assert err.count("\n") == 1
     assert out == ""
     assert not (here / "outputs").exists()
-
-
-def test_a_name_that_is_taken(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show(photos, "run=x", "samples=2") == 0
-    before = picture(here / "outputs/x")
-    assert show(photos, "run=x", "samples=3") == 2
-    assert "outputs/x holds a run already" in capsys.readouterr().err
-    assert np.array_equal(picture(here / "outputs/x"), before)
 
 
 def test_a_sample_that_cannot_be_decoded(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ from runs import TINY, once, rows, train
 
 import effloop
 from effloop.cli.main import main
-from effloop.config.compose import compose_runs
 from effloop.data.source import table_source
 from effloop.errors import ConfigError
 
@@ -82,32 +81,16 @@ def test_a_chosen_task_says_what_targets_are(photos: Path, tmp_path: Path) -> No
     assert composed(root, "data.targets=numbers") == ("regression", "numbers")
     assert composed(photos, "task=regression") == ("regression", None)
     assert composed(photos) == ("classification", None)
-
-
-@pytest.mark.nightly
-def test_a_key_of_the_task_that_follows(
-    photos: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    numbers = table(photos, tmp_path / "t.csv", label=lambda name, index: index / 8)
-    flags = table(photos, tmp_path / "f.csv", label=lambda name, index: f"{name}|{index % 4}")
-    assert composed(numbers, "task.loss=huber")[0] == "regression"
-    assert composed(flags, "task.loss=asl", "task.gamma_neg=2")[0] == "multilabel"
-    with pytest.raises(ConfigError, match=r"task\.label_smoothing"):  # of the default task, for which it was chosen
-        composed(numbers, "task.label_smoothing=0.1", "task.loss=huber")
-    with pytest.raises(ConfigError, match=r"'task\.loss' is not a key of the task chosen"):
-        composed(photos, "task.loss=huber")
-    words = [f"data.root={numbers}", "-m", "task.loss=huber,l1"]
-    assert [each.config.task.name for each in compose_runs(words)] == ["regression"] * 2
-    assert main([f"data.root={numbers}", "task.loss=l1", "--cfg", "job"]) == 0
-    assert "\n  loss: l1\n" in capsys.readouterr().out
-    assert train(numbers, "task.loss=l1", "run=run", "epochs=1") == 0
-    assert "- task=regression\n" in overrides_of(here / "outputs/run")
+    with pytest.raises(
+        ConfigError, match=r"'task\.loss' is not a key of the task chosen; task=multilabel, task=regression"
+    ):
+        composed(root, "task.loss=huber")
 
 
 @pytest.mark.slow  # two jobs, each a process
 def test_a_sweep_over_tables(photos: Path, here: Path, tmp_path: Path, forked_jobs: None) -> None:
     numbers = table(photos, tmp_path / "n.csv", label=lambda name, index: index / 8)
-    words = [*TINY, "epochs=1", "seed=1,2", "task.loss=l1", "run=sweep"]
+    words = [*TINY, "epochs=1", "seed=1,2", "run=sweep"]
     assert main(once("-m", f"data.root={numbers}", *words)) == 0
     jobs = [here / f"outputs/multirun/sweep/{number}" for number in range(2)]
     assert all("r2" in json.loads((job / "summary.json").read_text())["best"] for job in jobs)

@@ -71,16 +71,6 @@ def test_what_was_changed_can_be_applied(repo: Path, tmp_path: Path) -> None:
         assert (tmp_path / "clean" / name).read_bytes() == (repo / name).read_bytes()
 
 
-def test_the_users_settings_of_git_change_nothing(repo: Path) -> None:
-    (repo / "a.py").write_text("two\n")
-    (repo / "new.py").touch()
-    found = find_checkout(repo / "sub")
-    for key, value in {"noprefix": "true", "relative": "true", "context": "0", "external": "false"}.items():
-        git(repo, "config", f"diff.{key}", value)
-    git(repo, "config", "status.showUntrackedFiles", "no")
-    assert find_checkout(repo / "sub") == found
-
-
 def test_a_package_twice_is_the_one_that_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, version in {"first": "1.0", "second": "2.0", "_vendor": "3.0"}.items():
         monkeypatch.syspath_prepend(tmp_path / folder)
@@ -88,17 +78,6 @@ def test_a_package_twice_is_the_one_that_is_imported(tmp_path: Path, monkeypatch
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: Some\nVersion: {version}\n")
     assert environment.describe_environment({"git": None, "effloop": None})["packages"]["some"] == "2.0"
-
-
-def test_changes_are_told_apart(repo: Path) -> None:
-    hashes = []
-    for text in ("two\n", "three\n", "two\n"):
-        (repo / "a.py").write_text(text)
-        found = find_checkout(repo)
-        assert found is not None
-        assert found.facts["dirty"]
-        hashes.append(found.facts["changes"])
-    assert hashes[0] == hashes[2] != hashes[1]
 
 
 def test_a_huge_change_is_cut(repo: Path) -> None:
