@@ -107,54 +107,30 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two packages: a source that has a YAML file of its own, a decoder that has none."""
-    place = tmp_path_factory.mktemp("place")
+def test_packages(tmp_path: Path) -> None:
+    """A source that has a YAML file of its own, and can be cached and converted; a decoder that has none."""
     yaml_file = "# Stripes, 32 of them.\ndefaults: [stripes_schema, _self_]\ncount: 32\n"
-    install(place / "site", "stripes_for_effloop", {"__init__.py": SOURCE, "configs/data/stripes.yaml": yaml_file})
-    install(place / "site", "negative_for_effloop", {"__init__.py": DECODER})
-    return place
-
-
-@pytest.fixture(scope="module")
-def said(place: Path) -> dict[str, tuple[int, str, str]]:
-    """Exit code, standard output and standard error of each of the commands, in that folder."""
-    places = os.pathsep.join([str(place / "site"), str(Path(effloop.__file__).parents[1])])
+    install(tmp_path / "site", "stripes_for_effloop", {"__init__.py": SOURCE, "configs/data/stripes.yaml": yaml_file})
+    install(tmp_path / "site", "negative_for_effloop", {"__init__.py": DECODER})
+    places = os.pathsep.join([str(tmp_path / "site"), str(Path(effloop.__file__).parents[1])])
     command = [sys.executable, "-c", SCRIPT, json.dumps([*COMMANDS.values()])]
     environment = {**os.environ, "PYTHONPATH": places}
-    out = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=True).stdout
-    return dict(zip(COMMANDS, map(tuple, json.loads(out)), strict=True))
+    out = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    said = dict(zip(COMMANDS, json.loads(out), strict=True))
 
-
-@pytest.mark.slow
-def test_a_source_of_four_methods_can_be_converted(said: dict[str, tuple[int, str, str]]) -> None:
-    code, _, err = said["converted"]
-    assert (code, err) == (0, "")
-
-
-def test_trains_with_a_source_that_is_cached_and_a_decoder(said: dict[str, tuple[int, str, str]], place: Path) -> None:
-    code, out, err = said["train"]
-    assert (code, err) == (0, "")
-    assert "32 images in 2 classes, stripes:train" in out
-    config = yaml.safe_load((place / "outputs/x/config.yaml").read_text())
+    lines = [line.split(maxsplit=2) for line in said["list"][1].splitlines()]
+    assert ["data", "stripes", "Stripes, 32 of them."] in lines
+    assert ["decode", "negative", "Pillow's pixels, dark for light."] in lines
+    line = "effloop: 'decode.whte' is not a key of the config; did you mean 'decode.white'?\n"
+    assert said["mistyped"] == [2, "", line]
+    for name in ("converted", "train"):
+        assert (said[name][0], said[name][2]) == (0, "")
+    assert "32 images in 2 classes, stripes:train" in said["train"][1]
+    config = yaml.safe_load((tmp_path / "outputs/x/config.yaml").read_text())
     assert config["data"]["count"] == 32
     common = {"region": True, "dct_scaling": False, "max_pixels": 178_956_970, "exif": False, "window": None}
     assert config["decode"] == {"name": "negative", "white": 254, **common}
-    assert (place / "outputs/x/checkpoints/best.ckpt").is_file()
-
-
-def test_is_listed(said: dict[str, tuple[int, str, str]]) -> None:
-    out = said["list"][1]
-    lines = [line.split(maxsplit=2) for line in out.splitlines()]
-    assert ["data", "stripes", "Stripes, 32 of them."] in lines
-    assert ["decode", "negative", "Pillow's pixels, dark for light."] in lines
-
-
-def test_mistyped_key_of_a_plugin(said: dict[str, tuple[int, str, str]]) -> None:
-    code, _, err = said["mistyped"]
-    assert code == 2
-    assert err == "effloop: 'decode.whte' is not a key of the config; did you mean 'decode.white'?\n"
+    assert (tmp_path / "outputs/x/checkpoints/best.ckpt").is_file()
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,10 @@ def by_two(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return folder, out, err
 
 
-def test_it_starts_its_ranks_and_leaves_one_run_folder(by_two: tuple[Path, str, str]) -> None:
+def test_ranks_compute_what_one_process_does_with_the_global_batch(
+    by_two: tuple[Path, str, str], photos: Path, here: Path
+) -> None:
+    """And leave one run folder, and nothing else."""
     folder, out, err = by_two
     assert not list(folder.glob("effloop-ranks-*"))
     assert [path.name for path in (folder / "outputs").iterdir()] == ["run"]
@@ -47,13 +50,8 @@ def test_it_starts_its_ranks_and_leaves_one_run_folder(by_two: tuple[Path, str, 
     assert out.count("run: ") == 1
     assert err == ""
     assert json.loads((folder / "outputs" / "run" / "summary.json").read_text())
-
-
-def test_it_computes_what_one_process_does_with_the_global_batch(
-    by_two: tuple[Path, str, str], photos: Path, here: Path
-) -> None:
     assert train(photos, *RUN, "batch_size=8") == 0
-    assert_alike(by_two[0] / "outputs" / "run", here / "outputs" / "run")
+    assert_alike(folder / "outputs" / "run", here / "outputs" / "run")
 
 
 def assert_alike(run: Path, wanted: Path) -> None:

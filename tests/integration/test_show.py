@@ -82,13 +82,12 @@ def test_overrides(here: Path, photos: Path, override: str) -> None:
 
 def test_the_same_every_time(here: Path, photos: Path) -> None:
     args = ("samples=3", "epochs=3", "augment.mixup=1")
-    for run in ("x", "y"):
-        assert show(photos, *args, f"run={run}") == 0
+    assert show(photos, *args, "run=x") == 0
     code, out, err = call("show", f"data.root={photos}", "image_size=40", "run=z", "num_workers=2", *args, cwd=here)
     assert (code, err) == (0, "")
     assert out.startswith("outputs/z/samples.png: 3 x 3 images of 40 pixels")
-    found = [(here / "outputs" / run / "samples.png").read_bytes() for run in "xyz"]
-    assert found[0] == found[1] == found[2]
+    found = [(here / "outputs" / run / "samples.png").read_bytes() for run in "xz"]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
