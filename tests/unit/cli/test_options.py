@@ -75,7 +75,10 @@ def test_other_words_are_left_over_in_their_order() -> None:
         ([], f"go needs RUN; see {PROGRAM} go --help"),
         (["size=3"], f"go needs RUN; see {PROGRAM} go --help"),
         (["-m", "x"], f"go needs RUN; see {PROGRAM} go --help"),
-        (["n" * 256], f"run: '{'n' * 256}' is not allowed; set a PATH whose names have at most 255 bytes"),
+        (
+            ["n" * 256],
+            f"run: '{'n' * 256}' is not allowed; set a PATH on this machine, whose names have at most 255 bytes",
+        ),
         (["x", "side=rigth"], "side: 'rigth' is not allowed; set left or right; did you mean 'right'?"),
         (["x", "size=65"], "size: '65' is not allowed; set a whole number from 1 to 64"),
         (["x", "size=2.5"], "size: '2.5' is not allowed; set a whole number from 1 to 64"),
