@@ -119,30 +119,26 @@ def _fetch(root: str | None, revision: str | None, patterns: Sequence[str]) -> P
 def _one_line(root: str, revision: str | None) -> Iterator[None]:
     """Makes an error of the hub one that says what to do."""
     errors: Any = optional_package("huggingface_hub.errors", "data=hf", "effloop[hf]")
-    what, where = f"data.root: '{root}'", _constants().ENDPOINT
+    what, where, cache_folder = f"data.root: '{root}'", _constants().ENDPOINT, _constants().HF_HUB_CACHE
+    messages = {
+        "HFValidationError": f"{what} is no name of a dataset; set data.root=ORG/NAME",
+        "GatedRepoError": f"{what} is gated: accept its conditions on {where}, and set HF_TOKEN to a token that may "
+        "read it",
+        "RevisionNotFoundError": f"data.revision: '{revision}' is no branch, tag or commit of '{root}' on {where}; set "
+        "one, or null",
+        "RepositoryNotFoundError": f"{what} is not on {where}, or it is private; correct the name, or set HF_TOKEN to "
+        "a token that may read it",
+        "LocalEntryNotFoundError": f"{what} is not in the cache {cache_folder}, or not all of it, and {where} can't be "
+        "reached{}; fetch it where there is a network, or set HF_HUB_CACHE=FOLDER",
+        "HTTPError": f"{what} can't be fetched from {where}{{}}; try again",
+    }
     try:
         yield
-    except errors.HFValidationError:
-        raise ConfigError(f"{what} is no name of a dataset; set data.root=ORG/NAME") from None
-    except errors.GatedRepoError:
-        raise ConfigError(
-            f"{what} is gated: accept its conditions on {where}, and set HF_TOKEN to a token that may read it"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise ConfigError(
-            f"data.revision: '{revision}' is no branch, tag or commit of '{root}' on {where}; set one, or null"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise ConfigError(
-            f"{what} is not on {where}, or it is private; correct the name, or set HF_TOKEN to a token that may read it"
-        ) from None
-    except errors.LocalEntryNotFoundError as error:
-        raise ConfigError(
-            f"{what} is not in the cache {_constants().HF_HUB_CACHE}, or not all of it, and {where} can't be reached"
-            f"{_reason(error.__cause__)}; fetch it where there is a network, or set HF_HUB_CACHE=FOLDER"
-        ) from None
-    except (errors.HTTPError, OSError) as error:
-        raise ConfigError(f"{what} can't be fetched from {where}{_reason(error)}; try again") from None
+    except (errors.HFValidationError, errors.HTTPError, OSError) as error:
+        names = [base.__name__ for base in type(error).__mro__]
+        message = next(text for name, text in messages.items() if name in (*names, "HTTPError"))
+        text = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
+        raise ConfigError(message.replace("{}", f" ({text})" if text else "")) from None
 
 
 @contextmanager
@@ -160,11 +156,6 @@ def _without_warnings() -> Iterator[None]:
 def _no_bar() -> Any:
     utils: Any = optional_package("huggingface_hub.utils", "data=hf", "effloop[hf]")
     return type("NoBar", (utils.tqdm,), {"__init__": partialmethod(utils.tqdm.__init__, disable=True)})
-
-
-def _reason(error: BaseException | None) -> str:
-    lines = str(error or "").strip().splitlines()
-    return f" ({lines[0].rstrip('.')})" if lines else ""
 
 
 def _constants() -> Any:

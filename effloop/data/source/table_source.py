@@ -17,7 +17,7 @@ from effloop.data.source import tables
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, ScanError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.files import Images
-from effloop.data.source.formats.parquet import holds_images
+from effloop.data.source.formats.parquet_files import holds_images
 from effloop.data.source.masks import (
     format_of,
     in_parallel,

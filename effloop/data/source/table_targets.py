@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from effloop.data.source.base import Kind
 from effloop.data.source.storage.targets import Targets, row_of
@@ -82,24 +82,20 @@ class Column:
         text = text.strip()
         if text in self.different:
             return
-        for form in self._forms(table, text):
-            if form not in self.first:
-                self.first[form] = Seen(table, number, text)
-
-    def _forms(self, table: Table, text: str) -> Iterator[str]:
         form, full = form_of(text), len(self.different) > MOST_CLASSES
-        yield form
+        forms = [form] if text.lower() in FLAGS else [form, "no flag"]
         if not full:
             self.different.add(text)
-        if text.lower() not in FLAGS:
-            yield "no flag"
         if (form == "list" or full) and len(self.labels) <= MOST_FLAGS:
             try:
                 self.labels.update(labels_in(text))
             except DataError:
-                yield "no list"
-        if form == "list" and table.has_lists and "no class" not in self.first and _is_json_list(text):
-            yield "no class"
+                forms.append("no list")
+        if form == "list" and table.has_lists and _json_list(text) is not None:
+            forms.append("no class")
+        for each in forms:
+            if each not in self.first:
+                self.first[each] = Seen(table, number, text)
 
     def has(self, *forms: str) -> bool:
         """Whether there is a value of one of these forms."""
@@ -118,11 +114,12 @@ class Column:
                 )
 
 
-def _is_json_list(text: str) -> bool:
+def _json_list(text: str) -> list[Any] | None:
     try:
-        return isinstance(json.loads(text), list)
+        found = json.loads(text)
     except (ValueError, RecursionError):
-        return False
+        return None
+    return found if isinstance(found, list) else None
 
 
 def labels_in(text: str) -> list[str]:
@@ -132,16 +129,12 @@ def labels_in(text: str) -> list[str]:
         DataError: no such list, or a label comes twice, as in a list of zeros and ones; the message doesn't name the
             row.
     """
+    labels = [label for part in text.split("|") if (label := part.strip())]
     if text.startswith("["):
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, list) or not all(type(each) in (str, int) for each in found):
+        found = _json_list(text)
+        if found is None or not all(type(each) in (str, int) for each in found):
             raise DataError(f"'{shown(text[:_SHOWN])}' is no JSON list of names or whole numbers; correct the row")
         labels = [str(each).strip() for each in found]
-    else:
-        labels = [label for part in text.split("|") if (label := part.strip())]
     if len({*labels}) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise DataError(

@@ -296,10 +296,13 @@ def infer_targets(
     Raises:
         DataError: they can't be told.
     """
-    shapes = {(values.dtype.kind == "O", values.shape[1:]) for values in labels}
+    labels = [values for values in labels if len(values)] or labels[:1]
+    shapes = {
+        (values.dtype.kind == "O", values.shape[1:], isinstance(next(iter(values), None), list)) for values in labels
+    }
     if len(shapes) > 1:
         raise DataError(f"{name} and the labels of other splits have different shapes or types; give them the same")
-    [(is_object, shape)] = shapes
+    [(is_object, shape, _)] = shapes
     names = names or said.classes or None
     found = (
         _infer_objects(labels, name, names, stored)
@@ -320,16 +323,15 @@ def _infer_objects(
     rows = [row for values in labels for row in values.reshape(-1)]
     lists = any(not isinstance(row, str) for row in rows)
     found = {*chain.from_iterable(rows)} if lists else {*rows}
-    if not all(isinstance(each, str) for each in found):
-        if names is None:
-            raise DataError(
-                f"data.label: {name} has lists of numbers without names; name the classes in a targets.json beside "
-                'it: {"kind": "flags", "names": ["name of 0", ...]}'
-            )
-        return Learned(names, name, Targets(Kind.flags, tuple(names)))
-    texts = names or next((each for each in stored if found <= {*each}), sorted(found))
+    numbers = not all(isinstance(each, str) for each in found)
+    texts = names or ([] if numbers else next((each for each in stored if found <= {*each}), sorted(found)))
+    if lists and not texts:
+        raise DataError(
+            f"{name} has lists of numbers without names; name the classes in a targets.json beside it: "
+            '{"kind": "flags", "names": ["name of 0", ...]}'
+        )
     targets = Targets(Kind.flags, tuple(texts)) if lists else CLASSES
-    return Learned(texts, name, targets, {each: place for place, each in enumerate(texts)})
+    return Learned(texts, name, targets, None if numbers else {each: place for place, each in enumerate(texts)})
 
 
 def _infer_numbers(

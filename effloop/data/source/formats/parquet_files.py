@@ -1,21 +1,37 @@
-"""Which files a split has: by README.md, as on Hugging Face's hub, or else by their names."""
+"""Parquet files of images: which a split has, by README.md, as on Hugging Face's hub, or else by their names; and
+which of a file's columns are images and targets, read by pyarrow.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from effloop.data.image.header import extension
 from effloop.data.source.base import WHOLE
 from effloop.data.source.root import CARD
 from effloop.data.source.storage.indexed import check_complete, find_shards
-from effloop.errors import ConfigError, DataError
+from effloop.data.source.vocabulary import LABEL, MASK
+from effloop.errors import ConfigError, DataError, optional_package, reason
 from effloop.registry import choices
 from effloop.system.untrusted import MOST_YAML, parse_yaml
 
 ENDING = ".parquet"
+FEATURES = b"huggingface"
+"""Key of the metadata in which the package `datasets` describes the columns."""
+
 _FOLDERS = ("", "data", "default")
+_ROWS = 64  # with their images, in memory
+_BUFFERED = 1 << 20  # bytes of a column that are read at a time, instead of all of a row group
 
 
 def find_files(root: Path, split: str, splits: set[str], subset: str | None) -> list[Path]:
@@ -31,19 +47,13 @@ def find_files(root: Path, split: str, splits: set[str], subset: str | None) -> 
         ConfigError: there is no such subset, or one has to be chosen.
         DataError: a file of a numbered series is missing, or one may be of two splits.
     """
-    said = _by_card(root, split, subset, splits)
-    if said is not None:
-        return said
+    if named := _configs(root, there=True):
+        return [*dict.fromkeys(_files(root, _chosen(named, root, subset), None if split == WHOLE else split))]
     if subset is not None and not (root / subset).is_dir():
         folders = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
         raise ConfigError(f"data.subset: '{subset}' is no folder in {root}; {choices(subset, folders)}")
-    return _by_names(root / (subset or ""), split, splits)
-
-
-def _by_names(root: Path, split: str, splits: set[str]) -> list[Path]:
-    """The files of a split in a folder, by their names; raises as `find_files`."""
     for folder in _FOLDERS:
-        base = root / folder
+        base = root / (subset or "") / folder
         if found := find_shards(base, split, [f"*{ENDING}"], splits) if base.is_dir() else []:
             check_complete(found)
             return found
@@ -52,15 +62,12 @@ def _by_names(root: Path, split: str, splits: set[str]) -> list[Path]:
 
 def first_file(root: Path) -> Path | None:
     """A file of a dataset that is here, to look at; None if there is none of any split."""
-    try:
-        for split in ("train", WHOLE):
-            if found := [file for file in _by_card(root, split, None, set()) or () if file.exists()]:
-                return found[0]
-    except ConfigError:  # there are several subsets
-        return next((file for file in sorted(root.glob(f"*/*{ENDING}")) if file.exists()), None)
+    found = (file for config in _configs(root) for file in _files(root, config, None))
     bases = [root / folder for folder in _FOLDERS]
     places = (path for base in bases for path in (base, base / "train", base / "val", base / "test"))
-    return next((file for place in places for file in sorted(place.glob(f"*{ENDING}")) if file.is_file()), None)
+    return next(found, None) or next(
+        (file for place in places for file in sorted(place.glob(f"*{ENDING}")) if file.is_file()), None
+    )
 
 
 def patterns(root: Path, subset: str | None) -> list[str] | None:
@@ -77,7 +84,7 @@ def subset_of(root: Path, subset: str | None) -> str | None:
     """The name of the subset that is read, where README.md has several; None where it needs none."""
     if subset is not None or len(_configs(root)) < 2:
         return subset
-    named = [each for each in _configs(root) if [*_files(root, each, None)]]
+    named = _configs(root, there=True)
     return str(_chosen(named, root, None).get("config_name", "default")) if named else None
 
 
@@ -94,31 +101,20 @@ def card(root: Path) -> Mapping[str, Any]:
 def _card(path: Path, size: int, mtime_ns: int) -> Mapping[str, Any]:
     del size, mtime_ns  # which card it is
     with open(path, encoding="utf-8", errors="replace") as file:
-        lines = file.read(MOST_YAML).splitlines()
-    if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
-        return {}
+        before, _, rest = file.read(MOST_YAML).partition("---\n")
+    text, end, _ = rest.partition("\n---")
     try:
-        found = parse_yaml("\n".join(lines[1 : lines.index("---", 1)]))
+        found = parse_yaml(text) if end and not before.strip() else {}
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _configs(root: Path) -> list[Mapping[str, Any]]:
-    """The subsets that README.md lists with files."""
+def _configs(root: Path, *, there: bool = False) -> list[Mapping[str, Any]]:
+    """The subsets that README.md lists with files; of which some are here."""
     found = card(root).get("configs")
-    return [each for each in found if isinstance(each, dict) and [*_paths(each)]] if isinstance(found, list) else []
-
-
-def _by_card(root: Path, split: str, subset: str | None, splits: set[str]) -> list[Path] | None:
-    """The files of a split that README.md names, or that are in the folder which it names; None if it names none."""
-    named = [each for each in _configs(root) if [*_files(root, each, None)]]
-    if not named:
-        return None
-    chosen = _chosen(named, root, subset)
-    if (folder := _folder(chosen)) is not None and split != WHOLE:
-        return _by_names(root / folder, split, splits)
-    return [*dict.fromkeys(_files(root, chosen, None if split == WHOLE else split))]
+    named = [each for each in found if isinstance(each, dict) and [*_paths(each)]] if isinstance(found, list) else []
+    return [each for each in named if not there or any(True for _ in _files(root, each, None))]
 
 
 def _chosen(configs: Sequence[Mapping[str, Any]], root: Path, subset: str | None) -> Mapping[str, Any]:
@@ -141,14 +137,18 @@ def _chosen(configs: Sequence[Mapping[str, Any]], root: Path, subset: str | None
 def _files(root: Path, config: Mapping[str, Any], split: str | None) -> Iterator[Path]:
     """The parquet files of a split in a subset; of all splits if it is None."""
     for pattern in _paths(config, split):
-        yield from _matching(root, pattern)
+        path = PurePosixPath(pattern)
+        if path.is_absolute() or ".." in path.parts:
+            raise DataError(f"{root / CARD} names files outside of its folder, '{pattern}'; correct its data_files")
+        parts = [part if part == "**" else part.replace("**", "*") for part in path.parts]
+        last = ["*"] if parts[-1] == "**" else []  # which Python takes for folders only
+        found = root.glob("/".join([*parts, *last]))
+        yield from sorted(file for file in found if file.suffix == ENDING and file.is_file())
 
 
 def _paths(config: Mapping[str, Any], split: str | None = None) -> Iterator[str]:
     """The patterns of a split's files in a subset; of all splits if it is None."""
     found = config.get("data_files")
-    if (folder := _folder(config)) is not None and split is None:
-        found = [f"{folder}/*{ENDING}", f"{folder}/**/*{ENDING}"]
     for entry in found if isinstance(found, list) else [found]:
         name, patterns = (entry.get("split"), entry.get("path")) if isinstance(entry, dict) else ("train", entry)
         if split in (None, name):
@@ -157,17 +157,246 @@ def _paths(config: Mapping[str, Any], split: str | None = None) -> Iterator[str]
                     yield each
 
 
-def _folder(config: Mapping[str, Any]) -> str | None:
-    """The folder that a subset has to itself, where README.md doesn't list its files."""
-    folder = config.get("data_dir")
-    found = folder.strip("/") if isinstance(folder, str) and config.get("data_files") is None else ""
-    return found if found.strip("./") else None
+# A file, and its columns.
 
 
-def _matching(root: Path, pattern: str) -> list[Path]:
-    path = PurePosixPath(pattern)
-    if path.is_absolute() or ".." in path.parts:
-        raise DataError(f"{root / CARD} names files outside of its folder, '{pattern}'; correct its data_files")
-    parts = [part if part == "**" else part.replace("**", "*") for part in path.parts]
-    last = ["*"] if parts[-1] == "**" else []  # which Python takes for folders only
-    return sorted(file for file in root.glob("/".join([*parts, *last])) if file.suffix == ENDING and file.is_file())
+def holds_images(path: Path) -> bool:
+    """Whether a parquet file has a column of encoded images, rather than of their paths.
+
+    Raises:
+        ConfigError: pyarrow is missing.
+    """
+    try:
+        with Table(path) as table:
+            return any(table.begins_image(name) for name in table.images_in())
+    except DataError:
+        return False
+
+
+class Table:
+    """A file, and which of its columns are images and targets.
+
+    Args:
+        path: of it.
+        image, label, mask: names of its columns, as of `ParquetConfig`.
+
+    Raises:
+        ConfigError: pyarrow is missing.
+        DataError: it is no parquet file, or a damaged one.
+    """
+
+    def __init__(self, path: Path, image: str | None = None, label: str | None = None, mask: str | None = None) -> None:
+        self.path, self._image, self._label, self._mask = path, image, label, mask
+        self._arrow = optional_package("pyarrow", "data=parquet", "effloop[parquet]")
+        parquet: Any = optional_package("pyarrow.parquet", "data=parquet", "effloop[parquet]")
+        with self._reading():
+            self._file = parquet.ParquetFile(path, buffer_size=_BUFFERED, pre_buffer=False)
+            self._schema = self._file.schema_arrow
+        self.names: list[str] = list(self._schema.names)
+        metadata = self._file.metadata
+        self.rows = int(metadata.num_rows)
+        self.num_bytes = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close(force=True)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Makes an error of pyarrow one that names the file."""
+        try:
+            yield
+        except (self._arrow.ArrowException, ValueError, OSError, KeyError) as error:
+            if isinstance(error, PermissionError | FileNotFoundError) and error.errno:
+                raise OSError(error.errno, os.strerror(error.errno), str(self.path)) from None
+            raise DataError(f"{self.path} can't be read: {reason(error)}; copy or write it again") from None
+
+    @property
+    def features(self) -> Mapping[str | None, Any]:
+        """What `datasets` says of each column; empty if it didn't write the file."""
+        try:
+            found = json.loads((self._file.metadata.metadata or {})[FEATURES])["info"]["features"]
+        except (KeyError, TypeError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _is_struct(self, column: str) -> bool:
+        return bool(self._arrow.types.is_struct(self._schema.field(column).type))
+
+    def images_in(self) -> list[str]:
+        """The columns of bytes, by themselves or as the part `bytes` of a structure."""
+        found, types = [], self._arrow.types
+        for name in self.names:
+            kind = self._schema.field(name).type
+            if types.is_struct(kind):
+                kind = kind.field("bytes").type if kind.get_field_index("bytes") >= 0 else kind
+            if types.is_binary(kind) or types.is_large_binary(kind):
+                found.append(name)
+        return found
+
+    def begins_image(self, column: str) -> bool:
+        """Whether a column of `images_in` has images: it is a structure, or its first value begins as an image does."""
+        if self._is_struct(column):
+            return True
+        first = next(self._parts([column]), ([], []))[0]
+        try:
+            return bool(first and first[0] and extension(first[0]))
+        except DataError:
+            return False
+
+    def image(self) -> str:
+        """The column of images: `data.image`, or `image`, or the only one but masks."""
+        found = self.images_in()
+        if self._image is not None:
+            return self._named("image", self._image, found, "images")
+        likely = [name for name in found if name not in MASK]
+        if "image" in likely or len(likely) == 1:
+            return "image" if "image" in likely else likely[0]
+        raise self._lacking("image", "images", found)
+
+    def mask(self) -> str | None:
+        """The column of masks, where these are the targets; None where they are labels.
+
+        Raises:
+            DataError: there is neither.
+        """
+        found = self.images_in()
+        if self._mask is not None:
+            return self._named("mask", self._mask, found, "images")
+        if self.label() is not None:
+            return None
+        if usual := next((name for name in MASK if name in found), None):
+            return usual
+        raise self._lacking("label", "labels", [name for name in self.names if name not in found])
+
+    def label(self) -> str | None:
+        """The column of labels: `data.label`, of a usual name, or the only one with named classes."""
+        if self._mask is not None:
+            return None
+        if self._label is not None:
+            return self._named("label", self._label, self.names, "labels")
+        others = [name for name in self.names if name not in self.images_in()]
+        named = [name for name in others if names_in(self.features.get(name))]
+        return next((name for name in LABEL if name in others), named[0] if len(named) == 1 else None)
+
+    def _named(self, key: str, name: str, allowed: Sequence[str], what: str) -> str:
+        if name not in self.names:
+            raise DataError(f"data.{key}: {self.path} has no column '{name}'; {choices(name, self.names)}")
+        if name not in allowed:
+            raise DataError(
+                f"data.{key}: the column '{name}' of {self.path} holds no {what}, it is "
+                f"{self._schema.field(name).type}; {choices(name, allowed)}"
+            )
+        return name
+
+    def _lacking(self, key: str, what: str, found: Sequence[str]) -> DataError:
+        have = choices("", found) if found else f"none of {', '.join(self.names[:8])} can be one"
+        return DataError(f"{self.path} has no column '{key}' of {what}; {have}: set data=parquet data.{key}=COLUMN")
+
+    def values(self, column: str) -> NDArray[Any]:
+        """A column of targets: (N,) integers, floats or texts, (N, K) floats, or (N,) lists of integers or texts.
+
+        Raises:
+            DataError: it holds anything else, or nothing in a row.
+        """
+        types = self._arrow.types
+        with self._reading():
+            found = self._file.read([column]).column(0).combine_chunks()
+        is_list = types.is_list(found.type) or types.is_large_list(found.type) or types.is_fixed_size_list(found.type)
+        inner = found.flatten() if is_list else found
+        inner = inner.dictionary_decode() if types.is_dictionary(inner.type) else inner
+        is_number = types.is_integer(inner.type) or types.is_boolean(inner.type)
+        is_text = types.is_string(inner.type) or types.is_large_string(inner.type)
+        if not (is_number or is_text or types.is_floating(inner.type)):
+            raise DataError(
+                f"data.label: the column '{column}' of {self.path} is {found.type}; name one of numbers, of text, or "
+                "of lists of these"
+            )
+        if found.null_count or inner.null_count:
+            row = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False))) if found.null_count else 0
+            raise DataError(f"{self.path}: row {row:,} has nothing in the column '{column}'; label it, or leave it out")
+        values = inner.to_numpy(zero_copy_only=False)
+        values = values.astype(np.int64) if is_number else values
+        if not is_list:
+            return np.asarray(values)
+        ends = np.cumsum(found.value_lengths().to_numpy(zero_copy_only=False)) if len(found) else np.empty(0, int)
+        if values.dtype.kind == "f":
+            if len(values) % max(1, len(ends)) or (np.diff(ends, prepend=0) != len(values) // max(1, len(ends))).any():
+                raise DataError(f"{self.path}: the lists in the column '{column}' have different lengths; correct them")
+            return np.asarray(values.reshape(len(ends), -1))
+        lists = np.empty(len(ends), object)
+        for row, each in enumerate(np.split(values, ends[:-1])):
+            lists[row] = each.tolist()
+        return lists
+
+    def _parts(self, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
+        """Of some rows, the values of each column; of a structure, its bytes. `image.path` is a part of `image`."""
+        with self._reading():
+            for batch in self._file.iter_batches(_ROWS, columns=[*columns]):
+                found = []
+                for name in columns:
+                    column, _, part = name.rpartition(".") if name not in batch.schema.names else (name, "", "bytes")
+                    values = batch.column(column)
+                    if self._is_struct(column):
+                        values = values.flatten()[values.type.get_field_index(part)]
+                    found.append(values.to_pylist())
+                yield found
+
+    def images(self, mask: str | None = None) -> Iterator[tuple[bytes, str | None, bytes | None]]:
+        """Each row's image, the path that is stored with it, and what is in the column `mask`.
+
+        Raises:
+            DataError: an image isn't in the file.
+        """
+        column, row = self.image(), 0
+        parts = [f"{column}.bytes" if self._is_struct(column) else column, *([mask] if mask else [])]
+        paths = self.paths()
+        for data, *masks in self._parts(parts):
+            for values in zip(data, *masks, strict=True):
+                for name, value in zip((column, mask), values, strict=False):
+                    if value is None:
+                        raise DataError(
+                            f"{self.path}: the column '{name}' has no bytes in row {row:,}; leave it out, or store the "
+                            "images in the file, as push_to_hub of datasets does"
+                        )
+                yield values[0], next(paths), values[-1]
+                row += 1
+
+    def paths(self) -> Iterator[str | None]:
+        """The path that is stored with each image."""
+        column = self.image()
+        if not self._is_struct(column) or self._schema.field(column).type.get_field_index("path") < 0:
+            return iter([None] * self.rows)
+        return chain.from_iterable(paths for (paths,) in self._parts([f"{column}.path"]))
+
+
+def names_in(feature: Any) -> list[str] | None:
+    """The classes of a feature, or of what is in its list, as `datasets` describes it in files and README.md."""
+    if isinstance(feature, list):  # as older releases write a list
+        return names_in(feature[0]) if len(feature) == 1 else None
+    if not isinstance(feature, dict):
+        return None
+    label = feature if feature.get("_type") == "ClassLabel" else feature.get("class_label")
+    if not isinstance(label, dict):
+        inner = (feature[key] for key in ("feature", "dtype", "list", "sequence") if key in feature)
+        return names_in(next(inner, None))
+    names = label.get("names")
+    if isinstance(names, dict):  # by their numbers, in whatever order these are
+        by_number = {str(number): name for number, name in names.items()}
+        names = [by_number.get(str(number)) for number in range(len(by_number))]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str | int) for name in names):
+        return None
+    return [*map(str, names)]
+
+
+def names_in_card(card: Mapping[str, Any], column: str | None, subset: str | None) -> list[str] | None:
+    """The classes of a column by the YAML of README.md; None if it names none, or other ones for another subset."""
+    info = card.get("dataset_info")
+    infos = [each for each in (info if isinstance(info, list) else [info]) if isinstance(each, dict)]
+    if subset is not None:
+        infos = [each for each in infos if each.get("config_name", "default") == subset]
+    features = [each for one in infos for each in one.get("features") or () if isinstance(each, dict)]
+    found = [names_in(feature) for feature in features if feature.get("name") == column]
+    return found[0] if found and all(names == found[0] for names in found) else None

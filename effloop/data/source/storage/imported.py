@@ -11,8 +11,8 @@ import shlex
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from effloop.data.source.storage.packed import (
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
 from effloop.errors import PROGRAM, ConfigError, DataError, printable_lines
-from effloop.system.files import remove_stale, try_lock
+from effloop.system.files import locked, remove_stale
 from effloop.system.progress import Meter, duration
 
 _VERSION = 1  # of what is copied: another number gives other files
@@ -137,9 +137,13 @@ class ImportedSource(PackedSource):
 
         def write(path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(path, self.where):
-                if not _is_there(path, is_current):  # another process has made it meanwhile
-                    make(path, files, states)
+            with ExitStack() as stack:
+                with suppress(OSError):  # of a file system without locks: several copy, and one remains
+                    stack.enter_context(locked(path.with_suffix(".lock"), math.inf))
+                with suppress(DataError):
+                    if is_current(ColumnFile(path)):  # another process has made it meanwhile
+                        return
+                make(path, files, states)
 
         return open_kept(self.config.name, self.config.index_dir, identity, is_current, write)
 
@@ -162,11 +166,12 @@ class ImportedSource(PackedSource):
             classes = found.targets.classes if found.targets else found.classes
             dataset = Dataset(classes, {}, found.about, found.targets)
             splits[self.split] = dataset.header(columns.fingerprint())
-        _print(
+        line = (
             f"{self.where} can't be read in place: {len(columns):,} samples were copied to {path} "
             f"({decimal(path.stat().st_size)}, {duration(time.monotonic() - started)}); {PROGRAM} convert "
             f"{shlex.join([f'data.root={self.config.root}'])} to=memmap out=PATH makes a dataset that needs no copy"
         )
+        print(f"effloop: {printable_lines(line)}", file=sys.stderr, flush=True)
 
     def _check_free(self, folder: Path, found: Contents) -> None:
         status = os.statvfs(folder)
@@ -204,28 +209,3 @@ def _state(file: Path, *, ends: bool) -> dict[str, Any]:
         return file_state(file)
     status = file.stat()
     return {"name": str(file), "state": [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]}
-
-
-def _is_there(path: Path, is_current: Any) -> bool:
-    try:
-        return bool(is_current(ColumnFile(path)))
-    except DataError:
-        return False
-
-
-@contextmanager
-def _alone(path: Path, what: str) -> Iterator[None]:
-    """Within it no other process makes this copy; where the file system has no locks, several do, and one remains."""
-    fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        with suppress(OSError):
-            if not try_lock(fd):
-                _print(f"{what} is being copied by another process, which is waited for")
-                try_lock(fd, math.inf)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _print(line: str) -> None:
-    print(f"effloop: {printable_lines(line)}", file=sys.stderr, flush=True)

@@ -87,7 +87,6 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "length": ("end", {"data": np.array([3, 3], np.uint64)}, " is damaged: 3 labels and 2 images with 10 bytes of key"),
     "chunks": ("payload", {"chunks": (16,)}, MAPPED),
     "compressed": ("payload", {"chunks": (16,), "compression": "gzip"}, MAPPED),
-    "external": ("payload", {"external": [("raw", 0, 503)]}, MAPPED),
 }
 
 
