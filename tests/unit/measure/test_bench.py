@@ -61,8 +61,6 @@ def by_knob(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 WRITTEN = {"result.csv", "result.json", "result.png"}
-
-
 RECIPES = "resize_crop at 256 pixels and resize_crop_jitter at 224 pixels; leave out what sets"
 
 
@@ -78,7 +76,6 @@ RECIPES = "resize_crop at 256 pixels and resize_crop_jitter at 224 pixels; leave
         ("what=loop formats=all", "formats: what=loop doesn't take it; set what to one of storage, inference"),
         ("what=loop out=.", "out: . can't be written; set out=FILE.json, in a folder of yours"),
         ("what=augment grid=32", "grid: '32' is not allowed; set BATCHxWORKERS, each once"),
-        ("what=augment grid=8x1,8x1", "grid: '8x1,8x1' is not allowed"),
         ("what=augment augment.ops.flip.p=1", f"augment: what=augment has its own recipes, {RECIPES} augment"),
         ("what=augment image_size=224", f"image_size: what=augment has its own recipes, {RECIPES} image_size"),
         ("what=augment data.root=nowhere", "data.root: 'nowhere' is not there"),
