@@ -8,7 +8,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any
 
-from effloop.data.remote.location import is_remote, meant_url
+from effloop.data.remote.location import meant_url
 from effloop.data.source.config import DataConfig
 from effloop.errors import ConfigError, EffLoopError
 
@@ -28,10 +28,8 @@ def expand_root(config: DataConfig) -> Path:
     """
     if not config.root:
         raise ConfigError(f"data.root is missing; data={config.name} needs it: set data.root=PATH")
-    if is_remote(config.root):
-        from effloop.data.remote.fetch import local_root
-
-        return local_root(config.root, download_folder(config), config.download_gb)
+    if (fetched := fetched_path(config, "root")) is not None:
+        return fetched
     root = Path(os.path.expanduser(config.root))
     try:
         mode = os.stat(root).st_mode
@@ -47,7 +45,7 @@ def expand_root(config: DataConfig) -> Path:
 
 
 def fetched_path(config: DataConfig, key: str) -> Path | None:
-    """Where the files of another key than `data.root` are on this machine, fetched if need be; None if it is no URL.
+    """Where the files of a key are on this machine, fetched if need be; None if it is no URL.
 
     Raises:
         ConfigError, DataError: they can't be listed or fetched.
@@ -70,10 +68,7 @@ def fetch_all(config: DataConfig) -> bool:
         ConfigError, DataError: it can't be listed or fetched.
     """
     for key in config.urls:
-        if key == "root":
-            expand_root(config)
-        else:
-            fetched_path(config, key)
+        fetched_path(config, key)
     return bool(config.urls)
 
 

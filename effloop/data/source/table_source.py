@@ -484,34 +484,20 @@ class CsvSource(LooseSource):
             raise NoSplitError(f"data.root: '{config.root}' {what}")
         said = splits[split]
         refuse_unusable(said)
-        form, mask_names, told_by = self._mask_classes(config, index)
+        kind, names, note, form = Kind(index.meta["kind"]), tuple(index.meta["names"]), index.meta["told_by"], PLAIN
+        if kind is Kind.masks:
+            form, names, note = _mask_classes(config, index)
         root = os.fsencode(said["root"])
         table = tables.shown(said["table"])
         where = table if said["whole"] else f"{table}:{split}"
         identity = {"where": where, "root": said["root"], "tables": index.meta["tables"]}
-        names, note = mask_names or tuple(index.meta["names"]), told_by or index.meta["told_by"]
-        kind, columns = Kind(index.meta["kind"]), tuple(said["columns"])
+        columns = tuple(said["columns"])
         self._open(index, split, Facts(root, where, identity, kind, names, columns, note, root, form))
         if (lacking := splits[split]["lacking"]) and not config.allow_missing_classes:
             raise DataError(
                 f"{self.where} has no rows of {len(lacking):,} of {len(self.classes):,} classes: "
                 f"{', '.join(lacking[:8])}; add some, or set data.allow_missing_classes=true"
             )
-
-    @staticmethod
-    def _mask_classes(config: CsvConfig, index: ColumnFile) -> tuple[MaskFormat, tuple[str, ...], str]:
-        """How masks are read, names of their classes, and what says so; nothing of that where targets aren't masks."""
-        if index.meta["kind"] != Kind.masks.value:
-            return PLAIN, (), ""
-        form, colour_names = format_of(config)
-        splits = [*index.meta["splits"].values()]
-        at = max(range(len(splits)), key=lambda number: splits[number]["largest"])
-        root = expand_root(config).absolute()
-        names, told_by = names_of(config, root if root.is_dir() else root.parent, (), colour_names)
-        names, told_by = numbered(names, told_by, splits[at]["largest"])
-        folder, path = os.fsencode(splits[at]["root"]), index.blobs(f"{at}/mask")[splits[at]["largest_at"]]
-        refuse_larger(splits[at]["largest"], names, told_by, os.path.join(folder, bytes(path)))
-        return form, names, told_by
 
     @classmethod
     def claims(cls, root: Path) -> bool:
@@ -523,6 +509,19 @@ class CsvSource(LooseSource):
         if not root.is_dir() or (table := table_of(root, "train")) is None or _has_images_in_it(table):
             return False
         return not images.is_dir() or not any(path.is_dir() for path in images.iterdir())
+
+
+def _mask_classes(config: CsvConfig, index: ColumnFile) -> tuple[MaskFormat, tuple[str, ...], str]:
+    """How masks are read, names of their classes, and what says so."""
+    form, colour_names = format_of(config)
+    splits = [*index.meta["splits"].values()]
+    at = max(range(len(splits)), key=lambda number: splits[number]["largest"])
+    root = expand_root(config).absolute()
+    names, told_by = names_of(config, root if root.is_dir() else root.parent, (), colour_names)
+    names, told_by = numbered(names, told_by, splits[at]["largest"])
+    folder, path = os.fsencode(splits[at]["root"]), index.blobs(f"{at}/mask")[splits[at]["largest_at"]]
+    refuse_larger(splits[at]["largest"], names, told_by, os.path.join(folder, bytes(path)))
+    return form, names, told_by
 
 
 def _has_images_in_it(table: Path) -> bool:
