@@ -33,13 +33,8 @@ _VERSION = 1  # of the rules: another number gives other kept files
 
 
 class Part(View):
-    """The training or the validation part of a divided source. Pickled by the file that lists its samples.
-
-    Args:
-        source: what was divided.
-        kept: the file of the division.
-        split: train or val.
-        share: what part it is, for messages.
+    """The training or the validation part of a divided source, by the file of the division, by which it is pickled,
+    too. Messages call it by its `share`.
     """
 
     def __init__(self, source: Source, kept: ColumnFile, split: str, share: str) -> None:

@@ -19,11 +19,7 @@ from effloop.errors import DataError
 
 
 class Unlabelled(View):
-    """A source without its targets.
-
-    Args:
-        source: whose samples these are.
-    """
+    """A source without its targets."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)

@@ -293,12 +293,7 @@ def spans(ends: NDArray[Any], samples: NDArray[np.int64]) -> tuple[NDArray[np.in
 
 
 class Blobs:
-    """Byte strings stored end to end: item i is `data[ends[i-1]:ends[i]]`, without a copy.
-
-    Args:
-        data: bytes.
-        ends: (N,) integers.
-    """
+    """Byte strings stored end to end: item i is `data[ends[i-1]:ends[i]]`, without a copy; `ends` is (N,) integers."""
 
     def __init__(self, data: memoryview, ends: NDArray[Any]) -> None:
         self._data, self._ends = data, ends

@@ -64,11 +64,7 @@ class MappedFiles:
 
 
 class Payload(ABC):
-    """The encoded images of a split, in mapped files.
-
-    Args:
-        files: what is read.
-    """
+    """The encoded images of a split, in mapped files."""
 
     def __init__(self, files: MappedFiles) -> None:
         self._files = files
@@ -125,12 +121,7 @@ class Payload(ABC):
 
 
 class ScatteredPayload(Payload):
-    """Samples at (file, offset, size).
-
-    Args:
-        files: what is read.
-        file, offset, size: (N,) unsigned: index of the file, bytes, bytes.
-    """
+    """Samples at (file, offset, size): (N,) unsigned each, the index of the file, bytes, bytes."""
 
     def __init__(self, files: MappedFiles, file: NDArray[Any], offset: NDArray[Any], size: NDArray[Any]) -> None:
         super().__init__(files)
@@ -162,10 +153,7 @@ class Extent:
 class ContiguousPayload(Payload):
     """Samples stored end to end, in one extent or across several.
 
-    Args:
-        files: what is read.
-        extents: where the bytes are, in order.
-        ends: (N,) unsigned; sample i is bytes `ends[i-1]:ends[i]` of all extents together.
+    Sample i is bytes `ends[i-1]:ends[i]` of all extents, in order, together; `ends` is (N,) unsigned.
     """
 
     def __init__(self, files: MappedFiles, extents: Sequence[Extent], ends: NDArray[Any]) -> None:
