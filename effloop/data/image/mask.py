@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import io
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import PngImagePlugin
 
 from effloop.data.image.header import (
     PNG_SIGNATURE,
@@ -24,7 +23,7 @@ from effloop.data.image.header import (
     pnm_pixels,
     read_header,
 )
-from effloop.errors import DataError, reason
+from effloop.errors import DataError
 from effloop.native import address, function
 from effloop.system.cached import cached_property
 
@@ -60,17 +59,20 @@ def _png_values(data: Encoded) -> NDArray[np.uint8]:
     simple = bits == 8 and colour in (_GREY, _PALETTE) and not interlaced
     if simple and (plain := _unfiltered(b"".join(pixels), height, width)) is not None:
         return plain
-    try:
-        with PngImagePlugin.PngImageFile(io.BytesIO(data)) as image:
-            values = np.asarray(image).astype(np.uint8)
-    except MemoryError:
-        raise
-    except Exception as error:  # a damaged file can make Pillow raise nearly anything
-        raise DataError(f"is a damaged PNG: {reason(error)}; {_FIX}") from None
+    from effloop.data.image.resize import opencv  # which imports torch; most of what reads masks' sizes doesn't need it
+
+    # A palette's indices are stored as grey values are, so that the decoder gives them for a header that says grey.
+    grey = _png(_HEADER.pack(width, height, bits, _GREY, 0, 0, interlaced), *pixels)
+    file = grey if colour in (_GREY, _PALETTE) else bytes(data)
+    values: NDArray[np.uint8] | None = None
+    with suppress(opencv().error):  # of a side of more than a million pixels
+        values = opencv().imdecode(np.frombuffer(file, np.uint8), opencv().IMREAD_UNCHANGED)
+    if values is None:
+        raise DataError(f"is a damaged PNG: it can't be decoded; {_FIX}")
     if values.ndim == 3:
-        return values[:, :, :3]
-    # Pillow scales grey of 2 and 4 bits to 0-255, exactly.
-    return values // np.uint8(255 // ((1 << bits) - 1)) if colour == _GREY and bits in (2, 4) else values
+        return values[:, :, 2::-1]  # from BGR or BGRA
+    # Grey of fewer bits is scaled to 0-255, exactly.
+    return values if bits == 8 else values // np.uint8(255 // ((1 << bits) - 1))
 
 
 def _unfiltered(data: bytes, height: int, width: int) -> NDArray[np.uint8] | None:
@@ -89,8 +91,13 @@ def _unfiltered(data: bytes, height: int, width: int) -> NDArray[np.uint8] | Non
     return None if rows[:, 0].any() else np.ascontiguousarray(rows[:, 1:])
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return b"".join((struct.pack(">I", len(data)), kind, data, struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))))
+def _png(head: bytes, *pixels: bytes | memoryview) -> bytes:
+    """A PNG of a header and compressed pixels."""
+    parts: list[bytes | memoryview] = [PNG_SIGNATURE]
+    for kind, data in ((b"IHDR", head), *((b"IDAT", each) for each in pixels), (b"IEND", b"")):
+        crc = zlib.crc32(data, zlib.crc32(kind))
+        parts += [struct.pack(">I", len(data)), kind, data, struct.pack(">I", crc)]
+    return b"".join(parts)
 
 
 def png_bytes(values: NDArray[np.uint8]) -> bytes:
@@ -98,9 +105,7 @@ def png_bytes(values: NDArray[np.uint8]) -> bytes:
     height, width = values.shape
     rows = np.zeros((height, 1 + width), np.uint8)  # the first byte of a row is its filter, 0 is none
     rows[:, 1:] = values
-    head = _HEADER.pack(width, height, 8, _GREY, 0, 0, 0)
-    pixels = zlib.compress(rows.data, 9)
-    return b"".join([PNG_SIGNATURE, _chunk(b"IHDR", head), _chunk(b"IDAT", pixels), _chunk(b"IEND", b"")])
+    return _png(_HEADER.pack(width, height, 8, _GREY, 0, 0, 0), zlib.compress(rows.data, 9))
 
 
 IGNORED = 255
@@ -214,9 +219,9 @@ def resize_mask(mask: NDArray[np.uint8], height: int, width: int) -> NDArray[np.
     """(H, W) -> (height, width): each pixel is that of the nearest pixel centre, floor((i + 0.5) * H / height)."""
     if mask.shape == (height, width):
         return mask
-    rows, columns = (
-        (2 * np.arange(new) + 1) * old // (2 * new) for old, new in zip(mask.shape, (height, width), strict=True)
-    )
+    first, (old_rows, old_columns) = np.zeros(1, np.int64), mask.shape
+    rows = nearest_places(first, first + old_rows, height)[0]
+    columns = nearest_places(first, first + old_columns, width)[0]
     resized: NDArray[np.uint8] = mask[rows[:, None], columns]
     return resized
 
@@ -246,7 +251,14 @@ def _values(data: Encoded) -> NDArray[np.uint8]:
     if magic == _RUNS:
         return _decode_runs(data)
     if magic[:2] in (b"P5", b"P6"):
-        return _pnm(data, height, width)
+        header = read_header(data)
+        if not header.complete or not header.plain:
+            raise DataError(
+                f"has a mask that is no whole PNM of 8 bits: {len(data):,} bytes for {height} x {width} pixels; write "
+                "it again, with a largest value of 255, or as PNG"
+            )
+        pixels = pnm_pixels(data, header)
+        return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
     if magic == PNG_SIGNATURE:
         try:
             return _png_values(data)
@@ -255,20 +267,6 @@ def _values(data: Encoded) -> NDArray[np.uint8]:
     raise DataError(
         f"has a mask in {read_header(data).format}; allowed are PNG and PNM, which lose nothing: write it as PNG"
     )
-
-
-def _pnm(data: Encoded, height: int, width: int) -> NDArray[np.uint8]:
-    header = read_header(data)
-    if not header.complete:
-        raise DataError(
-            f"has a mask that is no whole PNM: {len(data):,} bytes for {height} x {width} pixels; write it again"
-        )
-    if not header.plain:
-        raise DataError(
-            "has a mask in PNM of other than 8 bits; allowed are 8 bits, with a largest value of 255: write it as PNG"
-        )
-    pixels = pnm_pixels(data, header)
-    return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
 
 
 def _encode_runs(mask: NDArray[np.uint8]) -> bytes:

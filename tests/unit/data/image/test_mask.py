@@ -97,7 +97,7 @@ GREY = png_bytes(np.zeros((4, 5), np.uint8))
         (as_png(Image.fromarray(np.zeros((4, 5), np.uint16))), "that is a PNG of 16 bits; allowed are 1 to 8"),
         (as_png(Image.new("LA", (4, 5))), "that is a PNG in grey with alpha; allowed are"),
         (pnm_header(4, 5, 1) + bytes(19), "that is no whole PNM"),
-        (b"P5\n5 4\n65535\n" + bytes(40), "in PNM of other than 8 bits"),
+        (b"P5\n5 4\n65535\n" + bytes(40), "that is no whole PNM of 8 bits: 53 bytes"),
         (pnm_header(1 << 15, 1 << 15, 1), r"of 32,768 x 32,768 pixels; allowed are"),
         (b"EFFLRUNS" + bytes([2, 0, 0, 0] * 2 + [1, 0, 0, 0, 9, 0, 0, 0, 1]), "that is damaged: its runs don't add up"),
     ],
