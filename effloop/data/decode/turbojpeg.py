@@ -1,4 +1,4 @@
-"""libjpeg-turbo, from Pillow's wheel or the package simplejpeg; and `auto`, the fastest decoders installed."""
+"""libjpeg-turbo, from Pillow's wheel or the package simplejpeg; and `auto`, the fastest decoders."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class TurboJPEGDecoder(PlainDecoder):
     Images that libjpeg warns about are left to Pillow, too.
     """
 
-    def __init__(self, config: TurboJPEGConfig, channels: int = 3) -> None:
+    def __init__(self, config: DecodeConfig, channels: int = 3) -> None:
         super().__init__(config, channels)
         self._colorspace = "RGB" if channels == 3 else "GRAY"
-        self._simplejpeg = optional_package("simplejpeg", "decode=turbojpeg", "simplejpeg")
-        own = type(self).fast is TurboJPEGDecoder.fast  # a subclass may give other pixels
+        self._simplejpeg = optional_package("simplejpeg", f"decode={config.name}", "simplejpeg")
+        own = type(self).fast in (TurboJPEGDecoder.fast, AutoDecoder.fast)  # a plugin's may give other pixels
         self.has_libjpeg = own and use_libjpeg() and _agree(self._colorspace)
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
@@ -124,35 +124,16 @@ class AutoConfig(DecodeConfig):
 
 
 @decoders.register("auto", AutoConfig)
-class AutoDecoder(PlainDecoder):
-    """The fastest that is installed: for JPEG turbojpeg, else opencv, else pillow; for others opencv, else pillow.
-
-    Attributes:
-        jpeg: the decoder that JPEGs go to.
-        other: the decoder that PNG, WebP and BMP go to.
-    """
-
-    jpeg: PlainDecoder
-    other: PlainDecoder
+class AutoDecoder(TurboJPEGDecoder):
+    """turbojpeg for JPEG; for other formats opencv, or pillow where OpenCV can't be imported."""
 
     def __init__(self, config: AutoConfig, channels: int = 3) -> None:
         super().__init__(config, channels)
+        self.other: PlainDecoder
         try:
             self.other = OpenCVDecoder(OpenCVConfig(), channels)
-        except (ConfigError, ImportError):  # not installed, or a system library is missing
-            self.other = PillowDecoder(config, channels)
-        try:
-            self.jpeg = TurboJPEGDecoder(TurboJPEGConfig(), channels)
         except (ConfigError, ImportError):
-            self.jpeg = self.other
-        self.decodes_truncated = self.jpeg.decodes_truncated
-        self.has_libjpeg = self.jpeg.has_libjpeg and type(self).fast is AutoDecoder.fast  # a subclass may do more
+            self.other = PillowDecoder(config, channels)
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
-        return (self.jpeg if header.format == "JPEG" else self.other).fast(data, header)
-
-    def fast_scaled(self, data: Encoded, header: Header, factor: int, *, truncated: bool) -> NDArray[np.uint8] | None:
-        return self.jpeg.fast_scaled(data, header, factor, truncated=truncated)
-
-    def fast_truncated(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
-        return self.jpeg.fast_truncated(data, header)
+        return super().fast(data, header) if header.format == "JPEG" else self.other.fast(data, header)
