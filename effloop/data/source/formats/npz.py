@@ -25,6 +25,7 @@ from effloop.data.source.root import begins_with
 from effloop.errors import DataError, reason
 
 _ZIP, _NPY = b"PK\x03\x04", b"\x93NUMPY"
+_PIECE = 1 << 20  # bytes
 
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile, NotImplementedError, RuntimeError)
 """What reading damaged archives raises."""
@@ -70,12 +71,15 @@ def streamed(
                 read_header(stream)
                 for start in range(0, shape[0], rows):
                     block = (min(rows, shape[0] - start), *shape[1:])
-                    data = stream.read(math.prod(block) * dtype.itemsize)
-                    if len(data) < math.prod(block) * dtype.itemsize:
-                        raise EOFError("it ends before the end of its values")
+                    size, data = math.prod(block) * dtype.itemsize, bytearray()
+                    while len(data) < size:  # a header may claim any size, and zipfile appends to bytes
+                        piece = stream.read(min(_PIECE, size - len(data)))
+                        if not piece:
+                            raise EOFError("it ends before the end of its values")
+                        data += piece
                     yield np.frombuffer(data, dtype).reshape(block).astype(dtype.newbyteorder("="), copy=False)
                 stream.read(1)  # of an archive: compares its checksum
-        except (*DAMAGED, MemoryError, OverflowError) as error:
+        except (*DAMAGED, OverflowError) as error:
             raise damaged(error) from None
 
     return StoredArray(name, shape, dtype, blocks)

@@ -350,26 +350,28 @@ class Table:
         Raises:
             DataError: an image isn't in the file.
         """
-        column, row = self.image(), 0
-        parts = [f"{column}.bytes" if self._is_struct(column) else column, *([mask] if mask else [])]
-        paths = self.paths()
-        for data, *masks in self._parts(parts):
-            for values in zip(data, *masks, strict=True):
-                for name, value in zip((column, mask), values, strict=False):
-                    if value is None:
-                        raise DataError(
-                            f"{self.path}: the column '{name}' has no bytes in row {row:,}; leave it out, or store the "
-                            "images in the file, as push_to_hub of datasets does"
-                        )
-                yield values[0], next(paths), values[-1]
+        column, row, has_paths = self.image(), 0, self._has_paths()
+        data_in = f"{column}.bytes" if self._is_struct(column) else column
+        for found in self._parts([data_in, *([f"{column}.path"] if has_paths else []), *([mask] if mask else [])]):
+            paths = found[1] if has_paths else [None] * len(found[0])
+            for data, path, last in zip(found[0], paths, found[-1] if mask else found[0], strict=True):
+                if data is None or last is None:
+                    raise DataError(
+                        f"{self.path}: the column '{column if data is None else mask}' has no bytes in row {row:,}; "
+                        "leave it out, or store the images in the file, as push_to_hub of datasets does"
+                    )
+                yield data, path, last
                 row += 1
+
+    def _has_paths(self) -> bool:
+        column = self.image()
+        return self._is_struct(column) and self._schema.field(column).type.get_field_index("path") >= 0
 
     def paths(self) -> Iterator[str | None]:
         """The path that is stored with each image."""
-        column = self.image()
-        if not self._is_struct(column) or self._schema.field(column).type.get_field_index("path") < 0:
+        if not self._has_paths():
             return iter([None] * self.rows)
-        return chain.from_iterable(paths for (paths,) in self._parts([f"{column}.path"]))
+        return chain.from_iterable(paths for (paths,) in self._parts([f"{self.image()}.path"]))
 
 
 def names_in(feature: Any) -> list[str] | None:
