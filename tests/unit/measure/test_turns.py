@@ -22,15 +22,13 @@ def test_until_it_is_enough() -> None:
     assert turns == {"a": [0, 3, 4], "b": [1, 2, 5]}
 
 
-def test_scratch_is_gone_in_the_end(tmp_path: Path) -> None:
+def test_scratch(tmp_path: Path) -> None:
+    """It is gone in the end; one that can't be made is a line."""
     with pytest.raises(ZeroDivisionError), scratch_folder(str(tmp_path / "work")) as folder:  # noqa: PT012
         assert folder.parent == tmp_path / "work"
         (folder / "file").touch()
         raise ZeroDivisionError
     assert list((tmp_path / "work").iterdir()) == []
-
-
-def test_scratch_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     wanted = f"work: {tmp_path}/file can't be written: File exists; set work=FOLDER"
     with pytest.raises(ConfigError, match=line(wanted)), scratch_folder(str(tmp_path / "file")):
