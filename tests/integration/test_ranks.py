@@ -81,12 +81,11 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("world_size", [3])
 @pytest.mark.slow
 def test_a_script_of_ones_own_sees_each_sample_once(
-    world_size: int, by_two: tuple[Path, str, str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    by_two: tuple[Path, str, str], photos: Path, tmp_path: Path
 ) -> None:
-    run = by_two[0] / "outputs" / "run"
+    world_size, run = 3, by_two[0] / "outputs" / "run"
     overrides = [f"data.root={photos}", *DDP, "data.tail=wrap"]
     script = SCRIPT.format(overrides=overrides, checkpoint=str(run / "checkpoints" / "last.ckpt"))
     ended = run_script(script, tmp_path, world_size)
@@ -104,17 +103,15 @@ def test_a_script_of_ones_own_sees_each_sample_once(
 LOADS = """
     import json, effloop, torch.distributed as dist
     cfg = effloop.compose({overrides})
-    if {joined}:  # by the script itself
-        dist.init_process_group("gloo")
+    dist.init_process_group("gloo")  # by the script itself
     loader = effloop.build_loader(cfg)
     print(json.dumps([sum((batch.ids.tolist() for batch in loader), []) for epoch in range(2)]))
 """
 
 
-@pytest.mark.parametrize("joined", [True])
-def test_a_loader_in_a_script_of_ones_own_has_its_ranks_part(photos: Path, tmp_path: Path, joined: bool) -> None:
+def test_a_loader_in_a_script_of_ones_own_has_its_ranks_part(photos: Path, tmp_path: Path) -> None:
     overrides = [f"data.root={photos}", "image_size=16", "batch_size=4", "num_workers=1", "data.tail=wrap"]
-    ended = run_script(LOADS.format(overrides=overrides, joined=joined), tmp_path)
+    ended = run_script(LOADS.format(overrides=overrides), tmp_path)
     assert [code for code, _, _ in ended] == [0, 0], ended
     first, second = (json.loads(out) for _, out, _ in ended)
     for epoch in range(2):

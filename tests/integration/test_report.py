@@ -6,7 +6,6 @@ import csv
 import json
 import os
 from pathlib import Path
-from statistics import fmean, stdev
 
 import pytest
 from folders import make_run, make_sweep, make_troubled_sweep
@@ -106,31 +105,6 @@ class TestTable:
         text = (folder / "report.html").read_text("utf-8")
         assert "<h2>Over seeds" in text
         assert "65.49% ± 19.90%" in text
-
-    @pytest.mark.nightly
-    def test_means_over_folds(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        swept = {"lr": [0.01, 0.03], "data.fold": [0, 1, 2]}
-        folder = make_sweep(tmp_path / "x", swept, "data.folds=3", "data.val_split=null")
-        for number in range(6):  # each fold is other data
-            data = {name: {"samples": 9, "sha256": f"{name}{number % 3}"} for name in ("train", "val")}
-            (folder / str(number) / "data.json").write_text(json.dumps({"classes": [*"abcdef"], **data}))
-        assert main(["report", str(folder)]) == 0
-        out = capsys.readouterr().out
-        assert ["over", "folds", "runs", "val/top1", "val/top5", "val/loss"] in [
-            line.split() for line in out.splitlines()
-        ]
-        assert "different data" not in out
-        assert "beside it: plot.png, summary.csv, means.csv" in out
-        values = [float(row["val/top1"]) for row in rows_of(folder / "summary.csv")[3:]]
-        (row,) = [row for row in rows_of(folder / "means.csv") if row["setting"] == "lr=0.03"]
-        assert float(row["val/top1 mean"]) == pytest.approx(fmean(values))
-        assert float(row["val/top1 standard deviation"]) == pytest.approx(stdev(values))
-        assert [row["best"] for row in rows_of(folder / "summary.csv")] == ["0"] * 6
-        text = (folder / "report.html").read_text("utf-8")
-        assert "<h2>Over folds" in text
-        assert "Mean ± standard deviation over folds (of a sample, n - 1)" in text
-        assert f"{fmean(values):.2%} ± {stdev(values):.2%}" in text
-        assert '<span class="soft">best over folds</span>' in text
 
     @pytest.mark.nightly
     def test_no_best_of_different_data(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,28 +118,6 @@ def test_sorts_numbers_both_ways_and_what_is_unknown_last(opened: Any) -> None:
     head(opened, "state").click()
     states = [each.removeprefix("best ") for each in column(opened, "state")]
     assert states == ["done", "done", "done", "failed", "killed", "running"]
-
-
-@pytest.mark.nightly
-def test_shows_a_curve_for_each_run_that_has_one(opened: Any) -> None:
-    titles = [each.get_dom_attribute("aria-label") for each in opened.find_elements(By.CSS_SELECTOR, ".charts svg")]
-    assert titles == [f"{name} over epochs" for name in ("train/loss", "val/loss", "val/top1", "images/s")]
-    for svg, wanted in zip(
-        opened.find_elements(By.CSS_SELECTOR, ".charts svg"), ["01245", "01245", "01245", "0125"], strict=True
-    ):
-        lines = svg.find_elements(By.CSS_SELECTOR, "g[data-run]")
-        assert "".join(line.get_dom_attribute("data-run") for line in lines) == wanted
-        assert all(line.rect["width"] > 20 for line in lines)
-        assert svg.rect["width"] > 300
-    bars = opened.find_elements(By.CSS_SELECTOR, ".time tr")
-    assert "".join(bar.get_dom_attribute("data-run") for bar in bars) == "0125"
-    assert all(bar.find_element(By.TAG_NAME, "rect").rect["width"] > 5 for bar in bars)
-    assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-
-
-def shown(browser: Any) -> Sequence[str]:
-    lines = browser.find_elements(By.CSS_SELECTOR, ".charts figure:first-child g[data-run]")
-    return "".join(line.get_dom_attribute("data-run") for line in lines if line.is_displayed())
 
 
 @pytest.mark.parametrize("width", [390, 1100])

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 import yaml
 from kills_train import equal
 from runs import TINY, once, rows, start, stopping_at, train
@@ -86,28 +83,6 @@ def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
     assert_same_end(run, here / "outputs/reference")
     steps = [(row["split"], row["step"]) for row in rows(run)]
     assert len(set(steps)) == len(steps)
-
-
-@pytest.mark.nightly
-def test_rates_of_layers(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run with a rate for each layer is resumed to the bit; what has other groups isn't."""
-    words = ("epochs=3", "optim=adamw", "optim.layer_decay=0.5", "optim.head_lr=0.01", "lr=0.002")
-    words += ("optim.scale_lr=4", "schedule=constant", "optim.decay_norm_and_bias=false", "model.freeze=[features.0]")
-    assert train(photos, "run=reference", *words) == 0
-    said = next(line for line in capsys.readouterr().out.splitlines() if "features.3" in line)
-    assert said == "lr     0.002 features.3, 0.001 features.2, 0.0005 features.1, 0.02 head"
-    with stopping_at(1):
-        assert train(photos, "run=stopped", *words) == 130
-    assert main(["resume", "outputs/stopped"]) == 0
-    assert_same_end(here / "outputs/stopped", here / "outputs/reference")
-    assert rows(here / "outputs/reference")[0]["lr"] == 0.002  # of the first group, the highest layer below the head
-    groups = files.read(here / "outputs/reference/checkpoints/last.ckpt")["optimizer"]["param_groups"]
-    assert [group["initial_lr"] for group in groups] == [rate for rate in (2e-3, 1e-3, 5e-4, 2e-2) for _ in range(2)]
-    capsys.readouterr()
-    assert main(["resume", "outputs/stopped", "epochs=4", "optim.layer_decay=null"]) == 2
-    wanted = "effloop: optim.layer_decay: the checkpoint was trained with 0.5, not null; keep optim.layer_decay=0.5"
-    assert capsys.readouterr().err.startswith(wanted)
-    assert main(["resume", "outputs/stopped", "epochs=4", "optim.layer_decay=0.9"]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -237,21 +212,6 @@ class TestUntrusted:
         assert err.count("\n") == 1
         return err
 
-    def test_pickle_is_not_run(self, here: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        class Evil:
-            def __reduce__(self) -> tuple[Any, ...]:
-                return (Path.touch, (here / "pwned",))
-
-        for save, words in ((_write_pickle, "not a checkpoint that EffLoop wrote"), (torch.save, "is refused")):
-            path = here / "evil.ckpt"
-            save({"format": 1, "model": Evil()}, path)
-            shutil.copy(path, run / "checkpoints/last.ckpt")
-            for args in (["eval", str(path)], ["resume", str(run)]):
-                assert words in self.refused(capsys, *args)
-        assert not (here / "pwned").exists()
-        torch.load(path, weights_only=False)
-        assert (here / "pwned").exists()  # it would have
-
     @pytest.mark.parametrize(
         ("old", "new", "words"),
         [
@@ -274,10 +234,6 @@ class TestUntrusted:
         assert "sweep.resume=true, or name a job" in self.refused(capsys, "resume", str(run.parent))
         assert "is the folder of a sweep, not of a run" in self.refused(capsys, "replay", str(run.parent))
         assert "no job of this sweep has started" in self.refused(capsys, "report", str(run.parent))
-
-
-def _write_pickle(values: object, path: Path) -> None:
-    path.write_bytes(pickle.dumps(values))
 
 
 def _edit(run: Path, old: str, new: str) -> None:

@@ -59,21 +59,6 @@ def test_one_that_fails_is_dropped_and_the_others_hear_all(capsys: pytest.Captur
     assert late.lines == ["a", line, "b", "c"]
 
 
-def test_one_that_fails_at_the_news_of_another(capsys: pytest.CaptureFixture[str]) -> None:
-    sinks, last = Sinks(), Heard()
-    sinks.open("two.jsonl", lambda: Heard(ValueError("first\nsecond line"), limit=1))
-    sinks.open("three.jsonl", lambda: Heard(ValueError(), limit=1))
-    sinks.open("last", lambda: last)
-    tell(sinks, "a", "b")
-    assert sorted(capsys.readouterr().err.splitlines()) == [
-        "effloop: warning: record: three.jsonl failed (ValueError); the run continues without it",
-        "effloop: warning: record: two.jsonl failed (ValueError: first); the run continues without it",
-    ]
-    assert last.lines[0] == "a"
-    assert last.lines[-1] == "b"
-    assert len(last.lines) == 4
-
-
 def test_one_that_cannot_be_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sinks = Sinks()
     sinks.open("log.txt", lambda: LogFile(tmp_path / "log.txt"))
