@@ -134,13 +134,7 @@ class Parallel:
 
 @dataclass(frozen=True)
 class OwnSlice:
-    """A rank's slice of the data, without its strategy.
-
-    Attributes:
-        rank, world_size: its number, counted from 0, and the number of ranks.
-        sharing: number of ranks that share this rank's cores, itself included.
-        device: of its batches.
-    """
+    """A rank's slice of the data, without its strategy; attributes as those of `Parallel`."""
 
     rank: int
     world_size: int

@@ -15,14 +15,7 @@ _PORTS = range(15000, 32768)  # below Linux's ephemeral ports
 
 @dataclass(frozen=True)
 class RankEnv:
-    """A rank as set by its launcher.
-
-    Attributes:
-        rank, world_size: its number, counted from 0, and the number of ranks.
-        local_rank, local_world_size: the same on this machine.
-        address, port: of the rendezvous.
-        by: the launcher: torchrun or slurm.
-    """
+    """A rank as set by its launcher, torchrun or slurm; `local_…` are of this machine, address and port of rank 0's."""
 
     rank: int
     world_size: int

@@ -126,13 +126,7 @@ class Stall:
 def find_stalled_rank(
     earlier: Sequence[Heartbeat | None], later: Sequence[Heartbeat | None], timeout_s: float
 ) -> Stall:
-    """Find the rank that the others wait for.
-
-    Args:
-        earlier: the last heartbeat of each rank; None if it has sent none.
-        later: the same, some heartbeats later.
-        timeout_s: how long there has been no progress.
-    """
+    """Find the rank that the others wait for, by a heartbeat of each, None if it has sent none, and a later one."""
     beats = [beat for beat in later if beat]
     purpose = next((f", {beat.collective}" for beat in beats if beat.collective), "")
 

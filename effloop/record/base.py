@@ -20,12 +20,9 @@ class Metrics:
     """Running sums on one device. Counts are exact up to 2**53 samples; adding never waits for the device.
 
     Args:
-        num_sums: M, the number of the task's sums.
+        num_sums: M, the number of the task's sums; `sums` is (M,) float64, this rank's total of them.
         device: of the sums.
         over_ranks: adds the sums of all ranks; if it is given, all ranks must read at the same time.
-
-    Attributes:
-        sums: (M,) float64, this rank's total of what `Task.sums` returns.
     """
 
     def __init__(
@@ -66,15 +63,7 @@ class RecordConfig(PartConfig):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A run's progress.
-
-    Attributes:
-        epoch: counted from 0.
-        epochs: number of epochs of the run.
-        update: updates done in this epoch.
-        updates: updates in an epoch.
-        step: updates done in the run.
-    """
+    """A run's progress: in `epoch`, counted from 0, of `epochs`, after `update` of `updates`; `step` in all."""
 
     epoch: int
     epochs: int

@@ -16,13 +16,7 @@ from effloop.record.clock import Span
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run.
-
-    Attributes:
-        name: `decode`.
-        images_per_s: if it were the only one.
-        detail: what was measured.
-    """
+    """A part of a run, such as `decode`: its images/s if it were the only one, and what was measured."""
 
     name: str
     images_per_s: float

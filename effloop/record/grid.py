@@ -168,16 +168,7 @@ def reduced(preview: Preview, side: int) -> Preview:
 
 
 def legend(values: Sequence[int], classes: Sequence[str], width: int) -> NDArray[np.uint8]:
-    """Draw the colours of classes with their names, as many in a row as there is room for.
-
-    Args:
-        values: the classes; of more than 64 the first ones.
-        classes: names of the values from 0 on.
-        width: of the picture, in pixels.
-
-    Returns:
-        (H, width, 3) uint8 RGB.
-    """
+    """Draw the colours of classes, of more than 64 the first ones, with their names, as many in a row as fit."""
     shown = values[:_MAX_CLASSES]
     names = [_shortened(class_name(value, classes), _MAX_CHARACTERS, 1) for value in shown]
     if len(values) > _MAX_CLASSES:
@@ -197,15 +188,9 @@ def legend(values: Sequence[int], classes: Sequence[str], width: int) -> NDArray
 
 
 def gallery(images: NDArray[np.uint8], captions: Sequence[str], parts: int = 1) -> NDArray[np.uint8]:
-    """Draw pictures in rows of eight, with a caption of up to three lines below each.
+    """Draw pictures, (N, h, w, 3) uint8 RGB, in rows of eight, with a caption of up to three lines below each.
 
-    Args:
-        images: (N, h, w, 3) uint8 RGB, at least one; small ones are magnified, large ones reduced.
-        captions: N of them.
-        parts: pictures that each of them consists of, side by side; there are fewer in a row then.
-
-    Returns:
-        (H, W, 3) uint8 RGB.
+    Small ones are magnified, large ones reduced. Each may consist of several `parts` side by side, with fewer in a row.
     """
     fitted = [_fitted(image, parts) for image in images]
     tile_height, tile_width = fitted[0].shape[:2]
@@ -222,15 +207,7 @@ def gallery(images: NDArray[np.uint8], captions: Sequence[str], parts: int = 1) 
 
 
 def rows_gallery(preview: Preview, captions: Sequence[str]) -> NDArray[np.uint8]:
-    """`gallery` of a preview's rows, each with its columns side by side, and below them the classes of its masks.
-
-    Args:
-        preview: at least one row.
-        captions: of each row.
-
-    Returns:
-        (H, W, 3) uint8 RGB.
-    """
+    """`gallery` of a preview's rows, each with its columns side by side, and below them the classes of its masks."""
     rows, columns = preview.images.shape[:2]
     tiles = [np.concatenate([_tile(preview, row, place) for place in range(columns)], axis=1) for row in range(rows)]
     picture = gallery(np.stack(tiles), captions, parts=columns)

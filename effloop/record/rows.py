@@ -150,12 +150,7 @@ class EpochTable(Sink):
 
 
 class FinalFile(Sink):
-    """A JSON file that is written at the end; when a run is resumed, the old file is deleted.
-
-    Args:
-        path: of the file.
-        content: of the summary, what is written.
-    """
+    """A JSON file of `content` of the summary, written at the end; a resumed run deletes the old one."""
 
     def __init__(self, path: Path, content: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
         path.unlink(missing_ok=True)
@@ -166,12 +161,7 @@ class FinalFile(Sink):
 
 
 def complete_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:
-    """Write the summary.json that a run which was killed had no time for, with the times in its perf.jsonl.
-
-    Args:
-        run_dir: the run folder.
-        summary: what `Recorder.finish` would have got.
-    """
+    """Write the summary.json that a killed run had no time for: what `Recorder.finish` gets, and perf.jsonl's times."""
     intervals, other_s = read_times(run_dir / "perf.jsonl")
     training = sum(intervals, Span())
     besides = {name: other_s.get(name, 0.0) for name in ("evaluation", "checkpoint")}

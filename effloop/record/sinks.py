@@ -55,15 +55,7 @@ Scores = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Progress of training since the last report, and since the start of the epoch.
-
-    Attributes:
-        position: of the run.
-        lr: learning rate of the last update.
-        meters: of the task.
-        now, mean: scores since the last report, and since the start of the epoch.
-        span, epoch_span: times since the last report, and since the start of the epoch.
-    """
+    """Progress of training: scores and times since the last report (`now`, `span`) and since the epoch's start."""
 
     position: Position
     lr: float
@@ -96,15 +88,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """Scores and times of a completed epoch.
-
-    Attributes:
-        position: of the run.
-        lr: learning rate of the epoch's last update.
-        meters: of the task.
-        train, val: scores of the epoch's training and of the validation, {} if there was none.
-        span, val_span: times of the epoch's training, and of the validation.
-    """
+    """Scores and times of a completed epoch's training, and of its validation; `val` is {} if there was none."""
 
     position: Position
     lr: float

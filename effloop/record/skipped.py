@@ -15,16 +15,7 @@ SKIPPED = "skipped.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class SkippedRow:
-    """One image, in one epoch.
-
-    Attributes:
-        split: `train` or `val`.
-        epoch: counted from 0; 0 for `val`.
-        id: the sample's number in the split.
-        name: what identifies it.
-        reason: why it can't be loaded.
-        instead: the sample that was loaded in its place; None if none was.
-    """
+    """One image, in one epoch (0 for `val`): number and name of the sample, and the one that was loaded `instead`."""
 
     split: str
     epoch: int

@@ -153,19 +153,12 @@ def plot_curves(comparison: Comparison) -> dict[str, Figure]:
         figures[name] = Figure(figsize=(5.6, 3.0), layout="constrained")
         axes = figures[name].subplots()
         _draw(axes, lines, comparison, is_loss=key == "loss")
-        axes.set(title=name + _smoothing(runs) * (name == "train/loss"), xlabel="epoch")
+        axes.set(title=name, xlabel="epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         format_axis(axes.yaxis, name, percent=comparison.is_percent(name))
         if name == "images/s":
             axes.set_ylim(bottom=0)
     return figures
-
-
-def _smoothing(runs: Sequence[RunRecord]) -> str:
-    """A note that training's loss, unlike that of validation, is one of smoothed labels."""
-    shares = {as_number(run.config.get("task", {}).get("label_smoothing")) for run in runs if run.config}
-    found = sorted(share for share in shares if share > 0)
-    return f" (of labels smoothed by {', '.join(f'{share:g}' for share in found)}; val/loss isn't)" if found else ""
 
 
 def run_colours(comparison: Comparison) -> list[str]:

@@ -25,24 +25,12 @@ def start(
     """Start `python -m MODULE`, which waits for its request in `receive`; `send` it.
 
     Ctrl-C is blocked in it until `unblock_interrupts`: while it imports torch, it would print a traceback.
-
-    Args:
-        module: to run.
-        env: environment variables; None is this process's.
-        stdout: as `Popen` takes it.
-        stderr: likewise.
-        fds: open files that the child keeps open.
+    It keeps the open files `fds`; `stdout` and `stderr` are as `Popen` takes them.
     """
     with interrupts_blocked_in_children():
-        return subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=stderr,
-            text=True,
-            env=env,
-            pass_fds=fds,
-        )
+        command = [sys.executable, "-m", module]
+        streams: Any = {"stdin": subprocess.PIPE, "stdout": stdout, "stderr": stderr, "text": True}
+        return subprocess.Popen(command, env=env, pass_fds=fds, **streams)
 
 
 def send(process: subprocess.Popen[str], request: Mapping[str, Any]) -> None:

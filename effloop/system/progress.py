@@ -103,13 +103,9 @@ class Meter:
 
 
 def in_threads(call: Callable[[T], R], items: Iterable[T], num_threads: int, ahead: int = 4) -> Iterator[R]:
-    """`map` by threads; items are taken in the caller's thread.
+    """`map` by threads, 0 meaning one, with `ahead` calls of each under way; items are taken in the caller's thread.
 
-    Args:
-        call: of an item; what it raises ends the iteration.
-        items: as many as there are.
-        num_threads: 0 means one.
-        ahead: calls per thread that run or wait at a time.
+    What a call raises ends the iteration.
     """
     pool = ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop")
     begun: deque[Future[R]] = deque()
