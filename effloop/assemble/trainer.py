@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
+from rich.filesize import decimal
 from torch import Tensor
 
 from effloop import config as configs
@@ -26,7 +27,7 @@ from effloop.record import SKIPPED, Metrics, recorders
 from effloop.runs import folder as folders
 from effloop.runs.reader import flatten
 from effloop.system.command import seconds_of_command
-from effloop.system.files import describe_bytes, keep_rows, remove_stale
+from effloop.system.files import keep_rows, remove_stale
 from effloop.train.evaluation import compare_some
 from effloop.train.nan import LIST, StopOrSkip
 from effloop.train.stopping import EarlyStop, StopConfig
@@ -46,8 +47,8 @@ def check_room(config: Config, learner: Learner, start: Start, run_dir: Path) ->
     first = size * (1 if start.in_place else 2) + _BESIDES  # a new run's first one is its best, too, a file of its own
     if free < first:
         raise ConfigError(
-            f"run: {run_dir}: {describe_bytes(first)} are needed for the first checkpoint, of "
-            f"{describe_bytes(size)}, and {describe_bytes(free)} are free; make room there, or set out=FOLDER"
+            f"run: {run_dir}: {decimal(first)} are needed for the first checkpoint, of "
+            f"{decimal(size)}, and {decimal(free)} are free; make room there, or set out=FOLDER"
         )
 
 

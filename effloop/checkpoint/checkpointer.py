@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
 import torch
+from rich.filesize import decimal
 from torch import Tensor
 
 from effloop.checkpoint import files
 from effloop.errors import CheckpointError, ConfigError, check_value, reason, warn
 from effloop.registry import PartConfig, Registry, either
-from effloop.system.files import describe_bytes, remove_stale, replacing
+from effloop.system.files import remove_stale, replacing
 from effloop.system.signals import PATIENCE_S, interrupts_deferred
 from effloop.task import Meter
 
@@ -280,8 +281,8 @@ class LastAndBest(Checkpoints):
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 free = "unknown bytes"
                 with suppress(OSError):
-                    free = describe_bytes(shutil.disk_usage(self.folder).free)
-                fix = f"it needs {describe_bytes(_bytes(state))}, {free} are free there; make room, and resume"
+                    free = decimal(shutil.disk_usage(self.folder).free)
+                fix = f"it needs {decimal(_bytes(state))}, {free} are free there; make room, and resume"
             raise CheckpointError(
                 f"{last} could not be written: {reason(error)}; what was saved before is untouched; {fix}"
             ) from error

@@ -248,8 +248,6 @@ def swept_values(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
                 del found[key]
     if found.get("lr") == found.get("optim.lr"):
         found.pop("optim.lr", None)
-    if "amp" in found and "precision.name" in found:
-        found.pop("amp" if None in found["amp"] else "precision.name")
     return {key.removesuffix(".name") if key.count(".") == 1 else key: values for key, values in found.items()}
 
 

@@ -15,6 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rich.filesize import decimal
+
 _POLL_S = 0.05
 
 
@@ -89,7 +91,7 @@ def describe_failure(path: Path, error: OSError) -> str:
     with suppress(OSError):
         place = next(each for each in (path.absolute(), *path.absolute().parents) if each.is_dir())
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"{line}; {describe_bytes(shutil.disk_usage(place).free)} are free there"
+            return f"{line}; {decimal(shutil.disk_usage(place).free)} are free there"
         if error.errno in (errno.EACCES, errno.EPERM):
             return f"{line}; {place} is {owner(place)}'s"
     return line
@@ -101,14 +103,6 @@ def owner(path: Path) -> str:
         return path.owner()
     except KeyError:
         return f"user {path.stat().st_uid}"
-
-
-def describe_bytes(count: int) -> str:
-    """`1.5 GiB`, `12 MiB`, `0 bytes`."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count} bytes"
 
 
 def fsync(path: Path) -> None:

@@ -231,16 +231,16 @@ def test_a_second_signal_ends_a_run_that_waits(photos: Path, tmp_path: Path) -> 
 def test_patience_is_from_the_last_progress() -> None:
     reading, writing = os.pipe()
     if not (child := os.fork()):
-        request = StopRequest(at_end=lambda name, again: os.write(writing, b"late") and None, patience_s=1)
+        request = StopRequest(at_end=lambda name, again: os.write(writing, b"late") and None, patience_s=0.6)
         with request.caught():
             os.kill(os.getpid(), signal.SIGTERM)
-            until = time.monotonic() + 1.3
+            until = time.monotonic() + 0.9
             while time.monotonic() < until:
                 request.progress()
                 time.sleep(0.01)
             os.write(writing, b"batches, ")
             with request.busy():
-                time.sleep(1.3)
+                time.sleep(0.9)
             os.write(writing, b"a save, ")
             time.sleep(1000)
     os.close(writing)

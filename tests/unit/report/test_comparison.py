@@ -169,14 +169,6 @@ class TestSwept:
             "model.width": [None, 8, 16],
         }
 
-    @pytest.mark.parametrize(("amp", "wanted"), [(None, "precision"), (False, "amp")])
-    def test_amp_beside_precision(self, amp: bool | None, wanted: str) -> None:
-        runs = [
-            run_differences({"amp": amp, "precision": {"name": "fp32"}}),
-            run_differences({"amp": True, "precision": {"name": "amp"}}),
-        ]
-        assert list(swept_values(runs)) == [wanted]
-
 
 def test_short_names_and_differences() -> None:
     assert differences([{"a": 1, "b": 1}, {}, {"a": 2, "b": 1}]) == {"a": [1, None, 2]}  # one that never began
