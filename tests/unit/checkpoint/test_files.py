@@ -226,9 +226,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         for is_best in (False, True):
             checkpoints = checkpoints_of(run)
             checkpoints.save(state(3, numbers=20_000), is_best=is_best)
-            words = (
-                r"last\.ckpt could not be written: .*No space left on device.* needs .* kB, .* are free"
-            )
+            words = r"last\.ckpt could not be written: .*No space left on device.* needs .* kB, .* are free"
             with pytest.raises(CheckpointError, match=words):
                 checkpoints.close()
             assert names(run) == {"best": 2, "last": 2, "step-00000001": 1}
