@@ -312,7 +312,7 @@ def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named(tmp_path: Pat
     assert re.search(rf"{who} connected within 2 s; .* parallel.start_timeout_s", line), line
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_machines(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
     """As torchrun starts them, one after the other, though both are this one."""
     words = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
