@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -56,14 +55,13 @@ def test_of_a_command(words: list[str], env: dict[str, str], found: dict[str, st
     assert read_by_libgomp(tmp_path, words, env) == found
 
 
-def job_environment(host: str = "") -> dict[str, str]:
+def job_environment(threads: dict[str, str] | None) -> dict[str, str]:
     values: dict[str, Any] = {"folder": "", "fixed": frozenset(), "objective": "", "count": 0, "parent": 0}
-    flags = {"resume": False, "parallel": True, "debug": False}
-    return JobRunner(**values, **flags, host=host or socket.gethostname(), threads={}).environment()
+    return JobRunner(**values, resume=False, parallel=True, debug=False, threads=threads).environment()
 
 
 def test_of_a_job(tmp_path: Path) -> None:
-    assert read_by_libgomp(tmp_path, ["-m", "effloop.run.job"], job_environment("a login node")) == OURS
+    assert read_by_libgomp(tmp_path, ["-m", "effloop.run.job"], job_environment(None)) == OURS
 
 
 @pytest.mark.parametrize("chosen", CHOSEN)
@@ -71,5 +69,5 @@ def test_of_a_job_by_the_users_choice(chosen: dict[str, str], monkeypatch: pytes
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     limit_spinning()  # as the command that starts the sweep
-    found = job_environment()
+    found = job_environment({})
     assert {name: found[name] for name in (COUNT, POLICY) if name in found} == chosen
