@@ -53,12 +53,18 @@ from effloop.data.source.storage.targets import Targets, read_targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
 from effloop.data.source.tables import encoded, open_table, shown
 from effloop.data.source.vocabulary import IMAGE_KEYS, IMAGE_PATH, LABEL, LABEL_KEYS, is_of_split
-from effloop.errors import ConfigError, DataError
+from effloop.errors import ConfigError, DataError, warn
+from effloop.system.hardware import file_system
 
 HEADER_KEY = b"effloop"  # sorts behind all digits
 _FIXED = struct.Struct("<IIH")
 _LONGEST_KEY = (1 << 16) - 1
 _MOST_SAMPLES = 10**9
+
+
+_REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"})
+"""Neither cluster file systems (Lustre, Ceph, GPFS), whose clients wait for a lost server, nor 9p and virtiofs, by
+which a virtual machine accesses its own host."""
 
 
 @dataclass
@@ -80,6 +86,14 @@ class LmdbSource(IndexedSource, ImportedSource):
     """LMDB, one environment per split: EffLoop's own is mapped, other programs' are copied once."""
 
     config: LmdbConfig
+
+    def __init__(self, config: LmdbConfig, split: str) -> None:
+        super().__init__(config, split)
+        if (kind := file_system(expand_root(config))) in _REMOTE:  # once: not when a worker unpickles the source
+            warn(
+                f"data.root: '{config.root}' is on a network file system ({kind}): LMDB doesn't support that, and a "
+                "lost connection kills whoever reads the mapped file (SIGBUS); copy the dataset to a local disk"
+            )
 
     @classmethod
     def claims(cls, root: Path) -> bool:
