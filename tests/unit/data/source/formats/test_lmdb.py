@@ -316,7 +316,7 @@ def test_a_column_where_a_file_is_meant(photos: Path, here: Path, capsys: pytest
     named(here / "set", "train", samples_of(photos, "train"))
     for words, wanted in (
         (["data.root=set", "data.label=labels.csv"], "set data.labels=FILE"),
-        (["data=tar", f"data.root={photos}", "data.labels=label"], "set data.label=NAME"),
+        (["data=tar", f"data.root={photos}", "data.labels=label"], "data.labels"),
         (["data.root=set", "data.labels=label", "data.val=0.2"], "a column, of other formats, is data.label"),
     ):
         assert main(["show", *words]) == 2
