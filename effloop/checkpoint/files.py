@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +20,10 @@ from effloop.system.archive import ForeignFileError, check_archive, opened
 
 # What a checkpoint may hold: read without running code, and with a right checksum, a file can still claim anything.
 # What only one part reads is checked by that part, when it loads its state.
+
+_MOST_VALUES, _MOST_LEVELS = 2_000_000, 60
+"""Of a level, far above the 20,000 values of a ResNet-50's checkpoint, 8 levels deep. A list of lists that are one and
+the same takes a few bytes and is endless to walk through."""
 
 REQUIRED = ("format", "config", "classes", "model", "progress")
 
@@ -42,6 +47,7 @@ def check(state: Mapping[str, Any]) -> None:
     Raises:
         ValueError: with what is wrong.
     """
+    _check_tree(state)
     for key, types in _TYPES.items():
         value = state.get(key)
         if (key in REQUIRED or value is not None) and (not isinstance(value, types) or isinstance(value, bool)):
@@ -55,6 +61,27 @@ def check(state: Mapping[str, Any]) -> None:
     best = (state.get("checkpoints") or {}).get("best", {})
     if not isinstance(best, dict) or not all(isinstance(value, int | float) for value in best.values()):
         raise ValueError(f"its best scores are {_shortened(best)}, not numbers")
+
+
+def _check_tree(state: Any) -> None:
+    level = [state]
+    for _ in range(_MOST_LEVELS):
+        parts = (
+            each.values() if isinstance(each, Mapping) else each
+            for each in level
+            if isinstance(each, Mapping | list | tuple)
+        )
+        level = [*islice(chain.from_iterable(parts), _MOST_VALUES)]
+        if not level:
+            return
+        if len(level) == _MOST_VALUES:
+            break
+        for each in level:
+            if isinstance(each, Tensor) and (
+                each.layout != torch.strided or each.nbytes > each.untyped_storage().nbytes()
+            ):
+                raise ValueError(f"a tensor of shape {tuple(each.shape)} has more elements than are stored of it")
+    raise ValueError("it has more values, or more levels of them, than a checkpoint can have")
 
 
 def _shortened(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import random
@@ -110,9 +111,14 @@ BAD_FIELDS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"checkpoints": {"best": {"loss": "low"}}}, "not numbers"),
     ({"format": "4"}, "format is '4', not a number"),
     ({"format": 5}, "format 5, this EffLoop reads formats up to 4; pip install --upgrade effloop"),
+    ({"model": {"w": torch.zeros(1).expand(1 << 40)}}, "more elements than are stored"),
+    ({"model": {"w": torch.zeros(3).to_sparse()}}, "more elements than are stored"),
+    ({"more": functools.reduce(lambda inner, _: [inner, inner], range(45), [])}, "more values, or more levels"),
+    ({"more": functools.reduce(lambda inner, _: [inner], range(70), [])}, "more values, or more levels"),
 )
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse")
 def test_fields_of_another_kind(path: Path) -> None:
     for fields, words in BAD_FIELDS:
         write(path, {**STATE, **fields})
