@@ -107,6 +107,14 @@ COMMANDS = [
     "torch.storage._load_from_bytes",
     "collections.OrderedDict",
 ]
+
+
+def repeated(function: bytes, args: bytes, count: int) -> bytes:
+    """A pickle that calls a function with the same arguments again and again."""
+    return function + b"q\x00" + args + b"q\x01](" + b"h\x00h\x01R" * count + b"e."
+
+
+_TEXT = b"X\x00\x10\x00\x00" + b"a" * 4096
 HOSTILE: dict[str, bytes] = {
     **{name: calls(name) for name in COMMANDS},
     "os.system by protocol 4": calls("os.system", 4),
@@ -132,6 +140,20 @@ HOSTILE: dict[str, bytes] = {
     "state of a dtype": b"cnumpy\ndtype\n(Vu1\nI00\nI01\ntR}b.",
     "text without end": b"X\xff\xff\xff\xffx.",
     "array of another size": pickle.dumps(np.zeros(8, np.uint8), 2).replace(b"K\x08\x85", b"K\x09\x85"),
+    "set": pickle.dumps({1, 2}),
+    "frozenset": pickle.dumps({frozenset([1]): 2}),
+    "tuples in each other as a key": b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.",
+    "a key that takes forever": b")q\x00"
+    + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60))
+    + b"}h\x3cNs.",
+    "such keys of several items": b"}((((tttN(tNu.",
+    "such a key of a dict": b"((((tttNd.",
+    "a number too long to be shown": pickle.dumps((b"image", 1 << 20_000), 2),
+    "bytearray without end": b"\x80\x05\x96" + b"\xff" * 5 + b"\0\0\0x.",
+    "bytes of a text, again and again": repeated(b"c_codecs\nencode\n", _TEXT + b"\x85", 1000),
+    "numbers of bytes, again and again": repeated(
+        b"cnumpy.core.multiarray\nscalar\n", b"cnumpy\ndtype\n(VS4096\ntRB" + _TEXT[1:] + b"\x86", 1000
+    ),
     "stack underflow": b"\x85.",
     "no pickle": b"\xff\xd8\xff\xe0",
     "empty": b"",
