@@ -44,7 +44,9 @@ def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) ->
     """
     alone = {**facts["config"], "parallel": {"name": "none"}, "compile": False, "resume": None}
     # A run of an earlier version may have set the removed `data.window`, which a trained model doesn't depend on.
-    data = alone["data"] = {key: value for key, value in alone["data"].items() if key != "window"}
+    data: Any = alone.get("data")
+    if isinstance(data, dict):
+        data = alone["data"] = {key: value for key, value in data.items() if key != "window"}
     config = configs.from_dict(alone, overrides, f"the config in {path}")
     keys = {key_of(override) for override in overrides}
     moved = "data.root" in keys and not _same_path(config.data.root, data["root"])

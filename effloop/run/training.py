@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from effloop.assemble.checks import fitting
 from effloop.assemble.resolve import memory_hint, num_workers
 from effloop.assemble.trainer import build_trainer
 from effloop.checkpoint import files
@@ -181,7 +182,8 @@ def is_done(checkpoint: Path, config: Config) -> bool:
         return True
     by = config.checkpoint.best_by
     stop = EarlyStop(config.stop, next(meter for meter in meters_of(config.task.name) if meter.name == by))
-    stop.load_state_dict(state.get("stop", {}), state["checkpoints"]["best"])
+    with fitting("resume"):
+        stop.load_state_dict(state.get("stop", {}), state["checkpoints"]["best"])
     if reason := stop.out_of_patience(done) or stop.out_of_time():
         print(f"{checkpoint.parents[1]} is done: {done} of {config.epochs} epochs, {reason}; another stop.* goes on")
         _complete(checkpoint.parents[1], state, stopped=reason)

@@ -236,4 +236,4 @@ class StopOrSkip(NanPolicy):
         return dict(self._counts) if self.skip else {}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._counts = {name: state.get(name, 0) for name in self._counts}
+        self._counts = {name: int(state.get(name, 0)) for name in self._counts}

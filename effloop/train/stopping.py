@@ -104,8 +104,8 @@ class EarlyStop:
 
     def load_state_dict(self, state: Mapping[str, Any], best: Mapping[str, float]) -> None:
         """Continue from a `state_dict`, or without patience so far from the scores and `epoch` of the best epoch."""
-        self.score = state.get("score", best.get(self.meter.name, math.nan))
-        self.epoch = state.get("epoch", int(best.get("epoch", -1)))
-        self.seconds, self.epoch_seconds = state.get("seconds", 0.0), state.get("epoch_seconds", 0.0)
-        self.timed = state.get("timed", -1)
-        self._begun_s = state.get("begun_s", 0.0)
+        self.score = float(state.get("score", best.get(self.meter.name, math.nan)))
+        self.epoch, self.timed = int(state.get("epoch", best.get("epoch", -1))), int(state.get("timed", -1))
+        self.seconds, self.epoch_seconds, self._begun_s = (
+            float(state.get(key, 0.0)) for key in ("seconds", "epoch_seconds", "begun_s")
+        )
