@@ -19,7 +19,7 @@ from effloop.data.bad import Ledger, OnBad, OnError
 from effloop.data.check import check_samples
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
-from effloop.data.engine.base import AutoConfig, engine_class
+from effloop.data.engine.base import engine_class
 from effloop.data.loader import Loader, Stages
 from effloop.data.order import Order
 from effloop.data.plan import Plan
@@ -76,13 +76,15 @@ def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader
     """The batches of any source, in order, prepared as a validation split's are, and loaded by threads: of the config's
     `data` only the normalisation is used, and `engine` isn't.
     """
+    from effloop.data.engine.threads import ThreadsConfig
+
     device = find_device(config.device)
     found = resolved(config)
     found = replace(
         found,
         batch_size=max(1, min(found.batch_size, len(source))),
         data=replace(found.data, cache=Cache.none, index=Index.none),
-        engine=AutoConfig(name="auto"),
+        engine=ThreadsConfig(name="threads"),
     )
     made = _plan(found, source, OwnSlice(0, 1, 1, device), train=False, kind=plan)
     return _loader_of(found, tasks.build(config.task), made, device, train=False)

@@ -271,6 +271,8 @@ def refuse_contradictions(overrides: Sequence[str], *, last_counts: bool = False
     for override in parsed(overrides):
         key, value = override.key_or_group, override.input_line if override.is_sweep_override() else override.value()
         value = value.text if isinstance(value, QuotedString) else value
+        if key in groups and isinstance(value, list):  # of which Hydra would take the last
+            raise ConfigError(f"{override.input_line}: one part is chosen; write {key}=NAME")
         if override.is_delete() or (isinstance(value, str) and "${" in value) or (key in _SHORT and value is None):
             continue  # what depends on other keys may be the same
         before, earlier = given.setdefault(_SHORT.get(key, key), (value, override))

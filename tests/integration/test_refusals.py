@@ -51,6 +51,7 @@ ROWS = [
     ("data.root=s3:/b/pets", "'s3:/b/pets' two slashes: data.root=s3://b/pets"),
     ("data.name=memmap", "data.name: 'memmap' by data=memmap"),
     ("lr=1 optim.lr=2", "optim.lr=2 contradicts lr=1; drop one of them"),
+    ("model=[resnet18,resnet50]", "model=[resnet18,resnet50]: one part is chosen; write model=NAME"),
     ("optim=null", "optim=null: GROUP=NAME"),
     ("data.train_split=lr=3", "'data.train_split=\"lr=3\"'"),
     ("seed", "'seed' KEY=VALUE"),

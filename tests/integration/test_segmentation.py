@@ -218,7 +218,7 @@ def test_predicted_masks_have_their_images_sizes(few: Path, seen: Path, here: Pa
         with Image.open(few / "val/images/0000.jpg") as picture:
             picture.resize((width, height)).save(path)
     (here / "in/1/bad.jpg").write_bytes(b"no image")
-    words = ["masks=m", "overlays=o", "out=shares.csv", f"augment.eval={how}"]
+    words = ["masks=m", "overlays=o", "out=shares.csv", f"augment.eval={how}", "num_workers=3"]
     assert main(["predict", str(seen), "in", *words]) == 0
     with (here / "shares.csv").open() as file:
         rows = list(csv.DictReader(file))

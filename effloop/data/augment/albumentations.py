@@ -20,7 +20,7 @@ from effloop.data.augment.base import Augment, Device, RecipeConfig, augments
 from effloop.data.augment.framing import Image
 from effloop.data.augment.library import LibraryAugment
 from effloop.data.augment.native.augment import for_evaluation
-from effloop.data.augment.operation import BadParameterError
+from effloop.data.augment.operation import BadParameterError, check_number
 from effloop.data.image.mask import IGNORED, Mask
 from effloop.errors import ConfigError, optional_package
 from effloop.registry import choices
@@ -147,6 +147,8 @@ class _Factory:
     def __call__(self, **given: Any) -> KeyedTransform:
         if isinstance(given.get("size"), int):
             given["size"] = [given["size"], given["size"]]
+        if "p" in given:  # the library doesn't check a container's
+            check_number("p", given["p"], 0, 1)
         made = KeyedTransform(self.name, {name: _opencv_flag(name, value) for name, value in given.items()})
         with warnings.catch_warnings():  # the library warns of values that it replaces by others
             warnings.simplefilter("error", UserWarning)

@@ -209,7 +209,8 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     *[({"op": name}, f": no operation '{name}'; have ") for name in ("Lambda", "__import__", "GaussNoise")],
     ({"op": "HorizontalFlip", "q": 1}, ": HorizontalFlip has no parameter 'q'; have p"),
     # by the library's own checks of parameters
-    ({"op": "HorizontalFlip", "p": 2}, ": HorizontalFlip can't take its parameters: p: Input should be less than or"),
+    ({"op": "HorizontalFlip", "p": 2}, ".p: 2 is not allowed; set a number from 0 to 1"),
+    ({"op": "OneOf", "p": 2, "transforms": {"b": {"op": "NoOp"}}}, ".p: 2 is not allowed; set a number from 0 to 1"),
     ({"op": "RandomSizedCrop"}, ": RandomSizedCrop can't take its parameters: min_max_height: Field required; have "),
     ({"op": "Blur", "blur_limit": [-3, 5]}, ": Blur can't take its parameters: blur_limit"),
     ({"op": "RandomResizedCrop", "interpolation": "INTER_LINAER"}, ".interpolation: OpenCV has no 'INTER_LINAER'"),
