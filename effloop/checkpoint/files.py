@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import shlex
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain, islice
@@ -194,6 +195,8 @@ def _load(path: Path, device: str, *, whole: bool = False, instead: str | None =
         with opened(path) as file:
             size = os.fstat(file.fileno()).st_size
             state = _checked(file, device, whole=whole)
+            if device != "meta":
+                _check_owner(path, os.fstat(file.fileno()))
     except FileNotFoundError:
         other = ("" if instead is None else _whole_one(path, instead)) or "; name a run folder or a .ckpt file"
         raise CheckpointError(f"{path} is not there{other}") from None
@@ -214,6 +217,14 @@ def _load(path: Path, device: str, *, whole: bool = False, instead: str | None =
             "pip install --upgrade effloop"
         )
     return state
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    """Warn of a checkpoint that others can have changed: its weights may be anyone's, though it runs no code."""
+    if status.st_uid not in (os.geteuid(), 0):
+        warn(f"{path} belongs to another user (uid {status.st_uid}); its weights are only as good as that user's word")
+    elif status.st_mode & stat.S_IWOTH:
+        warn(f"{path} may be written by every user of this machine; chmod o-w it")
 
 
 def _checked(file: BinaryIO, device: str, *, whole: bool) -> dict[str, Any]:

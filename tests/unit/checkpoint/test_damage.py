@@ -20,7 +20,7 @@ import torch
 from saves import write
 
 from effloop.checkpoint import files
-from effloop.errors import CheckpointError
+from effloop.errors import CheckpointError, warn
 
 STATE: dict[str, Any] = {
     "config": {"model": {"name": "cnn"}},
@@ -268,3 +268,16 @@ def test_the_newest_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     shutil.copy(older, oldest)
     with pytest.raises(CheckpointError, match="has no whole checkpoint: last\\.ckpt, "):
         files.newest_whole(run)
+
+
+def test_one_that_others_can_write(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.read(path)
+    assert capsys.readouterr().err == ""
+    path.chmod(0o666)
+    warn.cache_clear()
+    files.read(path)
+    assert "may be written by every user of this machine; chmod o-w it" in capsys.readouterr().err
+    if not os.geteuid():
+        os.chown(path, 4711, -1)
+        files.read(path)
+        assert "belongs to another user (uid 4711)" in capsys.readouterr().err
