@@ -109,6 +109,7 @@ class Start:
     state: dict[str, Any] | None = None  # what it holds
     in_place: bool = False  # whether the run continues in the checkpoint's own run folder
     again: bool = False  # whether the run begins in the folder of an earlier start, which came to no checkpoint
+    saved_ns: int = 0  # when the last checkpoint beside it was saved
 
     @property
     def epoch(self) -> int:
@@ -122,7 +123,20 @@ class Start:
         checkpoint = resume or (files.find(Path(config.resume), "last") if config.resume else None)
         if checkpoint is None:
             return cls()
-        return cls(checkpoint, files.read(checkpoint), resume is not None)
+        saved_ns = _saved_ns(checkpoint)  # before it is read
+        return cls(checkpoint, files.read(checkpoint), resume is not None, saved_ns=saved_ns)
+
+    def check_unchanged(self) -> None:
+        """Once the run folder is locked: a ConfigError if another process trained the run since the state was read."""
+        if self.checkpoint and _saved_ns(self.checkpoint) != self.saved_ns:
+            raise ConfigError(
+                f"resume: another process has trained the run of {self.checkpoint} meanwhile; type it again"
+            )
+
+
+def _saved_ns(checkpoint: Path) -> int:
+    last = checkpoint.with_name("last.ckpt")
+    return last.stat().st_mtime_ns if last.exists() else 0
 
 
 @dataclass(frozen=True)

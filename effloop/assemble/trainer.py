@@ -115,6 +115,11 @@ def _run_folder(about: folders.RunInfo, run_dir: Path, start: Start, begun: Call
     """The run folder, made with its config and facts; or the one to continue in, which this process locks."""
     if start.in_place:
         folders.lock(run_dir)
+        try:
+            start.check_unchanged()
+        except ConfigError:
+            folders.unlock(run_dir)
+            raise
         with folders.failure_recorded(run_dir), folders.writing_to(run_dir):
             folders.read_resumes(run_dir)  # what would fail later
             remove_stale(run_dir)

@@ -117,7 +117,10 @@ def test_fine_tuning_has_weights_of_its_own_and_their_normalisation() -> None:
     own = effloop.compose(["experiment=finetune"])
     assert (own.model.name, own.model.weights) == ("efficientnet_lite0", "DEFAULT")
     assert own.model.zoo is not None
-    assert own.model.zoo.normalisation("DEFAULT") == (tuple(own.data.mean or ()), tuple(own.data.std or ()))
+    assert own.model.zoo.weights("DEFAULT", own.image_size)[1] == (
+        tuple(own.data.mean or ()),
+        tuple(own.data.std or ()),
+    )
     other = effloop.compose(["experiment=finetune", "model=resnet50", "model.weights=DEFAULT"])
     assert (other.data.mean, other.data.std) == (effloop.compose([]).data.mean, effloop.compose([]).data.std)
 

@@ -510,7 +510,7 @@ def _(place: Place) -> str:
 
 @row(
     "48 disk",
-    "run: outputs/x: … are needed for the first checkpoint, of …, and 1000 bytes are free; make room there, or set out=FOLDER",
+    "run: outputs/x: … are needed for the first checkpoint, of …, and 1.0 kB are free; make room there, or set out=FOLDER",
 )
 def _(place: Place) -> str:
     """What a full tmpfs does is a test of its own."""
