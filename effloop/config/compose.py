@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
@@ -290,6 +291,10 @@ def _chosen(tree: DictConfig, overrides: Sequence[str], group: str, name: str) -
     """`GROUP=NAME`, which replaces the group's part in the tree, unless one is chosen."""
     if chosen_names(group, overrides):
         return []
-    own = [each for each in overrides if key_of(each) == EXPERIMENT or key_of(each).startswith(f"{group}.")]
-    tree[group] = compose_tree([f"{group}={name}", *own])[group]
-    return [f"{group}={name}"]
+    word, own = f"{group}={name}", [each for each in overrides if key_of(each).startswith(f"{group}.")]
+    try:
+        found = compose_tree([word, *(each for each in overrides if key_of(each) == EXPERIMENT), *own])
+    except (HydraException, OmegaConfBaseException):  # an experiment's keys are of the part that it was made for
+        found = compose_tree([word, *own])
+    tree[group] = found[group]
+    return [word]

@@ -181,6 +181,12 @@ def test_tensorboard_has_targets_and_predictions(few: Path, seen: Path) -> None:
             assert np.array_equal(found[y : y + 24, x : x + 32], wanted), (row, column)
 
 
+def test_an_experiment_of_another_task_gives_what_fits(few: Path) -> None:
+    """finetune sets `task.label_smoothing`, which segmentation hasn't."""
+    config = effloop.compose([f"data.root={few}", "data=masks", "experiment=finetune"])
+    assert config.task.name == "segmentation"
+
+
 def test_eval_and_its_report(few: Path, seen: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(seen)]) == 0
     out = capsys.readouterr().out
