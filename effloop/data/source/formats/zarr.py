@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -176,7 +177,7 @@ class ZarrSource(ImportedSource):
         return files_in(root_folder(self.config))
 
     def contents(self, files: Sequence[Path]) -> Contents:
-        root, found, n5 = root_folder(self.config), dict[str, Any](), dict[str, Any]()
+        root, found, n5 = Path(os.path.abspath(root_folder(self.config))), dict[str, Any](), dict[str, Any]()
         for file in (file for file in files if file.name in (*_ZARR, N5.array)):
             meta, name = read_json(file) or {}, file.parent.relative_to(root).as_posix()
             if file.name == ZARR2.array or (file.name == ZARR3.array and meta.get("node_type") == "array"):

@@ -158,3 +158,15 @@ def test_a_length_is_not_believed(path: Path, name: str) -> None:
         edit(path / "train" / "payload" / META[name][1], lambda meta: meta.update({SHAPES[name]: [found]}))  # noqa: B023
         with pytest.raises(DataError, match=r"/train/payload/.* is missing .*: put it back or convert again$"):
             open_source("zarr", path)
+
+
+@pytest.mark.parametrize("root", ["data", "../here/data"])
+def test_relative_root_of_another_program(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(str(tmp_path / "here" / "data"), mode="w")
+    for split in ("train", "val"):
+        group.create_array(f"{split}_images", data=np.zeros((4, 8, 8, 3), np.uint8))
+        group.create_array(f"{split}_labels", data=np.arange(4) % 2)
+    monkeypatch.chdir(tmp_path / "here")
+    source = open_source("zarr", Path(root), index_dir=str(tmp_path / "kept"))
+    assert source.labels.tolist() == [0, 1, 0, 1]
