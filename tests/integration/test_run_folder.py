@@ -179,6 +179,24 @@ def test_what_is_in_a_checkpoints_place(run: Path, photos: Path, capsys: pytest.
     assert not last.is_symlink()
 
 
+def test_another_process_was_faster(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, reading = run / "checkpoints/last.ckpt", files.read
+
+    def meanwhile(path: Path) -> dict[str, object]:
+        state = reading(path)
+        write(last, state)
+        return state
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "read", meanwhile)
+        assert main(["resume", "outputs/x", "epochs=4"]) == 2
+    assert "another process has trained the run of outputs/x/checkpoints/last.ckpt" in capsys.readouterr().err
+    assert json.loads((run / "state.json").read_text())["state"] == "done"
+    assert main(["resume", "outputs/x", "epochs=4"]) == 0
+
+
 class TestLock:
     def test_ends_with_its_process_though_a_child_lives(self, tmp_path: Path) -> None:
         reading, writing = os.pipe()
