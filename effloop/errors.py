@@ -86,6 +86,9 @@ def optional_package(module: str, part: str, install: str) -> ModuleType:
         module: import name, e.g. `timm`.
         part: what asks for it, as the user wrote it, e.g. `model=timm`.
         install: what to pip install, e.g. `effloop[timm]`.
+
+    Raises:
+        ConfigError: the package is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -96,7 +99,11 @@ def optional_package(module: str, part: str, install: str) -> ModuleType:
 
 
 def check_value(key: str, value: object, good: bool, allowed: str) -> None:
-    """Refuse the value of a config key unless it is good."""
+    """Refuse the value of a config key unless it is good.
+
+    Raises:
+        ConfigError: with key, value and what is `allowed`.
+    """
     if not good:
         raise ConfigError(f"{key}: {value} is not allowed; set {allowed}")
 

@@ -139,7 +139,11 @@ class Registry(Modules[Entry[T]]):
         return self[config.name].factory(config, *args, **kwargs)
 
     def build_for(self, channels: int, config: PartConfig, /, *args: Any, **kwargs: Any) -> T:
-        """As `build`, for images of 1 or 3 channels; what has no parameter `channels` takes 3."""
+        """As `build`, for images of 1 or 3 channels; what has no parameter `channels` takes 3.
+
+        Raises:
+            ConfigError: there is 1, and the part takes 3.
+        """
         if channels == 3:
             return self.build(config, *args, **kwargs)
         if "channels" not in inspect.signature(self[config.name].factory).parameters:

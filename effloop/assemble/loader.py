@@ -63,6 +63,10 @@ def build_loader(
     Returns:
         A loader of `Batch`es on `config.device`: images (N, 3, H, W) float32, normalised with
         `data.mean` and `data.std`, or uint8 where these are null.
+
+    Raises:
+        ConfigError: a value that doesn't fit.
+        DataError: the data isn't there or a sample of the first look can't be read.
     """
     if config.reuse_memory:
         keep_freed_memory()

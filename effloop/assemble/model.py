@@ -23,7 +23,11 @@ from effloop.task import Task, is_spatial
 
 
 def build_model(config: Resolved, num_outputs: int, device: torch.device) -> nn.Module:
-    """The model on its device, in its memory layout, compiled if asked for."""
+    """The model on its device, in its memory layout, compiled if asked for.
+
+    Raises:
+        ConfigError: `model.num_classes` differs from the data's, or the model can't take such images.
+    """
     wanted = config.model.num_classes
     if wanted is not None and wanted != num_outputs:
         raise ConfigError(

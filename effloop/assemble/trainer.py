@@ -81,6 +81,9 @@ def build_trainer(
             begin again what came to no checkpoint.
         begun: called on rank 0 with the run folder as soon as it is this run's, which may end before all is built.
         advise: what has lines of advice about the run; None gives none, and costs nothing.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: what can be known to fail before the first step.
     """
     if resume is not None and run_dir is None:
         raise ConfigError("resume: continues in the run's own folder; give run_dir, or set config.resume")

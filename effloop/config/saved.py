@@ -58,7 +58,11 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
-    """A config from the values of `to_dict`, with overrides; `where` names it in errors."""
+    """A config from the values of `to_dict`, with overrides; `where` names it in errors.
+
+    Raises:
+        ConfigError: the values are no such config, or an override is invalid.
+    """
     registry.load_plugins()  # which may have one of the parts
     if isinstance(plain, dict):
         plain = _without_removed({"profile": {"name": "none"}, **plain})  # runs of earlier versions have no profile

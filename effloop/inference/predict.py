@@ -257,6 +257,9 @@ class Predictor(nn.Module):
             A dict for each image: `class`, `score`, then `class_2`, `score_2` and so on; of other tasks their own keys.
             Of segmentation `mask`, (height, width) uint8 classes at the image's own size, and `share_NAME`, each
             class's share of it; images are whole, see `showing_all`.
+
+        Raises:
+            DataError, ConfigError: as `preprocess` does.
         """
         source, config = self._given(images)
         found, task = Predictions(replace(self._trained, config=config), source), self._trained.task
@@ -318,5 +321,8 @@ def load(run: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Predicto
     Args:
         run: a run folder, for its best checkpoint; a .ckpt file, or one by `effloop export`.
         overrides: change the run's config, e.g. `["device=cpu", "num_workers=4"]`.
+
+    Raises:
+        CheckpointError, ConfigError: there is no such run, or it can't be loaded.
     """
     return Predictor(Trained.open(Path(run).expanduser(), overrides, whole_process=False))

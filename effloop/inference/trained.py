@@ -107,6 +107,10 @@ class Trained:
             overrides: change the run's config, e.g. `data.root` or `device`.
             whole_process: apply also `threads`, `deterministic`, `cudnn_benchmark`.
             command: that was typed, to be named with another checkpoint where this one is damaged.
+
+        Raises:
+            CheckpointError, ConfigError, DataError: it can't be read, its runtime isn't installed, or it doesn't fit
+                the overrides.
         """
         kind = None if path.is_dir() else format_of(path)
         path = files.find(path, "best", command) if kind is None else path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -48,6 +48,8 @@ _BY_DEVICE = {
 GRID = ",".join(_BY_LIBRARY)
 """Batch sizes and numbers of workers that figures were reported for."""
 
+_PAIR = re.compile(r"[1-9]\d{0,8}x\d{1,4}", re.ASCII)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -80,8 +82,8 @@ def augment(config: Config, repeats: int, *, table: str = "both", grid: str = GR
     Raises:
         ConfigError: an option isn't allowed, or a recipe can't be built.
     """
-    pairs = [re.fullmatch(r"([1-9]\d{0,8})x(\d{1,4})", word, re.ASCII) for word in dict.fromkeys(grid.split(","))]
-    if not all(pairs) or len(pairs) < len(grid.split(",")):
+    pairs = dict.fromkeys(grid.split(","))
+    if not all(map(_PAIR.fullmatch, pairs)) or len(pairs) < len(grid.split(",")):
         raise ConfigError(f"grid: '{grid}' is not allowed; set BATCHxWORKERS, each once, as in grid=32x1,128x2")
     default = configs.compose()
     for key in ("augment", "image_size"):
@@ -94,17 +96,8 @@ def augment(config: Config, repeats: int, *, table: str = "both", grid: str = GR
     config.data.mean = config.data.std = None
     config.data.tail = Tail.wrap  # a batch may be larger than the split; `_build_epoch` pads it
     names = [name for name in LIBRARIES if find_spec("albumentations") or name != "albumentations"]
-    groups = []
-    for pair in pairs if table != "device" else ():
-        assert pair
-        sides = {name: _config(config, name, "resize_crop", 256, "cpu", *map(int, pair.groups())) for name in names}
-        title = "resize_crop at 256 pixels, batch size x workers"
-        groups.append(Group(title, sides, "torchvision", (pair[0],), _BY_LIBRARY, 9469))
-    for name in ("torchvision", "native") if table != "libraries" else ():
-        own = config.batch_size, num_workers(config)
-        sides = {each: _config(config, name, "resize_crop_jitter", 224, each, *own) for each in ("cpu", "gpu")}
-        title = f"resize_crop_jitter at 224 pixels by {name}, batches of {own[0]}, {own[1]} workers; passes"
-        groups.append(Group(title, sides, "cpu", tuple(_BY_DEVICE), _BY_DEVICE, 9467))
+    groups = _by_library(config, names, pairs) if table != "device" else []
+    groups += _by_device(config) if table != "libraries" else []
     for first in {group.table: group for group in groups}.values():
         for side in first.sides.values():
             with closing(build_loader(side)) as loader:  # raises what is wrong before any process starts
@@ -114,15 +107,9 @@ def augment(config: Config, repeats: int, *, table: str = "both", grid: str = GR
     notes += ["ratio: over torchvision, or over the CPU; reported: by others, of their machine and loader"]
     if "albumentations" not in names:
         notes.append("albumentations is left out, it isn't installed: pip install 'effloop[albumentations]'")
+    about = {"what": "augment", "data": data, "images": images, "repeats": repeats, "gpu_ran_on": gpu}
     return Report(
-        facts={
-            "what": "augment",
-            "data": data,
-            "images": images,
-            "repeats": repeats,
-            "gpu_ran_on": gpu,
-            **facts(config),
-        },
+        facts=about | facts(config),
         rows=rows,
         columns=[
             *(Column("name", ""), Column("side", "with"), Column("seconds", "s (least-most)", "{:.2f}", spread=True)),
@@ -135,6 +122,25 @@ def augment(config: Config, repeats: int, *, table: str = "both", grid: str = GR
         drawn={"ms_per_image": "ms per image"},
         groups=("name", "side"),
     )
+
+
+def _by_library(config: Config, names: Sequence[str], pairs: Iterable[str]) -> list[Group]:
+    groups = []
+    for pair in pairs:
+        batch, workers = map(int, pair.split("x"))
+        sides = {name: _config(config, name, "resize_crop", 256, "cpu", batch, workers) for name in names}
+        title = "resize_crop at 256 pixels, batch size x workers"
+        groups.append(Group(title, sides, "torchvision", (pair,), _BY_LIBRARY, 9469))
+    return groups
+
+
+def _by_device(config: Config) -> list[Group]:
+    groups, own = [], (config.batch_size, num_workers(config))
+    for name in ("torchvision", "native"):
+        sides = {each: _config(config, name, "resize_crop_jitter", 224, each, *own) for each in ("cpu", "gpu")}
+        title = f"resize_crop_jitter at 224 pixels by {name}, batches of {own[0]}, {own[1]} workers; passes"
+        groups.append(Group(title, sides, "cpu", tuple(_BY_DEVICE), _BY_DEVICE, 9467))
+    return groups
 
 
 def _config(base: Config, library: str, recipe: str, size: int, device: str, batch: int, workers: int) -> Config:

@@ -59,6 +59,11 @@ class Side:
     agreement: float = 1.0
 
 
+def _as_trained(trained: Trained) -> Side:
+    size = sum(each.nbytes for each in trained.model.state_dict().values())
+    return Side(lambda: trained.model, size, trained.evaluate(trained.loader())[0][trained.task.meters[0].name])
+
+
 def _exported(name: str, trained: Trained, scratch: Path) -> Side:
     """Export a model.
 
@@ -107,12 +112,7 @@ def inference(
         for name in names:
             status.update(f"exporting: {name}")
             try:
-                if name == "pytorch":
-                    size = sum(each.nbytes for each in trained.model.state_dict().values())
-                    score = trained.evaluate(trained.loader())[0][meter.name]
-                    sides[name] = Side(lambda: trained.model, size, score)
-                else:
-                    sides[name] = _exported(name, trained, scratch)
+                sides[name] = _as_trained(trained) if name == "pytorch" else _exported(name, trained, scratch)
             except EffLoopError as error:
                 unavailable[name] = str(error)
         status.update("measuring in turns")
@@ -123,15 +123,10 @@ def inference(
             (name, count): partial(_measure, side, count, images) for count in counts for name, side in sides.items()
         }
         measured = in_turns(runs, repeats, warm_up=1) if runs else {}
-    rows: list[Row] = []
     base = {count: _speed(turns) for (name, count), turns in measured.items() if name == "pytorch"}
-    for name in names:
-        for count in counts:
-            if turns := measured.get((name, count)):
-                row = _row(name, sides[name], count, turns)
-                rows.append(row | ({"ratio": _speed(turns) / base[count]} if count in base else {}))
-        if name in unavailable:
-            rows.append({"name": name, "remark": unavailable[name]})
+    rows = [_row(name, sides[name], count, turns, base.get(count)) for (name, count), turns in measured.items()]
+    rows += [{"name": name, "remark": reason} for name, reason in unavailable.items()]
+    rows.sort(key=lambda row: names.index(row["name"]))  # of one format by threads, as measured
     model, sides_px = trained.config.model, trained.config.size
     facts = {"what": "inference", "run": str(run), "model": getattr(model, "arch", model.name), "score": meter.name}
     facts |= {"image_size": trained.config.image_size, "batch": batch, "repeats": repeats, "cores": found}
@@ -183,8 +178,9 @@ def _speed(turns: Sequence[tuple[list[float], float]]) -> float:
     return statistics.median(speed for _, speed in turns)
 
 
-def _row(name: str, side: Side, threads: int, turns: Sequence[tuple[list[float], float]]) -> Row:
+def _row(name: str, side: Side, threads: int, turns: Sequence[tuple[list[float], float]], base: float | None) -> Row:
     ms = [1000 * second for seconds, _ in turns for second in seconds]
     facts = {"bytes": side.bytes, "score": side.score, "agreement": side.agreement}
     figures = {"ms": ms, "ms_p95": float(np.percentile(ms, 95)), "images_per_s": [speed for _, speed in turns]}
-    return {"name": name, "threads": threads, **facts, **figures}
+    ratio = {} if base is None else {"ratio": _speed(turns) / base}
+    return {"name": name, "threads": threads, **facts, **figures, **ratio}

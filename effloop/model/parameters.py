@@ -158,6 +158,9 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         model: changed in place.
         patterns: names of modules or parameters, or glob patterns (`*` also matches dots); a module's name includes
             everything in it.
+
+    Raises:
+        ConfigError: a pattern matches nothing, or nothing is left to train.
     """
     parameters = dict(model.named_parameters())
     modules = [name for name, _ in model.named_modules() if name]

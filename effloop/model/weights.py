@@ -58,6 +58,9 @@ def load_weights(
     Returns:
         A line of text: source, number of tensors, what stays as initialised, and the mean and std that the weights
         expect where the run's are others.
+
+    Raises:
+        ConfigError: there are no such weights, they can't be downloaded or read, or they are of another model.
     """
     found, where, expects = _found(weights, zoo, image_size, normalisation)
     tensors, own = _renamed(found, model), model.state_dict()

@@ -138,11 +138,19 @@ class Decoder(ABC):
         """
 
     def read_info(self, data: Encoded) -> ImageInfo:
-        """The size, and whatever else `decode_with_info` needs of the header; raises as `size`."""
+        """The size, and whatever else `decode_with_info` needs of the header.
+
+        Raises:
+            DataError: as `size`.
+        """
         return Size(*self.size(data))
 
     def read_infos(self, images: EncodedImages) -> Sequence[ImageInfo]:
-        """`read_info` of (N,) images at once; overridden where that is faster."""
+        """`read_info` of (N,) images at once; overridden where that is faster.
+
+        Raises:
+            DataError: as `read_info`, of any of them.
+        """
         return [self.read_info(data) for data in images]
 
     @property

@@ -36,6 +36,9 @@ def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8], flip: bool = 
         region: (h, w, C) uint8, maybe a view; C is 1 or 3.
         out: (H, W, C) uint8, contiguous; written.
         flip: whether it is flipped from left to right as well.
+
+    Raises:
+        ValueError: `out` is read-only.
     """
     if resized_by_vectors(region, out, flip):
         return
