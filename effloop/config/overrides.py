@@ -139,7 +139,8 @@ OTHER_NAMES = {name: key for key, names in _OTHER_NAMES.items() for name in name
 
 REMOVED = {
     "data.window": "all files behind a URL are fetched before training: set data.download_gb high enough for them, or "
-    "read shards as a stream, by MosaicML's streaming or WebDataset, in a loop of your own"
+    "read shards as a stream, by MosaicML's streaming or WebDataset, in a loop of your own",
+    "data.labels": "write the LMDB again with keys like CLASS/NAME.jpg, or as pickles of (image, label)",
 }
 """Key that EffLoop had -> what to do instead. In a config of that time it may still be null."""
 
@@ -186,7 +187,7 @@ _REPLACES = {"optim.lr": "lr", "amp": "precision", "precision": "amp"}
 """Key -> the one that would override it, or contradict it, if an experiment or a saved config has set that."""
 PATHS = frozenset(
     """
-    data.root data.val_root data.images data.labels data.colors data.index_dir data.download_dir model.weights
+    data.root data.val_root data.images data.colors data.index_dir data.download_dir model.weights
     model.backbone_weights distill.teacher resume out
     """.split()  # noqa: SIM905
 )

@@ -300,7 +300,7 @@ LMDB: dict[str, tuple[dict[bytes, Any], str]] = {
     "a dict": ({b"0": {"photo": b"x", "label": 1}}, "holds 2 values, not (image, label)"),
     "a text as label": (
         {b"0": (b"x", "cat")},
-        "has the label 'cat'; allowed are whole numbers from 0, or set data=lmdb data.labels=FILE",
+        "has the label 'cat'; allowed are whole numbers from 0, or set the names of all classes",
     ),
     "a number": ({b"0": (b"x", 1.5)}, "has the label 1.5; allowed are whole numbers"),
     "another array": (
@@ -309,7 +309,7 @@ LMDB: dict[str, tuple[dict[bytes, Any], str]] = {
     ),
     "floats": ({b"0": (np.zeros((3, 4)), 1)}, "holds an array of float64 and shape (3, 4); allowed are uint8 pixels"),
     "mixed": ({b"0": (b"x", 1), b"1": (np.zeros((3, 4), np.uint8), 1)}, "'1' isn't stored as the first one is"),
-    "no labels": ({b"a": JPEG}, "holds images without labels: set data=lmdb data.labels=FILE"),
+    "no labels": ({b"a": JPEG}, "holds images without labels; write them with keys like CLASS/NAME.jpg"),
     "nothing": ({}, "has no samples in its main database, which alone is read (no named one)"),
     **{
         name: ({b"0": data}, "the value of '0' is no image and no pickle of (image, label); write it as one")

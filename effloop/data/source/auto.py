@@ -18,10 +18,8 @@ from effloop.data.source.storage.kept import opening_once
 from effloop.errors import ConfigError, DataError
 
 _HUB = re.compile(r"hf://datasets/([^/]+(?:/[^/@]+)?)(?:@([^/]+))?/?")
-_KEYS = {"classes", "mask", "reduce_zero", "colors", "image", "label", "labels"}
+_KEYS = {"classes", "mask", "reduce_zero", "colors", "image", "label"}
 """Keys that only some formats have."""
-_MEANT = {"label": "labels=FILE, a file of labels", "labels": "label=NAME, where its labels are"}
-"""What may be meant by a key that a format doesn't have."""
 _SPLITS = {"train", "val", "test", *chain(*USUAL.values())}
 
 
@@ -36,7 +34,6 @@ class AutoConfig(DataConfig):
         reduce_zero, colors: how masks are read, as of `data=masks`.
         image, label: which columns, arrays, features or extensions are images and targets, as of the format that is
             found; null is its default.
-        labels: a file of labels, as of `data=lmdb`.
     """
 
     root: str | None = None
@@ -47,7 +44,6 @@ class AutoConfig(DataConfig):
     colors: str | None = None
     image: str | None = None
     label: Any = None
-    labels: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,9 +62,7 @@ class AutoConfig(DataConfig):
         given = {key: value for key, value in own.items() if key not in _KEYS or value not in (None, False)}
         for key in sorted(_KEYS & given.keys() - known):
             have = ", ".join(each for each in _formats() if hasattr(sources[each].config, key))
-            meant = _MEANT.get(key, "")
-            fix = f"set data.{meant}" if meant.partition("=")[0] in known else "leave it out"
-            raise ConfigError(f"data.{key}: {given[key]} is for {have}, but the data is data={name}; {fix}")
+            raise ConfigError(f"data.{key}: {given[key]} is for {have}, but the data is data={name}; leave it out")
         if "label" in given and name != "csv":  # of which alone several columns may be named
             if isinstance(self.label, list):
                 raise ConfigError(f"data.label: {self.label} is for tables, but the data is data={name}; set one name")

@@ -5,8 +5,7 @@ sample is one range of bytes in `data.mdb`. Training neither walks the tree nor 
 reopen after a fork, no reader slots, nothing that a damaged page could crash.
 
 Environments of other programs, ROOT/SPLIT.lmdb, ROOT/NAME_SPLIT_lmdb/data.mdb or a single one, are copied once. A value
-is (image, label), or a dict of both, by pickle, as folder2lmdb writes it, or an image whose label is in a file or in
-its key (`CLASS/NAME.jpg`).
+is (image, label), or a dict of both, by pickle, as folder2lmdb writes it, or an image with the key `CLASS/NAME.jpg`.
 
 EffLoop's own layout: ROOT/SPLIT/data.mdb, which any LMDB 0.9 reads, and ROOT/SPLIT.index beside the folder. Keys are
 the samples' numbers, nine decimal digits. Values, little-endian: u32 CRC-32C of the encoded image, u32 label, u16
@@ -20,7 +19,8 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -49,10 +49,9 @@ from effloop.data.source.storage.indexed import (
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig, Split, check_header
-from effloop.data.source.storage.targets import Targets, read_targets, row_of
+from effloop.data.source.storage.targets import CLASSES, Targets, read_targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
-from effloop.data.source.tables import encoded, open_table, shown
-from effloop.data.source.vocabulary import IMAGE_KEYS, IMAGE_PATH, LABEL, LABEL_KEYS, is_of_split
+from effloop.data.source.vocabulary import IMAGE_KEYS, LABEL_KEYS, is_of_split
 from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import file_system
 
@@ -72,12 +71,10 @@ class LmdbConfig(PackedConfig):
     """Fields of `data=lmdb`.
 
     Attributes:
-        labels: a file with labels of images that have none in their environment: CSV, TSV, or lines `NAME LABEL`.
         classes: names of the classes of another program's environment, in the order of their labels; null: those of
             classes.txt, or of the labels themselves.
     """
 
-    labels: str | None = None
     classes: list[str] | None = None
 
 
@@ -126,14 +123,13 @@ class LmdbSource(IndexedSource, ImportedSource):
         own = index_path(self.base(), self.split).is_file() or (bool(files) and _is_own(files[0]))
         if files and not own:
             return self.open_copy()
-        for key in ("labels", "classes") if own else ():
-            if (value := getattr(self.config, key)) is not None:
-                raise ConfigError(f"data.{key}: '{value}', but {self.where} has {key} of its own; leave it out")
+        if self.config.classes is not None and own:
+            raise ConfigError(f"data.classes: {self.where} has classes of its own; leave it out")
         return super().open_split()
 
     def originals(self) -> list[Path]:
-        beside = [self.base() / NAMES, *said(self.base()), *filter(None, [self._labels_file()])]
-        return [*self.shards(self.base()), *(file for file in beside if file.is_file())]
+        names = self.base() / NAMES
+        return [*self.shards(self.base()), *[names] * names.is_file(), *said(self.base())]
 
     def contents(self, files: Sequence[Path]) -> Contents:
         found, targets = self._foreign(), read_targets(self.base())
@@ -149,7 +145,7 @@ class LmdbSource(IndexedSource, ImportedSource):
         return Contents(found.records(targets), found.count, found.num_bytes, names or (), targets, found.about)
 
     def _foreign(self) -> Foreign:
-        return Foreign(_tree(self.shards(self.base())[0]), self.config.classes, self._labels_file())
+        return Foreign(_tree(self.shards(self.base())[0]), self.config.classes)
 
     def _labels_end(self, split: str) -> int:
         """One more than the largest label of a split: of its copy, where there is one, or else by reading it."""
@@ -160,9 +156,6 @@ class LmdbSource(IndexedSource, ImportedSource):
         if copy is not None and f"{split}/label" in copy:
             return int(copy.unsigned(f"{split}/label").max()) + 1
         return other._foreign().labels_end()
-
-    def _labels_file(self) -> Path | None:
-        return None if self.config.labels is None else Path(self.config.labels).expanduser().absolute()
 
     def embedded_header(self, files: Sequence[Path]) -> dict[str, Any] | None:
         tree = _tree(files[0])
@@ -235,51 +228,41 @@ class Foreign:
     Args:
         tree: of the environment.
         names: of the classes, in the order of their labels, as `data.classes` gives them.
-        labels: a file with labels, where the environment has none.
 
     Attributes:
         count: how many they are.
         num_bytes: of their values together.
         about: how the images are encoded, as of `Contents`.
         classes: names; None where labels are numbers without names.
-
-    Raises:
-        ConfigError: there is no such file of labels.
-        DataError: no samples, or values that aren't read.
     """
 
-    def __init__(self, tree: Tree, names: Sequence[str] | None, labels: Path | None) -> None:
-        self._tree, self._names = tree, names
+    def __init__(self, tree: Tree, names: Sequence[str] | None) -> None:
+        self._tree = tree
         self.count = self.num_bytes = 0
-        self._lengths = set[int]()  # of keys that are numbers; 0 where one is none
+        self._lengths, folders = set[int](), set[bytes]()
         for value in self._samples(None):
             self.count, self.num_bytes = self.count + 1, self.num_bytes + value.size
             self._lengths.add(len(value.key) if value.key.isdigit() else 0)
+            folders.add(_folder(value.key))
         if not self.count:
             raise DataError(
                 f"{tree.path} has no samples in its main database, which alone is read (no named one); write them there"
             )
         first = next(self._in_order())
         self._alone = _is_image(self._data(first))
-        self._raw = not self._alone and not isinstance(self._pair(first)[0], bytes)
+        if self._alone and b"" in folders:
+            raise DataError(
+                f"{tree.path} holds images without labels; write them with keys like CLASS/NAME.jpg, or as pickles of "
+                "(image, label)"
+            )
+        self.classes = None if names is None else [*names]
+        if self._alone and names is None:
+            self.classes = [*map(printable, sorted(folders))]
+            names = [*map(os.fsdecode, sorted(folders))]
+        self._places = {name: place for place, name in enumerate(names or ())}
+        with self._named(first):
+            self._raw = not isinstance(self._pair(first)[0], bytes)
         self.about = RAW if self._raw else ORIGINAL
-        self._label_of: Callable[[bytes, Any], Any] = lambda _, label: label
-        self.classes: list[str] | None = None if names is None else [*names]
-        if labels is not None:
-            found, of_file = read_labels(labels, lambda key: tree.find(key) is not None, names)
-            self.classes = self.classes or of_file
-
-            def in_file(key: bytes, _: Any) -> int:
-                label = found.get(key, found.get(os.path.splitext(key)[0]))
-                if label is None:
-                    raise DataError(f"has no label in {labels}; add a row for each sample")
-                return label
-
-            self._label_of = in_file
-        elif self._alone:
-            folders = self._folders()
-            places = {folder: place for place, folder in enumerate(folders)}
-            self._label_of, self.classes = lambda key, _: places[_folder(key)], [*map(printable, folders)]
 
     def _samples(self, length: int | None) -> Iterator[Value]:
         """The values that are samples, with keys of this length, in LMDB's order."""
@@ -293,109 +276,39 @@ class Foreign:
         return chain.from_iterable(map(self._samples, [None] if 0 in self._lengths else sorted(self._lengths)))
 
     def records(self, targets: Targets) -> Iterator[Record]:
-        """All samples, those with numbers for keys in the order of the numbers.
-
-        Raises:
-            DataError: a value can't be read; the message has file and key.
-        """
-        places = {name: place for place, name in enumerate(self._names or ())}
+        """All samples; raises a DataError with file and key for a value that can't be read."""
         for value in self._in_order():
-            image, label = self._pair(value)
-            try:
+            with self._named(value):
+                image, label = self._pair(value)
                 if isinstance(image, bytes) == self._raw:
                     raise DataError("isn't stored as the first one is; write the environment again, all alike")
-                label, target = _learned(self._label_of(value.key, label), targets, places)
+                label, target = _learned(label, targets, self._places)
                 yield Record(value.key, label, image if isinstance(image, bytes) else _encoded(image), target)
-            except DataError as error:
-                raise self._wrong(value, str(error)) from None
+
+    @contextmanager
+    def _named(self, value: Value) -> Iterator[None]:
+        """Within it errors name the file and the key."""
+        try:
+            yield
+        except DataError as error:
+            what = f"the value of '{printable(value.key[:200])}' {error}"
+            raise DataError(f"{self._tree.path}: {what}") from None
 
     def labels_end(self) -> int:
         """One more than the largest label; raises as `records`."""
-        return 1 + max(record.label for record in self.records(Targets()))
+        return 1 + max(record.label for record in self.records(CLASSES))
 
     def _pair(self, value: Value) -> tuple[bytes | NDArray[Any], Any]:
-        """Image and label of a value."""
+        """Image and label of a value; the label of an image alone is the folder in its key."""
         data = self._data(value)
-        if self._alone:
-            return data, None  # whether it is an image is checked as in all formats
-        try:
-            if data[:1] not in (b"\x80", b"(", b"]", b"}"):
-                raise DataError("is no image and no pickle of (image, label); write it as one")
-            return _pair_of(unpickle(data))
-        except DataError as error:
-            raise self._wrong(value, str(error)) from None
+        if self._alone:  # whether it is an image is checked as in all formats
+            return data, os.fsdecode(_folder(value.key))
+        if data[:1] not in (b"\x80", b"(", b"]", b"}"):
+            raise DataError("is no image and no pickle of (image, label); write it as one")
+        return _pair_of(unpickle(data))
 
     def _data(self, value: Value) -> bytes:
         return self._tree.data[value.offset : value.offset + value.size]
-
-    def _folders(self) -> list[bytes]:
-        """The folders in keys, in the order of their labels."""
-        found = {_folder(value.key) for value in self._samples(None)}
-        if b"" in found:
-            raise DataError(
-                f"{self._tree.path} holds images without labels: set data=lmdb data.labels=FILE, with a row for each: "
-                "key, label"
-            )
-        order = [os.fsencode(name) for name in self._names or ()]
-        if order and (missing := found - {*order}):
-            raise _not_named(self._tree.path, printable(min(missing)))
-        return order or sorted(found)
-
-    def _wrong(self, value: Value, what: str) -> DataError:
-        return DataError(f"{self._tree.path}: the value of '{printable(value.key[:200])}' {what}")
-
-
-def read_labels(
-    path: Path, is_name: Callable[[bytes], bool], names: Sequence[str] | None
-) -> tuple[Mapping[bytes, int], list[str] | None]:
-    """Labels by names, from CSV, TSV, JSON lines, parquet, or lines `NAME LABEL`; and names of the classes.
-
-    Labels that are all whole numbers are classes' numbers, without names; otherwise they are classes' names, which are
-    sorted.
-
-    Args:
-        path: of the file.
-        is_name: whether a text is the name of a sample, as in a first row that has no columns' names.
-        names: of the classes, in order, where `data.classes` gives them.
-
-    Raises:
-        ConfigError: there is no such file.
-        DataError: it can't be read.
-    """
-    if not path.is_file():
-        raise ConfigError(
-            f"data.labels: '{path}' is not there; set data.labels=FILE (a column, of other formats, is data.label)"
-        )
-
-    def is_data(fields: Sequence[str]) -> bool:
-        return is_name(encoded(fields[0].strip())) or (len(fields) == 1 and len(fields[0].split()) == 2)
-
-    table = open_table(path, is_data)
-    name = table.first(IMAGE_PATH) or 0
-    others = [usual for usual in LABEL if table.first([usual]) != name]
-    label = table.first(others)
-    label = int(name == 0) if label is None else label
-    several = len(table.columns) > 1
-    found: dict[bytes, str] = {}
-    for number, row in table.rows([name, label] if several else [0]):
-        fields = [*row] if several else row[0].rsplit(None, 1)
-        if len(fields) != 2 or not fields[1].strip():
-            raise DataError(f"{table.at(number)}: no name and label; write both in each row")
-        text = fields[1].strip()
-        if found.setdefault(encoded(fields[0].strip()), text) != text:
-            raise DataError(f"{table.at(number)}: '{shown(fields[0])}' comes twice, with another label; remove one")
-    texts = set(found.values())
-    if all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts):
-        return {key: int(text) for key, text in found.items()}, None
-    classes = [*(names or sorted(texts))]
-    places = {text: place for place, text in enumerate(classes)}
-    if missing := texts - places.keys():
-        raise _not_named(path, shown(min(missing)))
-    return {key: places[text] for key, text in found.items()}, classes
-
-
-def _not_named(path: Path, name: str) -> DataError:
-    return DataError(f"{path} has the class '{name}', which data.classes doesn't name; add it")
 
 
 def _folder(key: bytes) -> bytes:
@@ -446,8 +359,8 @@ def _learned(label: Any, targets: Targets, places: dict[str, int]) -> tuple[int,
     if type(label) is not int or label < 0:
         what = repr(label) if isinstance(label, int | float | str | None) else f"a {type(label).__name__}"
         raise DataError(
-            f"has the label {what[:80]}; allowed are whole numbers from 0, or set data=lmdb data.labels=FILE, or "
-            "the names of all classes: data.classes=[NAME,…]"
+            f"has the label {what[:80]}; allowed are whole numbers from 0, or set the names of all classes: "
+            "data=lmdb data.classes=[NAME,…]"
         )
     return label, b""
 

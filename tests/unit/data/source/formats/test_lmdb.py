@@ -263,64 +263,26 @@ def test_a_single_environment(photos: Path, here: Path) -> None:
             open_source("lmdb", root)
 
 
-LABELS: dict[str, Callable[[Samples], str]] = {
-    "labels.csv": lambda samples: "file_name,label\n" + "".join(f"{n},{'xyz'[y]}\n" for n, _, y in samples),
-    "labels.tsv": lambda samples: "".join(f"{name}\t{label}\n" for name, _, label in samples),
-    "val.txt": lambda samples: "".join(f"{name} {label}\n" for name, _, label in reversed(samples)),
-    "other.csv": lambda samples: "class,id\n" + "".join(f"{'xyz'[y]},{n[:-4]}\n" for n, _, y in samples),
-}
-
-
-@pytest.mark.parametrize("name", LABELS)
-def test_a_file_of_labels(name: str, photos: Path, tmp_path: Path) -> None:
-    samples = [(each.replace("/", "_"), data, label) for each, data, label in samples_of(photos, "train")]
-    named(tmp_path, "train", samples)
-    labels = tmp_path / name
-    labels.write_text(LABELS[name](samples))
-    source = open_source("lmdb", tmp_path, labels=str(labels))
-    expected = {each: label for each, _, label in samples}
-    assert source.classes == (("x", "y", "z") if labels.suffix == ".csv" else ("0", "1", "2"))
-    assert {source.key(i): int(source.labels[i]) for i in range(len(source))} == expected
-    labels.write_text(LABELS[name](samples[1:]))
-    with pytest.raises(DataError, match=f"'{samples[0][0]}' has no label in {labels}; add a row"):
-        open_source("lmdb", tmp_path, labels=str(labels))
-
-
 def test_names_of_classes(photos: Path, tmp_path: Path) -> None:
-    """`data.classes` names numbers, and orders texts, folders and what a file of labels says; it has to name all."""
+    """`data.classes` names numbers, and orders texts and folders; it has to name all."""
     samples = samples_of(photos, "train")
-    (tmp_path / "labels.csv").write_text("name,label\n" + "".join(f"{n},{'xyz'[y]}\n" for n, _, y in samples))
     for name, value in (("numbers", lambda y: y), ("texts", lambda y: "xyz"[y])):
         put(
             tmp_path / name / "train.lmdb",
             {b"%d" % n: pickle.dumps((data, value(y))) for n, (_, data, y) in enumerate(samples)},
         )
     named(tmp_path / "folders", "train", samples)
-    order = {"numbers": "xyz", "texts": "zyx", "folders": "cba", "labels": "yxz"}
+    order = {"numbers": "xyz", "texts": "zyx", "folders": "cba"}
     for name, names in order.items():
-        root = tmp_path / ("folders" if name == "labels" else name)
-        labels = {"labels": str(tmp_path / "labels.csv")} if name == "labels" else {}
-        source = open_source("lmdb", root, classes=[*names], **labels)
+        source = open_source("lmdb", tmp_path / name, classes=[*names])
         assert source.classes == tuple(names)
         of = "abc" if name == "folders" else "xyz"
         found = {read_bytes(source, i): source.classes[int(source.labels[i])] for i in range(len(source))}
         assert found == {data: of[y] for _, data, y in samples}
         with pytest.raises((DataError, ConfigError)) as error:
-            open_source("lmdb", root, classes=[*names[:2]], **labels)
+            open_source("lmdb", tmp_path / name, classes=[*names[:2]])
         assert "\n" not in str(error.value)
         assert name == "numbers" or "which data.classes doesn't name; add it" in str(error.value)
-
-
-def test_a_column_where_a_file_is_meant(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`data.label` is a column, `data.labels` a file: each refusal names the other."""
-    named(here / "set", "train", samples_of(photos, "train"))
-    for words, wanted in (
-        (["data.root=set", "data.label=labels.csv"], "set data.labels=FILE"),
-        (["data=tar", f"data.root={photos}", "data.labels=label"], "data.labels"),
-        (["data.root=set", "data.labels=label", "data.val=0.2"], "a column, of other formats, is data.label"),
-    ):
-        assert main(["show", *words]) == 2
-        assert wanted in capsys.readouterr().err
 
 
 JPEG = b"\xff\xd8\xff\xe0 a JPEG"
@@ -342,11 +304,10 @@ def test_an_environment_of_two_splits(tmp_path: Path) -> None:
     assert len(open_source("lmdb", tmp_path, "train_val")) == 1
 
 
-def test_labels_of_its_own(photos: Path, tmp_path: Path) -> None:
+def test_classes_of_its_own(photos: Path, tmp_path: Path) -> None:
     root = write_as("lmdb", photos, tmp_path / "set.lmdb")
-    (tmp_path / "labels.csv").write_text("name,label\nx,1\n")
-    with pytest.raises(ConfigError, match=r"^data\.labels: .* has labels of its own; leave it out$"):
-        open_source("lmdb", root, labels=str(tmp_path / "labels.csv"))
+    with pytest.raises(ConfigError, match=r"^data\.classes: .* has classes of its own; leave it out$"):
+        open_source("lmdb", root, classes=["x"])
 
 
 def test_classes_are_counted_over_splits(photos: Path, tmp_path: Path) -> None:
