@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,7 +90,3 @@ class Preview:
     # the images alone
     masks: tuple[NDArray[np.uint8] | None, ...] = ()
     classes: tuple[str, ...] = ()  # names of the masks' values
-
-
-Previews = Callable[[int, int, Callable[[ImageSize], int]], Preview]
-"""How many samples, how many epochs, and size of the images -> how many samples at most."""

@@ -45,7 +45,6 @@ WORDS = (
     f"epochs={EPOCHS}",
     "num_workers=1",
     "record.log_every=3",
-    "record.samples=0",
     "optim.ema=0.9",
     "schedule=step",
     "checkpoint.every_steps=2",

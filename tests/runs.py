@@ -41,7 +41,7 @@ def make_photos(root: Path, train: int = 40, val: int = 13, classes: int = 3) ->
 def train(photos: Path, *overrides: str) -> int:
     """Train a tiny run in this process, without TensorBoard's files unless asked for; returns the exit code."""
     shown = any(word.startswith("record=") or word == "record.tensorboard=true" for word in overrides)
-    quiet = [] if shown else ["record.tensorboard=false", "record.samples=0"]
+    quiet = [] if shown else ["record.tensorboard=false"]
     return main(once("train", f"data.root={photos}", *TINY, *quiet, *overrides))
 
 

@@ -56,7 +56,7 @@ PACKAGES = (
 FORMATS = ("folder", "hdf5", "lmdb", "memmap", "n5", "parquet", "pth", "recordio", "tar", "tfrecord", "zarr", "zarr2")
 READ_BY = {"zarr2": "zarr", "n5": "zarr"}
 UINT8 = ("data.mean=null", "data.std=null")
-RUN = (*TINY, "epochs=3", "device=cpu", "record.log_every=1", "record.tensorboard=false", "record.samples=0")
+RUN = (*TINY, "epochs=3", "device=cpu", "record.log_every=1", "record.tensorboard=false")
 
 
 class Lab:

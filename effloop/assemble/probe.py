@@ -49,15 +49,15 @@ def build_probe(
     """What a probe loads for training and validation, and lines for users; the model's head is all that is trained."""
     config = environment.config
     head = find_head(model.eval(), config.size, config.data.channels)
-    train = build_loader(config, "train", parallel=environment.parallel, evaluate=True)
+    images = build_loader(config, "train", parallel=environment.parallel, evaluate=True)
     splits, notes = {}, []
-    for split, loader in (("train", train), ("val", data.val)):
+    for split, loader in (("train", images), ("val", data.val)):
         started = time.perf_counter()
         splits[split] = _computed(Features(model, head), loader, environment)
         count, width = splits[split].shape
         notes.append(f"features  {split}: {count:,} x {width}, computed in {time.perf_counter() - started:.1f} s")
     train_head_only(model, head)
-    streams = FeatureStream(data.train, splits["train"], config.probe, train), FeatureStream(data.val, splits["val"])
+    streams = FeatureStream(data.train, splits["train"], config.probe), FeatureStream(data.val, splits["val"])
     return *streams, notes
 
 

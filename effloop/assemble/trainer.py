@@ -28,7 +28,6 @@ from effloop.runs import folder as folders
 from effloop.runs.reader import flatten
 from effloop.system.command import seconds_of_command
 from effloop.system.files import keep_rows, remove_stale
-from effloop.train.evaluation import compare_some
 from effloop.train.nan import LIST, StopOrSkip
 from effloop.train.stopping import EarlyStop, StopConfig
 from effloop.train.trainer import LoopConfig, Progress, Trainer
@@ -193,7 +192,6 @@ def _trainer(
         profiler=profilers.build(config.profile, run_dir, parallel.device, parallel.rank),
         train=learner.train,
         val=learner.val,
-        compare=partial(compare_some, data.val, environment.precision) if environment.task.spatial else None,
         recorded=nullcontext if parallel.rank else partial(folders.state_recorded, run_dir),
         stop=EarlyStop(config.stop, checkpoints.meter) if config.stop != StopConfig() else None,
         notes=[*environment.notes, *data.notes, *learner.notes],

@@ -141,8 +141,9 @@ REMOVED = {
     "data.window": "all files behind a URL are fetched before training: set data.download_gb high enough for them, or "
     "read shards as a stream, by MosaicML's streaming or WebDataset, in a loop of your own",
     "data.labels": "write the LMDB again with keys like CLASS/NAME.jpg, or as pickles of (image, label)",
+    "record.samples": f"{PROGRAM} show draws the samples",
 }
-"""Key that EffLoop had -> what to do instead. In a config of that time it may still be null."""
+"""Key that EffLoop had -> what to do instead."""
 
 
 def unknown_key(key: str, keys: Mapping[str, Collection[str]], chosen: Mapping[str, str]) -> str:

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from effloop.batch import Batch, ImageSize, Preview
+from effloop.batch import Batch
 from effloop.data.loader import Loader
 from effloop.data.order import without_repeats
 from effloop.data.plan import to_native_byteorder
 
 
 class FeatureStream:
-    """The samples of a loader in its order, as features; its images are only looked at.
+    """The samples of a loader in its order, as features.
 
     Args:
         loader: of the images.
         features: (N, D) float32 of all samples, which may be a memory-mapped file.
         passes: how often an epoch goes over them.
-        shown: a loader of the images that the features are of; None is `loader`.
     """
 
-    def __init__(
-        self, loader: Loader, features: NDArray[np.float32], passes: int = 1, shown: Loader | None = None
-    ) -> None:
+    def __init__(self, loader: Loader, features: NDArray[np.float32], passes: int = 1) -> None:
         self.loader = loader
-        self.shown = shown or loader
         self.features = features
         self.passes = passes
 
@@ -61,10 +57,6 @@ class FeatureStream:
                 ids=torch.from_numpy(ids),
                 valid=torch.from_numpy(valid).to(device),
             )
-
-    def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int]) -> Preview:
-        """As `Loader.preview`: the images that the features are of, which are the same in all epochs."""
-        return self.shown.preview(num_samples, min(1, num_epochs), most)
 
     def close(self) -> None:
         """As `Loader.close`."""

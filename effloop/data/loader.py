@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -125,7 +125,7 @@ class Loader:
         images = self.transfer.pixels(batch.images)
         return images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu().numpy()
 
-    def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int] | None = None) -> Preview:
+    def preview(self, num_samples: int, num_epochs: int) -> Preview:
         """Samples spread evenly over the split, in the first epochs, as the model sees them.
 
         With MixUp or CutMix each is mixed with the row above, not with its neighbour in the epoch; the first with the
@@ -134,7 +134,6 @@ class Loader:
         Args:
             num_samples: how many; all, if there are fewer.
             num_epochs: how many.
-            most: size of the images -> how many samples at most; None sets no limit.
 
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
@@ -142,8 +141,6 @@ class Loader:
         source = self.plan.source
         last = len(source) - 1
         count = min(num_samples, len(source))
-        if most is not None:  # the recipe decides the images' size, so one is loaded to see
-            count = min(count, most(ImageSize(*self.samples([0]).images.shape[-2:])))
         ids = np.unique(np.linspace(0, last, count).astype(np.int64)).tolist()
         mix = self.transfer.mix
         others = [last] * (len(ids) == 1 and mix is not None and mix.on)  # the one shown is 0
@@ -237,10 +234,6 @@ class Stages:
             self._current.close()
             self._current = loader
         return loader.epoch(epoch, samples_seen)
-
-    def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int] | None = None) -> Preview:
-        """As `Loader.preview`, at the last size; crops and colours are the same at any."""
-        return self.loaders[self.sizes[-1]].preview(num_samples, num_epochs, most)
 
     def close(self) -> None:
         """End all workers."""

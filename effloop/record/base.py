@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from effloop.batch import Batch, Preview, Previews
+from effloop.batch import Batch
 from effloop.errors import check_value
 from effloop.registry import PartConfig, Registry
 
@@ -91,12 +91,6 @@ class Recorder:
 
     def note(self, line: str) -> None:
         """Write a line to the log."""
-
-    def images(self, name: str, preview: Previews) -> None:
-        """Show samples; `preview` loads them, and is called only if they are shown."""
-
-    def predictions(self, position: Position, preview: Callable[[int], Preview]) -> None:
-        """Show what an evaluated model predicts; `preview(count)` is called only if it is shown."""
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, and measure the time spent waiting for each."""

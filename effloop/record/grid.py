@@ -6,7 +6,7 @@ import io
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,12 +126,6 @@ class Layout:
         return _TOP + row * height + top, _LEFT + column * width + left
 
 
-def rows_within(pixels: int, tile: ImageSize, columns: int) -> int:
-    """The number of samples that fit into a picture of so many pixels, names and gaps included; may be 0."""
-    one = Layout(tile, 1, columns)
-    return max(0, (pixels // one.size[1] - _TOP) // one.cell[0])
-
-
 def draw(preview: Preview) -> NDArray[np.uint8]:
     """Draw a row for each sample, a column for each epoch, and their names; below them the classes of masks.
 
@@ -158,13 +152,6 @@ def _tile(preview: Preview, row: int, column: int) -> NDArray[np.uint8]:
     """An image, with its mask if there is one."""
     image, mask = preview.images[row, column], preview.masks[column] if preview.masks else None
     return image if mask is None else overlay(image, mask[row])
-
-
-def reduced(preview: Preview, side: int) -> Preview:
-    """A preview in which no image has more pixels than `side` across or down: every second of them, or fewer."""
-    every = math.ceil(max(preview.images.shape[2:4]) / side)
-    masks = tuple(mask if mask is None else mask[:, ::every, ::every] for mask in preview.masks)
-    return replace(preview, images=preview.images[:, :, ::every, ::every], masks=masks)
 
 
 def legend(values: Sequence[int], classes: Sequence[str], width: int) -> NDArray[np.uint8]:

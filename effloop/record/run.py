@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from effloop.batch import Batch, Preview, Previews
-from effloop.errors import check_value, printable
-from effloop.record import grid
+from effloop.batch import Batch
+from effloop.errors import printable
 from effloop.record.base import Metrics, Position, RecordConfig, Recorder, recorders
 from effloop.record.clock import Clock, Span
 from effloop.record.efficiency import Efficiency
@@ -177,21 +176,15 @@ class RunConfig(RecordConfig):
     Attributes:
         tensorboard: write curves to `tensorboard/` in the run folder.
         console: show progress on standard output.
-        samples: number of training samples shown in TensorBoard, each as in its first epochs; 0 is none.
         mlflow, wandb: log to MLflow, to Weights & Biases; their environment variables set the server.
         project: name of the experiment in MLflow and of the project in Weights & Biases.
     """
 
     tensorboard: bool = True
     console: bool = True
-    samples: int = 8
     mlflow: bool = False
     wandb: bool = False
     project: str = "effloop"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_value("record.samples", self.samples, 0 <= self.samples <= 64, "a number from 0 (none) to 64")
 
     def require(self) -> None:
         if self.mlflow or self.wandb:
@@ -201,12 +194,6 @@ class RunConfig(RecordConfig):
                 trackers.import_mlflow()
             if self.wandb:
                 trackers.import_wandb()
-
-
-_PREVIEW_EPOCHS = 4
-_PICTURES = 10  # parts of a run, with a picture of predictions each: TensorBoard shows as many
-_PREDICTED_SIDE = 256  # pixels; larger images are reduced
-_PREVIEW_PIXELS = 8_000_000  # 100 images of 256 pixels; more take seconds, and TensorBoard keeps them in memory
 
 
 def _without_efficiency(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,8 +238,6 @@ class RunRecorder(Recorder):
         self._intervals: list[Span] = []
         self._other_s: dict[str, float] = defaultdict(float)
         self._evaluated = False
-        self._pictured = -1
-        """Number of the part, of `_PICTURES`, that already has a picture of predictions."""
         self._sinks = Sinks()
         if self._writes:
             self._open("log.txt", LogFile)
@@ -284,7 +269,7 @@ class RunRecorder(Recorder):
         self._open("summary.json", lambda path: FinalFile(path, _without_efficiency))
         self._open("efficiency.json", lambda path: FinalFile(path, lambda summary: asdict(summary["efficiency"])))
         if self.config.tensorboard:
-            self._open("tensorboard", lambda path: self._tensorboard(path, params, names))
+            self._open("tensorboard", self._tensorboard)
         if self.config.mlflow or self.config.wandb:
             from effloop.record.trackers import MlflowSink, WandbSink
 
@@ -293,13 +278,13 @@ class RunRecorder(Recorder):
             if self.config.wandb:
                 self._sinks.open("Weights & Biases", lambda: WandbSink(self.run_dir, self.config.project, params))
 
-    def _tensorboard(self, folder: Path, params: Mapping[str, Any], names: Sequence[str]) -> Sink:
+    def _tensorboard(self, folder: Path) -> Sink:
         """A file that hides what is done again; of the last update, which an evaluation follows, all but its line."""
         from effloop.record.tensorboard import TensorBoardSink
 
         resumed, position = self._resumed, self._epoch.position
         again = resumed.within and position is not None and position.step == resumed.step
-        sink = TensorBoardSink(folder, resumed.step and resumed.step + (not again), params, names)
+        sink = TensorBoardSink(folder, resumed.step and resumed.step + (not again))
         if again:
             (*_, last) = [Span(), *read_times(self.run_dir / "perf.jsonl")[0]]
             sink.train(self._epoch.report(self.task, last))
@@ -319,37 +304,6 @@ class RunRecorder(Recorder):
 
     def note(self, line: str) -> None:
         self._sinks.for_each(lambda sink: sink.note(line))
-
-    def images(self, name: str, preview: Previews) -> None:
-        if not (self._writes and self.config.samples and self.config.tensorboard):
-            return
-        samples = preview(
-            self.config.samples,
-            _PREVIEW_EPOCHS,
-            lambda tile: max(1, grid.rows_within(_PREVIEW_PIXELS, tile, _PREVIEW_EPOCHS)),
-        )
-        if samples.rows:
-            self._show(name, samples, 0)
-
-    def predictions(self, position: Position, preview: Callable[[int], Preview]) -> None:
-        shown = self._writes and self.config.samples and self.config.tensorboard
-        part = position.epoch * _PICTURES // position.epochs
-        if shown and (part != self._pictured or position.epoch == position.epochs - 1):
-            self._pictured = part
-            self._show("predictions", grid.reduced(preview(self.config.samples), _PREDICTED_SIDE), position.step)
-
-    def _show(self, name: str, samples: Preview, step: int) -> None:
-        """Write a picture of samples."""
-        picture = grid.draw(samples)
-
-        def show(sink: Sink) -> None:
-            try:
-                sink.images(name, picture, step)
-            except OSError as error:  # keep the sink: curves are smaller, and may still fit on the disk
-                reason = error.strerror or error
-                self.note(f"{name}: the picture can't be written: {reason}; the run continues without it")
-
-        self._sinks.for_each(show)
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         if not self._epoch.resumed:

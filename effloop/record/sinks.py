@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from effloop.errors import EffLoopError, warn
 from effloop.record.base import Position
 from effloop.record.clock import Span
@@ -132,13 +129,6 @@ class Sink:
 
     def warning(self, line: str) -> None:
         """Write a warning that another sink failed, which standard error already has."""
-
-    def images(self, name: str, picture: NDArray[np.uint8], step: int = 0) -> None:
-        """Write a picture of samples at an update: (H, W, 3) uint8 RGB.
-
-        Raises:
-            OSError: it can't be written; the sink is kept.
-        """
 
     def train(self, report: StepReport) -> None:
         """Write a report of some updates."""

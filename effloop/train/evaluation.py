@@ -148,13 +148,6 @@ def evaluate(
     return [scorer.scores(tune=tune) for scorer in scorers]
 
 
-def compare_some(loader: Loader, precision: Precision, model: nn.Module, count: int) -> Preview:
-    """`compare` of at most `count` samples, spread evenly over a split."""
-    size = len(loader.plan.source)
-    samples = np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64)).tolist()
-    return compare(model, loader, precision, samples)
-
-
 @torch.no_grad()
 def compare(model: nn.Module, loader: Loader, precision: Precision, samples: Sequence[int]) -> Preview:
     """Samples of a loader's source as a model of (N, K, H, W) outputs sees them, each with its target and what is

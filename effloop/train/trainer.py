@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from effloop.batch import Batch, ImageSize, Preview
+from effloop.batch import Batch
 from effloop.checkpoint import Checkpoints, files, rng
 from effloop.errors import ConfigError, PreemptedRunError
 from effloop.optim import NoEMA, restore
@@ -36,8 +36,6 @@ class BatchStream(Protocol):
     def describe(self) -> str: ...  # one line that describes the data
     # The batches of one epoch, from a position on.
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterable[Batch]: ...
-    # Some samples in the first epochs, to look at; may be none. At most `most(size)` samples.
-    def preview(self, num_samples: int, num_epochs: int, most: Callable[[ImageSize], int]) -> Preview: ...
     def close(self) -> None: ...  # stop the workers
 
 
@@ -84,8 +82,6 @@ class Trainer:
     val: BatchStream
     loop: LoopConfig
     notes: Sequence[str] = ()  # lines for the log, written when training begins
-    # (model, number of samples) -> what it predicts of some samples, to look at; None where nothing is
-    compare: Callable[[nn.Module, int], Preview] | None = None
     stop: EarlyStop | None = None  # when the run ends before its last epoch; None never
     # (epochs done, epochs) -> whether the run ends early; the same on all ranks
     prunes: Callable[[int, int], bool] = lambda done, epochs: False
@@ -127,8 +123,6 @@ class Trainer:
         ):
             for line in self.notes:
                 self.recorder.note(line)
-            if not self.progress.step:  # a run that continues has been looked at
-                self.recorder.images("samples", self.train.preview)
             if self.stop:
                 self.stop.begin()
             while self.progress.epoch < self.loop.epochs and not summary:
@@ -205,12 +199,7 @@ class Trainer:
             self.average_buffers()  # a run that is resumed here has those of rank 0 on all ranks
             return {}
         with self.recorder.span("evaluation", position):
-            scores = self.evaluate(self.saving.evaluating(self.recorder.validation(self.val.epoch(0))))
-            if self.compare:
-                self.recorder.predictions(
-                    position, partial(self.compare, self.task.with_output_transform(self.average.model))
-                )
-        return scores
+            return self.evaluate(self.saving.evaluating(self.recorder.validation(self.val.epoch(0))))
 
     def forward_backward(self, batch: Batch, *, sync: bool) -> None:
         """Add one batch's gradients; loss and scores stay on the device."""

@@ -19,7 +19,7 @@ from effloop.system import hardware
 from effloop.system.hardware import check_open_files, is_out_of_memory
 from effloop.train.step import Step
 
-QUIET = ("record.samples=0", "record.tensorboard=false", "device=cpu")
+QUIET = ("record.tensorboard=false", "device=cpu")
 
 
 @pytest.mark.parametrize(

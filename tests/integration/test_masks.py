@@ -94,7 +94,7 @@ def test_damaged_masks_are_skipped(
     )
     (tmp_path / "classes.txt").write_text((root / "classes.txt").read_text())
     for data in (root, table):
-        words = [f"data.root={data}", *RUN, "task.class_weights=balanced", "record.samples=2"]
+        words = [f"data.root={data}", *RUN, "task.class_weights=balanced"]
         assert main([*words, "on_error=skip", "max_errors=2", f"run={data.stem}"]) == 0
         run = tmp_path / "outputs" / data.stem
         assert json.loads((run / "summary.json").read_text())["skipped"] == {"train": 2, "val": 1}

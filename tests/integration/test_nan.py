@@ -19,7 +19,7 @@ from effloop.parallel import Parallel, ParallelConfig
 from effloop.runs.reader import read_run
 from effloop.train.nan import StopOrSkip, all_finite
 
-WORDS = "device=cpu batch_size=4 record.tensorboard=false record.samples=0 schedule=constant"
+WORDS = "device=cpu batch_size=4 record.tensorboard=false schedule=constant"
 RUN = once(*TINY, *WORDS.split())
 POISONED = int(os.environ.get("EFFLOOP_POISONED", "20"))
 
@@ -154,7 +154,7 @@ def test_weights_that_no_gradient_shows_are_not_saved(here: Path) -> None:
 
 
 def test_a_learning_rate_that_is_far_too_high(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(photos, "lr=1e30", "run=run", "record.tensorboard=false", "record.samples=0") == 2
+    assert train(photos, "lr=1e30", "run=run", "record.tensorboard=false") == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     for word in ("nan: epoch 0, step 1, lr 1e+30: the loss is nan", ".jpg), ", "try a lower lr, max_grad_norm=1"):

@@ -164,7 +164,7 @@ def ran(folder: Path) -> bool:
     return path.exists() and '"epoch": 1' in path.read_text()
 
 
-LONG = ("effloop", *TINY, "epochs=400", "device=cpu", "run=x", "record.samples=0")
+LONG = ("effloop", *TINY, "epochs=400", "device=cpu", "run=x")
 
 
 @pytest.mark.parametrize(

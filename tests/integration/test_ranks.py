@@ -25,7 +25,7 @@ from effloop.cli.main import main
 from effloop.errors import PROGRAM, ConfigError
 from effloop.runs.reader import read_run
 
-RUN = [*TINY, "run=run", "device=cpu", "batch_size=4", "record.tensorboard=false", "record.samples=0"]
+RUN = [*TINY, "run=run", "device=cpu", "batch_size=4", "record.tensorboard=false"]
 DDP = [*RUN, "parallel=ddp", "parallel.sync_batchnorm=true"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 

@@ -15,16 +15,13 @@ from masked import NAMES, make_masks, mask_of
 from numpy.typing import NDArray
 from PIL import Image
 from runs import once, stopping_at
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import effloop
-from effloop.batch import ImageSize
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.errors import DataError
 from effloop.inference.trained import Trained
 from effloop.record.grid import PALETTE, Layout, draw, overlay
-from effloop.train.evaluation import compare_some
 
 SMALL = ("image_size=16", "epochs=2", "batch_size=4", "model=unet", "model.width=4", "model.depth=2", "num_workers=0")
 
@@ -35,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(root: Path, *more: str) -> list[str]:
-    quiet = ("record.samples=0", "record.tensorboard=false", "device=cpu")
+    quiet = ("record.tensorboard=false", "device=cpu")
     return once(f"data.root={root}", *SMALL, *quiet, *more)
 
 
@@ -132,7 +129,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seen(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three epochs, evaluated in each."""
     out = tmp_path_factory.mktemp("runs")
-    assert main(once("train", f"data.root={few}", *SEEN, "epochs=3", "record.samples=3", f"out={out}", "run=x")) == 0
+    assert main(once("train", f"data.root={few}", *SEEN, "epochs=3", f"out={out}", "run=x")) == 0
     return out / "x"
 
 
@@ -154,31 +151,6 @@ def test_show_has_overlays_of_the_augmented_masks(few: Path, here: Path) -> None
             assert np.array_equal(found[y : y + 24, x : x + 32], wanted[row])
     assert len(found) > layout.size[0]
     assert np.array_equal(found, draw(loader.preview(3, 2)))
-
-
-def test_tensorboard_has_targets_and_predictions(few: Path, seen: Path) -> None:
-    """After each evaluation; the last one is that of the weights in last.ckpt."""
-    (events,) = (seen / "tensorboard").iterdir()
-    read = EventAccumulator(str(events), {"images": 0})
-    read.Reload()
-    assert sorted(read.Tags()["images"]) == ["predictions", "samples"]
-    images = read.Images("predictions")
-    assert [each.step for each in images] == [2, 4, 6]
-    trained = Trained.open(seen / "checkpoints/last.ckpt")
-    loader = trained.loader()
-    preview = compare_some(loader, trained.precision, trained.model, 3)
-    path = seen / "seen.png"
-    path.write_bytes(images[-1].encoded_image_string)
-    found, layout = pixels(path), Layout(ImageSize(24, 32), 3, 3)
-    assert (preview.columns, preview.classes) == (("image", "target", "prediction"), NAMES)
-    batch = loader.samples([0, 2, 4])
-    predicted = trained.model(batch.images).argmax(dim=1)
-    for row in range(3):
-        image = loader.as_pictures(batch)[row]
-        masks = [batch.targets[row].numpy(), predicted[row].numpy().astype(np.uint8)]
-        for column, wanted in enumerate([image, *(overlay(image, mask) for mask in masks)]):
-            y, x = layout.corner(row, column)
-            assert np.array_equal(found[y : y + 24, x : x + 32], wanted), (row, column)
 
 
 def test_an_experiment_of_another_task_gives_what_fits(few: Path) -> None:

@@ -43,7 +43,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words(table: Path, task: str, *more: str) -> list[str]:
     label = ["data.label=[height,grey]"] if task == "regression" else []
-    return once(f"task={task}", "data=csv", f"data.root={table / task}.csv", *label, *TINY, "record.samples=0", *more)
+    return once(f"task={task}", "data=csv", f"data.root={table / task}.csv", *label, *TINY, *more)
 
 
 @pytest.fixture(scope="module")

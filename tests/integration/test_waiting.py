@@ -147,7 +147,7 @@ def test_a_sample_that_is_read_for_ever(photos: Path, tmp_path: Path, engine: st
     (tmp_path / "hanging.py").write_text(HANGING)
     words = (*TINY, *QUIET, f"data.root={photos}", "run=x", "out=.", f"engine={engine}", "plugins=[hanging.py]")
     timeout = "engine.timeout_s=1" if ended_by == "timeout" else "engine.timeout_s=600"
-    with start("train", *words, timeout, "data.check=0", "record.samples=0", cwd=tmp_path) as process:
+    with start("train", *words, timeout, "data.check=0", cwd=tmp_path) as process:
         if ended_by == "timeout":
             one_line(process, 2, "no sample was loaded for 1 s: ", "/000.jpg", "engine.timeout_s")
             return

@@ -97,14 +97,6 @@ def test_batches_memory_of_the_stage_before_is_let_go(photos: Path) -> None:
             assert {size for size, ring in rings.items() if len(ring)} == slots
 
 
-def test_preview_is_of_one_size(photos: Path) -> None:
-    stages = make_stages(photos, [16, 24], 4)
-    got, wanted = stages.preview(3, 2), make_loader(photos, 24).preview(3, 2)
-    assert got.images.shape == (3, 2, 24, 24, 3)
-    assert (got.images == wanted.images).all()
-    assert (got.rows, got.columns) == (wanted.rows, wanted.columns)
-
-
 def test_the_trainers_model_sees_them_and_evaluation_has_its_own(photos: Path, here: Path) -> None:
     config = effloop.compose(overrides(photos, "image_size=32", "progressive=[16,24]", "epochs=2", "checkpoint=none"))
     trainer = effloop.build_trainer(config)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from effloop.batch import ImageSize, Preview
 from effloop.record import grid
-from effloop.record.grid import Layout, draw, gallery, legend, png, rows_within
+from effloop.record.grid import Layout, draw, gallery, legend, png
 
 
 def preview(rows: int, columns: int, side: int, name: str = "shoes\nshoes/1.jpg") -> Preview:
@@ -34,16 +34,6 @@ def test_tiles_are_pixel_for_pixel(side: int, rows: int, columns: int) -> None:
             covered[y : y + side, x : x + side] += 1
     assert covered.max() == 1  # none over another
     assert covered.sum() == rows * columns * side**2
-
-
-@pytest.mark.parametrize(("side", "columns"), [(1, 1), (64, 4), (300, 2)])
-def test_rows_that_a_picture_has_room_for(side: int, columns: int) -> None:
-    rows = rows_within(2_000_000, ImageSize.of(side), columns)
-    assert (
-        Layout(ImageSize.of(side), rows, columns).pixels
-        <= 2_000_000
-        < Layout(ImageSize.of(side), rows + 1, columns).pixels
-    )
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "衣" * 100 + "\n\n\n", "\udcff $x^2$", ""])
