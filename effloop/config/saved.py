@@ -106,11 +106,11 @@ def _holds_interpolation(plain: Any) -> bool:
 
 
 def _without_removed(plain: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A saved config without keys that were removed since; `data.window` has to be null, as it chose the order."""
+    """A saved config without keys that were removed since: null, or of `record`, which changes no result."""
     kept = dict(plain)
     for key in REMOVED:
         group, _, name = key.partition(".")
-        if isinstance(values := kept.get(group), dict) and (key != "data.window" or values.get(name) is None):
+        if isinstance(values := kept.get(group), dict) and (group == "record" or values.get(name) is None):
             kept[group] = {each: value for each, value in values.items() if each != name}
     return kept
 
