@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from effloop.errors import printable
-from effloop.runs.reader import HASH_CHARS, PLACE, Row, RunRecord, differing_values, flatten, format_value
+from effloop.runs.reader import PLACE, Row, RunRecord, differing_values, flatten, format_value
 from effloop.task import objectives
 
 Tree: TypeAlias = Mapping[str, Any]
@@ -45,28 +45,16 @@ def environments(then: Tree, now: Tree) -> list[str]:
 
 
 def inputs(then: Tree, now: Tree) -> list[str]:
-    """A line for each split or file that has changed; both arguments are as in data.json."""
-    lines = []
-    for key in dict.fromkeys((*then, *now)):
-        both = [tree.get(key) for tree in (then, now)]
-        hashes = [each.get("sha256") if isinstance(each, Mapping) else each for each in both]
-        if hashes[0] != hashes[1]:
-            old, new = (describe_fingerprint(it) if isinstance(it, Mapping) else format_value(it) for it in both)
-            lines.append(f"{key}: {old} then, {new} now")
-    return lines
-
-
-def describe_fingerprint(fingerprint: Tree) -> str:
-    """A fingerprint (over keys, labels and sizes) as text: `40 samples, 31,234 bytes, sha256 0123456789ab`."""
-    counts = [
-        f"{fingerprint[key]:,} {key}" for key in ("samples", "files", "bytes") if isinstance(fingerprint.get(key), int)
-    ]
-    return ", ".join([*counts, f"sha256 {str(fingerprint.get('sha256'))[:HASH_CHARS]}"])
+    """A line for each fact of data.json that has changed, except the places of files."""
+    if not then:
+        return ["data: not recorded then"]
+    kept = [{key: value for key, value in flatten(tree).items() if not key.endswith(".path")} for tree in (then, now)]
+    return [*_then_now(*kept).values()]
 
 
 def configs(then: Tree, now: Tree) -> list[str]:
-    """A line for each config key that differs, except the run's place and `threads`, which the environment has."""
-    return [*_then_now(*(_without(tree, (*PLACE, "threads")) for tree in (then, now))).values()]
+    """A line for each config key that differs, except the run's place and what the environment has as a number."""
+    return [*_then_now(*(_without(tree, (*PLACE, "threads", "parallel.processes")) for tree in (then, now))).values()]
 
 
 def first_difference(then: Sequence[Row], now: Sequence[Row]) -> int | None:
