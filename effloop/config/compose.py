@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
@@ -29,13 +28,13 @@ from effloop.config.overrides import (
     with_paths,
 )
 from effloop.config.schema import Config, run_folder, word
-from effloop.data.source import Kind, ScanError, kind_of
+from effloop.data.source import ScanError, kind_of
 from effloop.errors import ConfigError, EffLoopError
 from effloop.parallel.rank_env import detect_launcher
 from effloop.precision import PrecisionConfig, precisions
 from effloop.registry import choices, groups
 from effloop.system.files import owner
-from effloop.task import check_objective, is_spatial, meters_of
+from effloop.task import check_objective, meters_of
 from effloop.task.base import TASK_OF
 
 MAX_JOBS = 1000
@@ -82,15 +81,15 @@ def checked(words: Sequence[str]) -> list[str]:
     return words
 
 
-def complete(tree: DictConfig, overrides: Sequence[str]) -> tuple[Config, list[str]]:
-    """The config of a composed tree with the task of its data, and the overrides with those that choose that.
+def complete(tree: DictConfig, overrides: Sequence[str], hydras: Sequence[str] = ()) -> tuple[Config, list[str]]:
+    """The config of a composed tree with the task of its data, and the overrides with the one that chooses that.
 
     Raises:
         ConfigError: a value is missing, invalid or contradicts another.
         ScanError: no split of the data can be opened.
     """
     with messages.in_one_line(overrides):
-        overrides = [*overrides, *follow_data(tree, overrides)]
+        overrides = [*overrides, *follow_data(tree, overrides, hydras)]
     return finish(tree, overrides), overrides
 
 
@@ -169,7 +168,7 @@ def compose_run(flags: Sequence[str], overrides: Sequence[str]) -> Composed:
         with _hydra_config(tree):
             task: Any = OmegaConf.to_container(tree.hydra.overrides.task)  # as typed, interpolations and all
             os.environ.update(OmegaConf.to_container(tree.hydra.job.env_set, resolve=True))  # type: ignore[arg-type]
-            config, task = complete(without_hydra(tree), task)
+            config, task = complete(without_hydra(tree), task, tree.hydra.overrides.hydra)
     folder = Path(run_folder(config.out, config.run))
     _check_can_be_made(folder)
     short = os.path.relpath(folder)
@@ -235,15 +234,8 @@ def count_jobs(overrides: Collection[Override]) -> int:
     return prod(counts)
 
 
-# The task that suits the data, model and augmentation that suit the task, where the user has chosen none.
-
-_SPATIAL = {"model": "unet", "augment": "segmentation"}
-"""For tasks with outputs for each pixel: a model that gives them, and operations that are applied to masks, too."""
-
-
-def follow_data(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Choose the task by what the targets of the data are, or tell the data what a chosen task takes; choose a model of
-    pixels and an augmentation of masks for a task of pixels.
+def follow_data(tree: DictConfig, overrides: Sequence[str], hydras: Sequence[str] = ()) -> list[str]:
+    """Choose the task by what the targets of the data are, or tell the data what a chosen task takes.
 
     Only data is opened whose format leaves open what its targets are. What is wrong with it is reported by building, or
     now where that has taken a scan of it.
@@ -251,50 +243,32 @@ def follow_data(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
     Args:
         tree: composed, of `Config`; it is changed.
         overrides: that it is composed of.
+        hydras: those of Hydra's own config, which may say where files are.
 
     Returns:
-        `task=NAME`, `model=NAME` and `augment=NAME`, as if they had been typed; nothing where they are chosen, or the
-        targets are classes.
+        `task=NAME`, as if it had been typed, or nothing.
 
     Raises:
         ScanError: no split of the data can be opened.
     """
-    words: list[str] = []
     with flag_override(tree, ["readonly", "struct"], False):
         try:
-            words = _follow_targets(tree, overrides)
+            data: Any = OmegaConf.to_object(tree.data)
+            for key, value in data.pinned().items():
+                tree.data[key] = value
+                setattr(data, key, value)
+            task = tree.task.name
+            if not chosen_names("task", overrides):
+                task = TASK_OF[kind_of(data).value]
+            elif task in TASK_OF.values() and getattr(data.found(), "targets", "") is None:
+                tree.data.targets = next(kind for kind, name in TASK_OF.items() if name == task)
         except ScanError:
             raise
         except (EffLoopError, OmegaConfBaseException):  # which building reports
-            pass
-        if is_spatial(tree.task.name):
-            for group, name in _SPATIAL.items():
-                words += _chosen(tree, overrides, group, name)
-    return words
-
-
-def _follow_targets(tree: DictConfig, overrides: Sequence[str]) -> list[str]:
-    data: Any = OmegaConf.to_object(tree.data)
-    for key, value in data.pinned().items():
-        tree.data[key] = value
-        setattr(data, key, value)
-    if not chosen_names("task", overrides):
-        kind = kind_of(data)
-        return [] if kind is Kind.classes else _chosen(tree, overrides, "task", TASK_OF[kind.value])
-    taken = next((kind for kind, name in TASK_OF.items() if name == tree.task.name), None)
-    if taken and getattr(data.found(), "targets", "") is None:
-        tree.data.targets = taken
-    return []
-
-
-def _chosen(tree: DictConfig, overrides: Sequence[str], group: str, name: str) -> list[str]:
-    """`GROUP=NAME`, which replaces the group's part in the tree, unless one is chosen."""
-    if chosen_names(group, overrides):
-        return []
-    word, own = f"{group}={name}", [each for each in overrides if key_of(each).startswith(f"{group}.")]
-    try:
-        found = compose_tree([word, *(each for each in overrides if key_of(each) == EXPERIMENT), *own])
-    except (HydraException, OmegaConfBaseException):  # an experiment's keys are of the part that it was made for
-        found = compose_tree([word, *own])
-    tree[group] = found[group]
-    return [word]
+            return []
+        if task == tree.task.name:
+            return []
+        found = compose_tree([*overrides, *hydras, f"task={task}"])
+        for group in ("task", "model", "augment"):
+            tree[group] = found[group]
+    return [f"task={task}"]

@@ -46,7 +46,7 @@ def compose_shared(flags: Sequence[str], overrides: Sequence[Override]) -> tuple
     words = [*shared_overrides(overrides).values(), *first]
     with messages.in_one_line(words):
         tree = compose_tree([*words, *searchpath(flags)], with_hydra=True)
-        return tree.hydra, complete(without_hydra(tree), words)[0]
+        return tree.hydra, complete(without_hydra(tree), words, searchpath(flags))[0]
 
 
 # A sweep's folder: made or found again, owned by one process, and continued only with the same overrides.
