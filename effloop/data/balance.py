@@ -20,7 +20,7 @@ from effloop.data.random import Permutation, derive, sample_keys
 from effloop.data.source import Kind, Source
 from effloop.data.source.counts import class_counts
 from effloop.data.source.storage.columns import ColumnWriter
-from effloop.data.source.storage.kept import open_kept_for
+from effloop.data.source.storage.kept import open_kept
 from effloop.errors import ConfigError
 
 _REPEATS = (1 << (62 - REPEAT)) - 1
@@ -74,7 +74,7 @@ class ClassDraw:
         self._slots_end, self._ends = np.cumsum(self.drawn), np.cumsum(self.counts)
         starts = sample_keys(derive(_FIRST, seed), 0, np.arange(len(self.counts)))
         self._starts = (starts % np.maximum(self.counts, 1).astype(np.uint64)).astype(np.int64)
-        self._kept = open_kept_for("draw", index_dir, ["draw", source.identity()], lambda path: _write(path, source))
+        self._kept = open_kept("draw", index_dir, ["draw", source.identity()], lambda path: _write(path, source))
 
     def samples(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """(N,) places in an epoch before it is shuffled -> (N,) samples, as `BatchRequest` numbers them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,7 @@ from effloop.data.source.storage.writing import Dataset, Record, writers
 from effloop.errors import DataError
 
 FORMATS = sorted(writers)
-SCANNED = ("lmdb", "recordio", "tfrecord")
-"""Formats whose files don't hold masks themselves."""
+SCANNED = ("lmdb", "recordio", "tar", "tfrecord")
 
 
 @pytest.fixture(scope="module")
@@ -83,37 +81,6 @@ def test_without_the_index(name: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "set/train.index").unlink()
     with pytest.raises(DataError, match=r"has masks, which are in train\.index beside its files"):
         opened(name, tmp_path / "set")
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_tar_files(own: bool, folder: Path, tmp_path: Path) -> None:
-    """Their masks are members, which are found without EffLoop's index, whoever wrote them."""
-    write("tar", folder, tmp_path / "set")
-    wanted = opened("tar", tmp_path / "set")
-    before = [*masks_of(wanted).values()]
-    for path in (tmp_path / "set").glob("*.index"):
-        path.unlink()
-    if not own:
-        (tmp_path / "set/targets.json").unlink()
-        (tmp_path / "set/classes.txt").unlink()
-        for path in (tmp_path / "set").glob("*.tar"):
-            rename_masks(path)
-    source = open_source("tar", tmp_path / "set", index_dir=str(tmp_path / "cache"))
-    assert [*masks_of(source).values()] == before
-    assert source.classes == (NAMES if own else ("0", "1", "2"))
-    np.testing.assert_array_equal(source.target_rows, wanted.target_rows)
-    source.verify_index()
-
-
-def rename_masks(path: Path) -> None:
-    """Write an archive again, its masks with another extension, behind what is no sample."""
-    with tarfile.open(path) as archive, tarfile.open(path.with_suffix(".new"), "w") as new:
-        for name in ("README", "._0.png"):
-            new.addfile(tarfile.TarInfo(name))
-        for member in archive:
-            member.name = member.name.replace(".mask.png", ".seg.png")
-            new.addfile(member, archive.extractfile(member))
-    path.with_suffix(".new").rename(path)
 
 
 def test_re_encoded(folder: Path, tmp_path: Path) -> None:

@@ -195,12 +195,6 @@ class Cache:
         file.flush()
 
 
-def is_removed(path: Path) -> bool:
-    """Whether a path is in the folder of links of a dataset that was removed to make room."""
-    views = (each for each in path.parents if each.parent.name == "data" and (each.parents[1] / "objects").is_dir())
-    return any(not view.exists() for view in views)
-
-
 def _lock(file: IO[str], wait_s: float, *, shared: bool = False) -> bool:
     try:
         return try_lock(file.fileno(), wait_s, shared=shared)

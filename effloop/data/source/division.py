@@ -19,7 +19,7 @@ from effloop.data.source.base import Fingerprint, Kind, Source, at_most, printab
 from effloop.data.source.config import DataConfig
 from effloop.data.source.counts import class_counts
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
-from effloop.data.source.storage.kept import open_kept_for
+from effloop.data.source.storage.kept import open_kept
 from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
@@ -60,7 +60,7 @@ def part_of(source: Source, config: DataConfig, split: str) -> Part:
     def write(path: Path) -> None:
         _write(path, source, held_out(source, config))
 
-    kept = open_kept_for("division", config.index_dir, [_VERSION, how, source.identity()], write)
+    kept = open_kept("division", config.index_dir, [_VERSION, how, source.identity()], write)
     return Part(source, kept, split, _share(config, split))
 
 

@@ -17,22 +17,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 from zlib import adler32
 
 from effloop.data.image import header
 from effloop.data.image.header import Encoded, extension
-from effloop.data.image.mask import PLAIN, decode_mask, png_bytes
+from effloop.data.image.mask import decode_mask, png_bytes
 from effloop.data.source.base import Kind, printable, sources
-from effloop.data.source.masks import in_parallel, look
 from effloop.data.source.storage.image_files import EXTENSIONS, SOUGHT
 from effloop.data.source.storage.indexed import Entry, IndexedSource, IndexWriter, write_index, write_names
-from effloop.data.source.storage.loose import Looked
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig
-from effloop.data.source.storage.targets import CLASSES, MASKS, Targets, row_of
+from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
 from effloop.errors import ConfigError, DataError
 
@@ -57,17 +54,13 @@ _COMPRESSED = re.compile(rb"\x1f\x8b|\x28\xb5\x2f\xfd|\xfd7zXZ\0|BZh[1-9]1AY&SY|
 _COMPRESSED_NAMES = ("*.tar.gz", "*.tgz", "*.tar.bz2", "*.tar.xz", "*.tar.zst", "*.tar.lz4")
 _META = re.compile(rb"__[^/]*__($|/)")  # webdataset skips these: metadata of the archive
 _LONGEST_LABEL = 32  # bytes
-_LOOKED_AT = 64  # members that may be of the first sample
 _Sample = tuple[Member, Member]  # image, and what is learned about it
 
 LISTS = "json"
 """Extension of targets that are flags or numbers: lists, as WebDataset decodes them."""
 
 MASK = "mask.png"
-"""Extension of a mask that EffLoop writes."""
-
-_MASKS = (f".{MASK}".encode(), b".seg.png")
-"""Endings of masks, whoever wrote them."""
+"""Extension of masks."""
 
 
 @dataclass
@@ -97,7 +90,6 @@ class TarSource(IndexedSource):
     """Tar shards in WebDataset's naming, KEY.jpg and KEY.cls, read at random places."""
 
     config: TarConfig
-    scans_masks = True
 
     @classmethod
     def claims(cls, root: Path) -> bool:
@@ -119,23 +111,9 @@ class TarSource(IndexedSource):
     def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
         path = files[number]
         data = MappedFiles([path])[0]
-        samples = self._samples(path, data, targets)
-        if targets.kind is Kind.masks:
-            yield from _with_masks(data, samples, number)
-            return
-        for (name, offset, size), member in samples:
+        for (name, offset, size), member in self._samples(path, data, targets):
             label, target = _learned(data, member, str(path), targets)
             yield Entry(name, label, number, offset, size, target=target)
-
-    def learned_in(self, files: Sequence[Path]) -> Targets:
-        """Masks where the first sample has one and no label."""
-        found = islice(_of_samples(members(MappedFiles([files[0]])[0], str(files[0]))), _LOOKED_AT)
-        first, endings = b"", set[bytes]()
-        for key, ending, _ in found:
-            first = first or key
-            if key == first:
-                endings.add(ending)
-        return MASKS if endings & {*_MASKS} and f".{self.config.label}".lower().encode() not in endings else CLASSES
 
     @staticmethod
     def key_identity(key: bytes) -> bytes:
@@ -149,8 +127,7 @@ class TarSource(IndexedSource):
         where, config = str(path), self.config
         image_ends = EXTENSIONS if config.image is None else (f".{config.image}".lower().encode(),)
         end = LISTS if targets and config.label == TarConfig.label else config.label
-        end = MASK if targets.kind is Kind.masks else end
-        label_ends = _MASKS if end == MASK else (f".{end}".lower().encode(),)
+        label_end = f".{end}".lower().encode()
         key, image, label = b"", None, None
 
         def complete() -> _Sample:
@@ -168,7 +145,7 @@ class TarSource(IndexedSource):
                 if key:
                     yield complete()
                 key, image, label = stem, None, None
-            if ending in label_ends:
+            if ending == label_end:
                 if label is not None:
                     raise _duplicate(member[0], member[0], where)
                 label = member
@@ -200,18 +177,6 @@ def _duplicate(first: bytes, second: bytes, where: str) -> DataError:
         f"{where}: '{printable(first)}' and '{printable(second)}' are of one sample; "
         "say which is the image: set data=tar data.image=EXTENSION"
     )
-
-
-def _with_masks(data: mmap.mmap, samples: Iterable[_Sample], file: int) -> Iterator[Entry]:
-    """The entries of samples with masks, which are decoded by all cores."""
-
-    def seen(sample: _Sample) -> Looked:
-        _, offset, size = sample[1]
-        return look(data[offset : offset + size], PLAIN)
-
-    for ((name, offset, size), (_, start, length)), found in in_parallel(samples, seen):
-        held = memoryview(data)[start : start + length]
-        yield Entry(name, 0, file, offset, size, None, found.digest, b"", held, start, found.largest)
 
 
 def _learned(data: mmap.mmap, member: Member, where: str, targets: Targets) -> tuple[int, bytes]:
@@ -356,14 +321,18 @@ def write_tar(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> N
 
 def _write_records(records: Records, shards: _ShardWriter, targets: Targets) -> Iterator[Entry]:
     """Write all records; yields where the image of each one is."""
-    is_new = _Distinct(len(records))
+    stems = set[bytes]()  # digests of them
     for number, record in enumerate(records):
         key = record.key
         if (size := len(record.data)) >= 1 << 33:
             raise DataError(f"'{printable(key)}' has {size:,} bytes; a tar holds members below 8 GiB")
         # The key where every reader takes it unchanged, otherwise the number.
         stem = key[: key.rfind(b".")]
-        stem = stem if _is_safe(key, stem) and is_new(stem) else b"%09d" % number
+        digest = blake2b(stem, digest_size=8).digest()
+        if digest in stems or not _is_safe(key, stem):
+            stem = b"%09d" % number
+        else:
+            stems.add(digest)
         offset = shards.add(stem + _extension(record), record.data)
         entry = Entry.of(record, len(shards.files) - 1, offset)
         if targets.kind is Kind.masks:
@@ -402,27 +371,6 @@ class _ShardWriter:
             with self._file:
                 self._file.write(END)
             self._file = None
-
-
-class _Distinct:
-    """Whether a name is a new one: no two of a split are the same up to their first dot.
-
-    The names so far are 64-bit hashes in a table of 16 to 32 bytes a sample; one of two with the same hash isn't new.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._table = memoryview(bytearray(8 << (2 * count).bit_length())).cast("Q")
-
-    def __call__(self, name: bytes) -> bool:
-        value = int.from_bytes(blake2b(name, digest_size=8).digest(), "little") or 1  # 0 marks a free slot
-        last = len(self._table) - 1
-        at = value & last
-        while self._table[at]:
-            if self._table[at] == value:
-                return False
-            at = (at + 1) & last
-        self._table[at] = value
-        return True
 
 
 _UNSAFE = re.compile(

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,10 @@ from rich.filesize import decimal
 
 from effloop.data.image import header
 from effloop.data.image.encoded import EncodedImages
+from effloop.data.image.header import Encoded
 from effloop.data.in_progress import in_progress
 from effloop.data.source.base import printable
+from effloop.data.source.storage.columns import Blobs, span, spans
 from effloop.errors import ConfigError, DataError
 from effloop.native import address, function
 
@@ -94,6 +97,40 @@ def read_files(folder: bytes, names: EncodedImages, sizes: NDArray[np.int64]) ->
         in_progress.reach(row)
         found.append(images[row] if there else read_file(os.path.join(folder, bytes(names[row]))))
     return EncodedImages.of(found)
+
+
+class Files:
+    """N image files below a folder, by their names; `ends` is where each would end if all stood end to end, None where
+    only single ones are read.
+    """
+
+    def __init__(self, folder: bytes, names: Blobs, ends: NDArray[Any] | None = None) -> None:
+        self._folder, self._names, self._ends = folder, names, ends
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def path(self, index: int) -> bytes:
+        """Of a file."""
+        return os.path.join(self._folder, bytes(self._names[index]))
+
+    def __getitem__(self, index: int) -> Encoded:
+        return read_file(self.path(index))
+
+    def run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        """(n,) files, of usual ones in one call without the GIL."""
+        assert self._ends is not None
+        starts, ends = spans(self._ends, samples)
+        return read_files(self._folder, self._names.run(samples), ends - starts)
+
+    def size(self, index: int) -> int:
+        """Bytes of a file when it was listed."""
+        assert self._ends is not None
+        start, end = span(self._ends, index)
+        return end - start
+
+    def will_need(self, index: int) -> None:
+        """Nothing is announced: a file is read in one call."""
 
 
 def unreadable(path: bytes, error: OSError) -> DataError:

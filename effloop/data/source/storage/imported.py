@@ -145,7 +145,7 @@ class ImportedSource(PackedSource):
                         return
                 make(path, files, states)
 
-        return open_kept(self.config.name, self.config.index_dir, identity, is_current, write)
+        return open_kept(self.config.name, self.config.index_dir, identity, write, is_current)
 
     def _write(self, path: Path, files: Sequence[Path], states: list[Any]) -> None:
         """Make the copy, and say so."""

@@ -30,7 +30,7 @@ from effloop.data.source.storage.packed import (
     open_columns,
     targets_in,
 )
-from effloop.data.source.storage.targets import CLASSES, Targets, read_targets, unnamed, write_targets
+from effloop.data.source.storage.targets import Targets, read_targets, write_targets
 from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
 from effloop.errors import DataError
 
@@ -46,8 +46,7 @@ _PROBED = 8  # samples of a file whose ends aren't those that the index was writ
 class Entry(NamedTuple):
     """Where one sample is: index of the file, offset and size in bytes; `target`, `entropy` and `mask` as of `Record`.
 
-    With a `mask_offset` its mask is in the same file, in any form, and not in the index; `largest` is the largest value
-    in it.
+    With a `mask_offset` its mask is in the same file, and not in the index.
     """
 
     key: bytes
@@ -60,7 +59,6 @@ class Entry(NamedTuple):
     entropy: Encoded = b""
     mask: Encoded = b""
     mask_offset: int = 0
-    largest: int = -1
 
     @classmethod
     def of(cls, record: Record, file: int, offset: int) -> Entry:
@@ -81,7 +79,6 @@ class IndexWriter(SplitColumns):
         grown["file"].append(entry.file)
         grown["offset"].append(entry.offset)
         grown["size"].append(entry.size)
-        self.max_label = max(self.max_label, entry.largest)
         if entry.mask_offset:
             grown["mask_offset"].append(entry.mask_offset)
             grown["mask_size"].append(len(entry.mask))
@@ -291,12 +288,10 @@ class IndexedSource(PackedSource):
 
     Attributes:
         duplicate_fix: what to do about two samples with the same key.
-        scans_masks: whether `scan_file` finds masks, too.
     """
 
     config: PackedConfig
     duplicate_fix: ClassVar[str] = "remove one of the two"
-    scans_masks: ClassVar[bool] = False
 
     @abstractmethod
     def shards(self, root: Path) -> list[Path]:
@@ -323,16 +318,8 @@ class IndexedSource(PackedSource):
         return None
 
     def embedded_header(self, files: Sequence[Path]) -> dict[str, Any] | None:
-        """The header of a split that EffLoop wrote into these files themselves, if the format has room for it.
-
-        Raises:
-            DataError: missing, of another version, or damaged.
-        """
+        """The header of a split that EffLoop wrote into these files themselves, if the format has room for it."""
         return None
-
-    def learned_in(self, files: Sequence[Path]) -> Targets:
-        """What the targets in these files are, where no `targets.json` says it."""
-        return CLASSES
 
     @staticmethod
     def key_identity(key: bytes) -> bytes:
@@ -387,16 +374,16 @@ class IndexedSource(PackedSource):
             return index.meta.get("files") == states and isinstance(index.meta.get("header"), dict)
 
         def write(path: Path) -> None:
-            self._write_scan(path, files, states, read_targets(root) or self.learned_in(files))
+            self._write_scan(path, files, states, read_targets(root))
 
         identity = f"{self.config.name}\0{self.base().resolve()}\0{self.split}\0{self.own_options}"
-        return open_kept(self.config.name, self.config.index_dir, identity, is_current, write), files
+        return open_kept(self.config.name, self.config.index_dir, identity, write, is_current), files
 
     def _write_scan(self, path: Path, files: Sequence[Path], states: list[Any], targets: Targets) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         own = self.embedded_header(files)
         targets = targets_in(own) if own else targets
-        if targets.kind is Kind.masks and not self.scans_masks:
+        if targets.kind is Kind.masks:
             raise DataError(
                 f"{self.where} has masks, which are in {self.split}.index beside its files, and that is not there: put "
                 "it back, or convert again"
@@ -423,7 +410,8 @@ class IndexedSource(PackedSource):
             other = "doesn't match their keys and labels"
             what = f"says {expected} samples, it holds {count}" if expected != count else other
             raise DataError(f"{self.where} is damaged: its header {what}; convert it again")
-        header = own or {**unnamed(targets, names), "about": {}, "fingerprint": found}
+        said_of = {"classes": list(targets.classes), "targets": targets.header()} if targets else {"classes": names}
+        header = own or {**said_of, "about": {}, "fingerprint": found}
         writer.write(path, {"header": header, "files": states, "labels_end": writer.max_label + 1})
 
     def _class_names(self, root: Path, index: ColumnFile) -> list[str]:
@@ -459,9 +447,7 @@ class IndexedSource(PackedSource):
         index, files = open_index(root, self.split) or self._kept_index(root)
         header = index.meta["header"]
         if header["classes"] is None:
-            names = self._class_names(root, index)
-            targets = {"targets": Targets(Kind.masks, tuple(names)).header()} if "targets" in header else {}
-            header = {**header, "classes": names, **targets}
+            header = {**header, "classes": self._class_names(root, index)}
         masks: ScatteredPayload | None = None
         if targets_in(header).kind is Kind.masks and "mask_offset" in index:  # in the files, beside their images
             places = map(index.unsigned, ("file", "mask_offset", "mask_size"))

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,14 +55,6 @@ def once(key: Any, make: Callable[[], T]) -> T:
     return found
 
 
-def open_kept_for(name: str, index_dir: str | None, of: Any, write: Callable[[Path], None]) -> ColumnFile:
-    """`open_kept` of a file derived from a dataset, which is made again when what it was made `of`, such as
-    `Source.identity`, is another one.
-    """
-    identity = json.dumps(of, sort_keys=True, default=str).encode()
-    return open_kept(name, index_dir, identity, lambda _: True, write)
-
-
 def kept_folder(index_dir: str | None) -> Path:
     """`data.index_dir`, or the user's cache folder where that is None."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effloop"
@@ -104,24 +96,27 @@ def times_digest(index: ColumnFile) -> str:
 def open_kept(
     name: str,
     index_dir: str | None,
-    identity: str | bytes,
-    is_current: Callable[[ColumnFile], bool],
+    identity: Any,
     write: Callable[[Path], None],
+    is_current: Callable[[ColumnFile], bool] = lambda _: True,
 ) -> ColumnFile:
-    """The index of a dataset that holds none: kept from an earlier scan if that is current, otherwise written now.
+    """A file derived from a dataset: kept from earlier if that is current, otherwise written now.
 
     Args:
-        name: of the source.
+        name: of the source, or of what is derived.
         index_dir: `data.index_dir`; None is the user's cache folder.
-        identity: distinguishes this index from others of the source.
-        is_current: whether a kept index still describes the dataset.
-        write: scans the dataset and writes its index; an OSError from it means that it can't be written.
+        identity: distinguishes this file from others of the name: text, bytes, or a list for JSON with all that it is
+            made of, such as `Source.identity`.
+        write: writes it; an OSError from it means that it can't be written.
+        is_current: whether a kept file still describes the dataset.
 
     Raises:
         ConfigError: the index can't be written.
     """
     if isinstance(identity, str):
         identity = identity.encode(errors="surrogateescape")
+    elif not isinstance(identity, bytes):
+        identity = json.dumps(identity, sort_keys=True, default=str).encode()
     path = kept_folder(index_dir) / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.index"
     return once(path, lambda: _current(path, is_current) or _written(path, write))
 
@@ -140,29 +135,13 @@ def _current(path: Path, is_current: Callable[[ColumnFile], bool]) -> ColumnFile
 
 
 def _written(path: Path, write: Callable[[Path], None]) -> ColumnFile:
-    """A new index; arguments and errors are those of `open_kept`."""
     try:
         write(path)
     except OSError as error:
         raise ConfigError(
             f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"
         ) from None
-    _remove_orphans(path.parent)
     return ColumnFile(path)
-
-
-def _remove_orphans(folder: Path) -> None:
-    """Remove indexes of fetched data that was itself removed to make room; the next fetch makes new ones."""
-    for path in folder.glob("*.index"):
-        with suppress(DataError, OSError, LookupError, TypeError):  # others keep other facts
-            meta = ColumnFile(path).meta
-            files = meta["files" if "files" in meta else "tables"]
-            first = Path(files[0]["name"])
-            if not first.exists():
-                from effloop.data.remote.cache import is_removed
-
-                if is_removed(first):
-                    path.unlink()
 
 
 def file_state(file: Path) -> dict[str, Any]:

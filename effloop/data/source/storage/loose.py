@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.image.encoded import EncodedImages
-from effloop.data.image.header import Encoded
 from effloop.data.image.mask import NO_DIGEST, PLAIN, MaskFormat
 from effloop.data.source.base import Kind, printable
 from effloop.data.source.config import DataConfig
-from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter, span, spans
-from effloop.data.source.storage.image_files import modified_ns, read_file, read_files
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
+from effloop.data.source.storage.image_files import Files, modified_ns
 from effloop.data.source.storage.kept import RACY_NS, folders_unchanged, open_kept, times_digest
 from effloop.data.source.storage.packed import Split, TableSource
 from effloop.data.source.storage.targets import Targets
@@ -32,19 +30,12 @@ _LONGEST = 400  # characters of a path that are shown
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What the index has of a mask.
+    """What the index has of a mask."""
 
-    Attributes:
-        digest: its `mask_digest`; `NO_DIGEST` if it can't be decoded.
-        largest: its `largest_value`.
-        wrong: why it can't be used, to be put behind its name; empty if it can.
-        there: whether its file could be read.
-    """
-
-    digest: bytes = NO_DIGEST
-    largest: int = -1
-    wrong: str = ""
-    there: bool = True
+    digest: bytes = NO_DIGEST  # its `mask_digest`; `NO_DIGEST` if it can't be decoded
+    largest: int = -1  # its `largest_value`
+    wrong: str = ""  # why it can't be used, to be put behind its name; empty if it can
+    there: bool = True  # whether its file could be read
 
 
 def mask_state(path: bytes) -> tuple[int, int, int]:
@@ -143,7 +134,7 @@ def open_listing(
             writer.add("folder_mtime_ns", times[:, 0])
             writer.add("folder_ctime_ns", times[:, 1])
 
-    return open_kept(config.name, config.index_dir, identity, is_current, write)
+    return open_kept(config.name, config.index_dir, identity, write, is_current)
 
 
 def _masks_unchanged(index: ColumnFile, prefix: str, folder: bytes) -> bool:
@@ -159,63 +150,17 @@ def _masks_unchanged(index: ColumnFile, prefix: str, folder: bytes) -> bool:
     return np.array_equal(np.frombuffer(now, np.int64).reshape(-1, 3), known)
 
 
-class Files:
-    """N image files below a folder, by their names; `ends` is where each would end if all stood end to end, None where
-    only single ones are read.
-    """
-
-    def __init__(self, folder: bytes, names: Blobs, ends: NDArray[Any] | None = None) -> None:
-        self._folder, self._names, self._ends = folder, names, ends
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def path(self, index: int) -> bytes:
-        """Of a file."""
-        return os.path.join(self._folder, bytes(self._names[index]))
-
-    def __getitem__(self, index: int) -> Encoded:
-        return read_file(self.path(index))
-
-    def run(self, samples: NDArray[np.int64]) -> EncodedImages:
-        """(n,) files, of usual ones in one call without the GIL."""
-        assert self._ends is not None
-        starts, ends = spans(self._ends, samples)
-        return read_files(self._folder, self._names.run(samples), ends - starts)
-
-    def size(self, index: int) -> int:
-        """Bytes of a file when it was listed."""
-        assert self._ends is not None
-        start, end = span(self._ends, index)
-        return end - start
-
-    def will_need(self, index: int) -> None:
-        """Nothing is announced: a file is read in one call."""
-
-
 @dataclass(frozen=True)
 class Facts:
-    """What holds for all samples of a split.
+    """What holds for all samples of a split."""
 
-    Attributes:
-        folder: what the paths are relative to.
-        where: for messages.
-        identity: besides the fingerprint and the folders' times.
-        kind: of the targets.
-        names: of the classes, flags or numbers.
-        columns: of `Source.columns`.
-        note: of `Source.targets_note`.
-        mask_folder: what the paths of masks are relative to.
-        mask_format: of the masks.
-    """
-
-    folder: bytes
+    folder: bytes  # what the paths are relative to
     where: str
-    identity: Mapping[str, Any]
+    identity: Mapping[str, Any]  # besides the fingerprint and the folders' times
     kind: Kind = Kind.classes
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of the classes, flags or numbers
     columns: tuple[str, ...] = ()
-    note: str = ""
+    note: str = ""  # of `Source.targets_note`
     mask_folder: bytes = b""
     mask_format: MaskFormat = PLAIN
 

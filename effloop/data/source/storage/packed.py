@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,15 @@ from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root, file_states, files_in
 from effloop.data.source.storage.checksum import crc32c, differs
 from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter, Comparing, comparing
-from effloop.data.source.storage.mapped import ContiguousPayload, DiskWaits, Extent, MappedFiles
+from effloop.data.source.storage.mapped import ContiguousPayload, DiskWaits, Extent, MappedFiles, Payload
 from effloop.data.source.storage.targets import CLASSES, Targets, parse_targets
 from effloop.data.source.storage.writing import FORMAT_VERSION, Record, SplitColumns
 from effloop.errors import DataError
+
+if TYPE_CHECKING:
+    from effloop.data.source.storage.image_files import Files
+
+    Reader = Payload | Files  # of N byte strings, from ranges of mapped files or from a file each
 
 T = TypeVar("T")
 
@@ -44,46 +49,18 @@ class PackedConfig(DataConfig):
     checksums: bool = True
 
 
-class Reader(Protocol):
-    """What reads N byte strings, from ranges of mapped files (`mapped.Payload`) or from a file each (`loose.Files`)."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Encoded: ...
-
-    def run(self, samples: NDArray[np.int64]) -> EncodedImages:
-        """(n,) of them."""
-
-    def size(self, index: int) -> int:
-        """Bytes, without reading them."""
-
-    def will_need(self, index: int) -> None:
-        """Ask the kernel to fetch one."""
-
-
 @dataclass(frozen=True)
 class Split:
-    """The table of a split.
+    """The table of a split."""
 
-    Attributes:
-        header: as made by `writing.Dataset.header`: `classes`, `targets` (unless classes), `about`, `fingerprint`.
-        targets: (N,) class indices, or N * K flags or numbers, sample after sample.
-        keys: of the N samples.
-        payload: the encoded images.
-        checksums: (N,) CRC-32C of the encoded images; None if the format stores none.
-        indexes: entropy indexes of the N images, empty for one without; None if the split has none.
-        masks: of the N images, where targets are masks.
-        mask_checksums: (N,) CRC-32C of the masks.
-    """
-
-    header: Mapping[str, Any]
-    targets: NDArray[Any]
+    header: Mapping[str, Any]  # of `writing.Dataset.header`
+    targets: NDArray[Any]  # (N,) class indices, or N * K flags or numbers, sample after sample
     keys: Blobs
-    payload: Reader
-    checksums: NDArray[Any] | None = None
-    indexes: Blobs | None = None
-    masks: Blobs | Reader | None = None
-    mask_checksums: NDArray[Any] | None = None
+    payload: Reader  # the encoded images
+    checksums: NDArray[Any] | None = None  # (N,) CRC-32C of the encoded images; None if the format stores none
+    indexes: Blobs | None = None  # entropy indexes, empty for an image without; None if the split has none
+    masks: Blobs | Reader | None = None  # where targets are masks
+    mask_checksums: NDArray[Any] | None = None  # (N,) CRC-32C of the masks
 
 
 _DAMAGED = "is damaged: its bytes don't match their checksum"
@@ -259,11 +236,7 @@ class PackedSource(TableSource):
         return map(os.fsencode, files_in(expand_root(self.config)))
 
     def verify_index(self) -> None:
-        """Compare all columns with their checksums, and keys, targets and sizes with the header's fingerprint.
-
-        Raises:
-            DataError: they differ.
-        """
+        """Compare all columns with their checksums, and keys, targets and sizes with the header's fingerprint."""
         with comparing(Comparing.all):
             self.open_split()
         if fingerprint_of(self) != self.fingerprint():
@@ -284,11 +257,7 @@ class PackedSource(TableSource):
 def open_columns(
     file: ColumnFile, header: Mapping[str, Any], payload: Reader, prefix: str = "", masks: Reader | None = None
 ) -> Split:
-    """A split whose columns, but for the images, are in a file, where their names have a prefix; `header` is validated.
-
-    Raises:
-        DataError: a column is missing, or of other values.
-    """
+    """A split whose columns, but for the images, are in a file, with names that have a prefix; `header` is checked."""
 
     def found(field: str, get: Callable[[str], T]) -> T | None:
         return get(prefix + field) if prefix + field in file else None
@@ -306,11 +275,7 @@ def open_columns(
 
 
 def check_header(header: Any, where: str) -> dict[str, Any]:
-    """Validate the header that EffLoop wrote into a split, and return it.
-
-    Raises:
-        DataError: missing, of another version, or incomplete.
-    """
+    """Validate the header that EffLoop wrote into a split, and return it."""
     if not isinstance(header, dict) or "effloop" not in header:
         raise DataError(f"{where} is not a dataset written by EffLoop: it has no header; convert the images again")
     if header["effloop"] != FORMAT_VERSION:
@@ -352,16 +317,10 @@ def no_split(path: Path, split: str, there: Sequence[str]) -> DataError:
 
 
 def open_stored(file: ColumnFile, split: str) -> Split:
-    """Open a split of a file whose `meta["splits"]` has the header of each.
-
-    Raises:
-        DataError: damaged, of another version, or without this split.
-    """
+    """Open a split of a file whose `meta["splits"]` has the header of each."""
     splits = file.meta.get("splits")
-    if not isinstance(splits, dict):  # the index of another format
-        splits = {}
-    if split not in splits:
-        raise no_split(file.path, split, [*splits] or ["none"])
+    if not isinstance(splits, dict) or split not in splits:  # no dict: the index of another format
+        raise no_split(file.path, split, [*splits] if splits and isinstance(splits, dict) else ["none"])
     file.blob(f"{split}/payload")  # of bytes
     _, length, offset = file.place(f"{split}/payload")
     payload = ContiguousPayload(MappedFiles([file.path]), [Extent(0, offset, length)], file.unsigned(f"{split}/end"))

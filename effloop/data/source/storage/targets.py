@@ -131,13 +131,6 @@ def read_targets(root: Path) -> Targets:
     return found
 
 
-def unnamed(targets: Targets, names: list[str] | None) -> dict[str, Any]:
-    """What a header says of targets; of classes without `names` it is None where no class is named yet."""
-    if targets.kind is Kind.masks:
-        return {"classes": None, "targets": targets.header()}  # named as classes are
-    return {"classes": list(targets.classes), "targets": targets.header()} if targets else {"classes": names}
-
-
 def flags_of(classes: Sequence[int], count: int) -> bytes:
     """The flags, stored as uint8, of a sample that has these of `count` classes.
 

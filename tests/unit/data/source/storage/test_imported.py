@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -52,25 +51,6 @@ def test_is_copied_once_and_again_when_the_original_changes(
     os.utime(root, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert len(open_source("npz", root)) == 17
     assert copies(cache) == [copy]
-
-
-def test_copies_of_what_was_fetched_go_with_it(root: Path, cache: Path, tmp_path: Path) -> None:
-    views = tmp_path / "remote/data"
-    (tmp_path / "remote/objects").mkdir(parents=True)
-    for name in ("b-1/set.npz", "b-2/set.npz", "mine/set.npz"):
-        path = views / name if name[0] == "b" else tmp_path / name
-        path.parent.mkdir(parents=True)
-        shutil.copy(root, path)
-        open_source("npz", path)
-    shutil.rmtree(tmp_path / "mine")  # which may be a disk that isn't there now
-    assert len(copies(cache)) == 3
-    shutil.rmtree(views / "b-1")  # to make room
-    open_source("npz", views / "b-2/set.npz")  # the copy is there: nothing is written
-    assert len(copies(cache)) == 3
-    before = {*copies(cache)}
-    open_source("npz", root)
-    assert len(before - {*copies(cache)}) == 1
-    assert len(copies(cache)) == 3
 
 
 def test_a_damaged_copy_is_made_again(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
