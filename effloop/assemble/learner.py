@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,89 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from effloop import config as configs
 from effloop import model as networks
 from effloop.assemble import checks
 from effloop.assemble.environment import Environment
 from effloop.assemble.loader import Data
-from effloop.assemble.model import build_model, check_batch_norm, compile_now, state_preserved
-from effloop.assemble.resolve import Resolved, resolved
+from effloop.assemble.model import build_model, check_batch_norm, compile_now
+from effloop.assemble.resolve import Resolved
 from effloop.checkpoint import files, rng
 from effloop.config import Config
 from effloop.data.loader import Loader
-from effloop.errors import CheckpointError, ConfigError
+from effloop.errors import ConfigError
 from effloop.optim import EMA, NoEMA, optimizers, scaled_lr, schedules
 from effloop.parallel import Parallel
 from effloop.precision import Precision
 from effloop.system.hardware import determinism_explained
-from effloop.task import is_spatial, tasks
-from effloop.train.step import DistillationLoss, Step, Teacher, TrainLoss
+from effloop.task import is_spatial
+from effloop.train.step import Step
 from effloop.train.trainer import BatchStream
-
-# Config -> the loss of a training batch, with the teacher that `distill.teacher` names.
-
-
-def build_loss(environment: Environment, data: Data, num_outputs: int) -> tuple[TrainLoss, list[str]]:
-    """What a training step minimises, and lines for users; an EffLoopError for a teacher that can't teach."""
-    config, task = environment.config.distill, environment.task
-    if config.teacher is None:
-        return TrainLoss(task), []
-    if not task.distils:
-        raise ConfigError(
-            f"distill.teacher: task={environment.config.task.name} can't learn from a teacher; set distill.teacher=null"
-        )
-    try:
-        path = files.find(Path(config.teacher).expanduser(), "best", "")
-        state = files.read(path, "")
-    except CheckpointError as error:
-        raise CheckpointError(f"distill.teacher: {error}") from None
-    # The student's random numbers stay as they were.
-    with state_preserved(nn.Module()), checks.fitting("distill.teacher"):
-        _check(state, path, environment, data)
-        teacher = _teacher(state, path, environment, num_outputs)
-    parameters = sum(each.numel() for each in teacher.parameters())
-    own = state["config"]
-    line = (
-        f"teacher  {path}: {own['model'].get('arch', own['model']['name'])}, {parameters:,} parameters, at "
-        f"{teacher.size} pixels; alpha {config.alpha:g}, temperature {config.temperature:g}"
-    )
-    return DistillationLoss(task, teacher, config), [line]
-
-
-def _check(state: Mapping[str, Any], path: Path, environment: Environment, data: Data) -> None:
-    """Raise a ConfigError for a teacher of other channels, another task or other classes."""
-    ours, theirs = environment.config, state["config"]
-    for what, own, given in (
-        ("data.channels=", [str(ours.data.channels)], [str(theirs["data"].get("channels", 3))]),
-        ("task=", [ours.task.name], [theirs["task"]["name"]]),
-        ("the classes ", data.target_names, list(checks.trained_names(state))),
-    ):
-        if own != given:
-            raise ConfigError(
-                f"distill.teacher: {path} was trained with {what}{', '.join(given[:8])}, and here it is "
-                f"{', '.join(own[:8])}; choose another teacher"
-            )
-
-
-def _teacher(state: Mapping[str, Any], path: Path, environment: Environment, num_outputs: int) -> Teacher:
-    """The model of a checkpoint, on the run's device and in its memory layout."""
-    ours, device = environment.config, environment.parallel.device
-    alone = {**state["config"], "parallel": {"name": "none"}}  # whatever the teacher was trained by
-    theirs = resolved(configs.from_dict(alone, [], f"distill.teacher: the config in {path}"))
-    theirs = replace(
-        theirs,
-        model=replace(theirs.model, weights=None, freeze=[], checkpointing=False),
-        progressive=[],
-        channels_last=ours.channels_last,
-        compile=ours.compile,
-    )
-    model, task = build_model(theirs, num_outputs, device), tasks.build(theirs.task).for_outputs(num_outputs)
-    checks.check_same_tensors(model, state["model"])
-    model.load_state_dict(state["model"])
-    task.load_state_dict(state.get("task", {}))
-    own, given = ((each.data.mean or (), each.data.std or ()) for each in (theirs, ours))  # null is refused for a run
-    return Teacher(task.with_output_transform(model), own, given, theirs.size)
-
 
 _SHOWN = 8  # layers of which the learning rate is in a run's log
 
@@ -180,11 +114,10 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     average, optimizer, schedule, more = _optimizer(config, model, train)
     left = (len(train) // config.accumulate) * (config.epochs - start.epoch)
     config.profile.check(left, parallel.device, in_place=start.in_place)
-    loss, about_loss = build_loss(environment, data, num_outputs)
-    notes += [*more, *about_loss]
+    notes += more
     if parallel.rank:  # the same weights everywhere, but not the same dropout
         rng.seed_all(config.seed + parallel.rank)
-    step = Step(model, environment.task, precision, loss)
+    step = Step(model, environment.task, precision)
     train_step = parallel.wrap_step(step, find_unused=bool(found and found.unused))
     seconds = 0.0
     if config.compile:

@@ -29,7 +29,7 @@ from effloop.runs.reader import flatten
 from effloop.system.command import seconds_of_command
 from effloop.system.files import keep_rows, remove_stale
 from effloop.train.nan import LIST, StopOrSkip
-from effloop.train.stopping import EarlyStop, StopConfig
+from effloop.train.stopping import EarlyStop
 from effloop.train.trainer import LoopConfig, Progress, Trainer
 
 _BESIDES = 256 << 10  # bytes of what else a run writes by its first checkpoint
@@ -193,7 +193,7 @@ def _trainer(
         train=learner.train,
         val=learner.val,
         recorded=nullcontext if parallel.rank else partial(folders.state_recorded, run_dir),
-        stop=EarlyStop(config.stop, checkpoints.meter) if config.stop != StopConfig() else None,
+        stop=EarlyStop(config.stop, checkpoints.meter) if config.stop.patience else None,
         notes=[*environment.notes, *data.notes, *learner.notes],
         loop=LoopConfig(config.epochs, config.eval_every, config.accumulate, config.max_grad_norm),
     )

@@ -142,6 +142,8 @@ REMOVED = {
     "read shards as a stream, by MosaicML's streaming or WebDataset, in a loop of your own",
     "data.labels": "write the LMDB again with keys like CLASS/NAME.jpg, or as pickles of (image, label)",
     "record.samples": f"{PROGRAM} show draws the samples",
+    "distill.teacher": "write a model that gives its teacher's outputs, and a task with a loss of them, as plugins",
+    "stop.minutes": "type timeout 30m effloop ..., whose signal saves the run",
 }
 """Key that EffLoop had -> what to do instead."""
 
@@ -154,8 +156,8 @@ def unknown_key(key: str, keys: Mapping[str, Collection[str]], chosen: Mapping[s
         keys: the config's, and the parts that have them.
         chosen: {group: part}; a key of any other part is named with its part. Empty: all parts are chosen.
     """
-    if key in REMOVED:
-        return f"'{key}' was removed; {REMOVED[key]}"
+    if old := next((each for each in REMOVED if key in (each, each.partition(".")[0])), None):
+        return f"'{old}' was removed; {REMOVED[old]}"
     here = [name for name, parts in keys.items() if chosen.get(name.partition(".")[0], "") in ("", *parts)]
     hint = f"see {PROGRAM} list keys"
     if found := meant(key, [*here, *groups]):
@@ -189,7 +191,7 @@ _REPLACES = {"optim.lr": "lr", "amp": "precision", "precision": "amp"}
 PATHS = frozenset(
     """
     data.root data.val_root data.images data.colors data.index_dir data.download_dir model.weights
-    model.backbone_weights distill.teacher resume out
+    model.backbone_weights resume out
     """.split()  # noqa: SIM905
 )
 _AS_IT_IS = re.compile(r"""['"]|(choice|glob|range|sort|shuffle|interval|tag)\(|.*\$\{""")

@@ -26,7 +26,6 @@ from effloop.profile import ProfileConfig
 from effloop.record import RecordConfig
 from effloop.task import TaskConfig
 from effloop.train.nan import POLICIES as NAN
-from effloop.train.step import DistillConfig
 from effloop.train.stopping import StopConfig
 
 
@@ -98,7 +97,6 @@ class Config:
         objective: what the runs of a sweep are compared by, and a search optimizes; null is the task's first score.
         probe: times that an epoch goes over the images to train the last layer alone, on what the layers below give
             for them, which is computed once (a linear probe); 0 trains the whole model.
-        distill: a teacher to learn from.
         stop: when the run ends before its last epoch.
         sweep: options of a sweep.
     """
@@ -142,7 +140,6 @@ class Config:
     run: str = "unnamed"
     objective: str | None = None
     probe: int = 0
-    distill: DistillConfig = field(default_factory=DistillConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
 

@@ -353,7 +353,6 @@ def portable(config: Config) -> dict[str, Any]:
     """A config without this machine's paths, but for the data, which `eval` reads; computing in float32."""
     plain = configs.to_dict(config)
     plain["model"] |= {"weights": None, "freeze": [], "checkpointing": False}
-    plain["distill"]["teacher"] = None
     plain["data"] |= {key: None for key in ("index_dir", "download_dir") if key in plain["data"]}
     fixed = {"precision": {"name": "fp32"}, "amp": None, "probe": 0, "profile": {"name": "none"}}
     return {**plain, **fixed, "resume": None, "out": "outputs", "run": "exported"}

@@ -42,8 +42,9 @@ def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) ->
 
     Other data than the run's isn't divided as the run's is, unless an override says so.
     """
-    alone = {**facts["config"], "parallel": {"name": "none"}, "compile": False, "resume": None}
-    # A run of an earlier version may have set the removed `data.window`, which a trained model doesn't depend on.
+    # A run of an earlier version may have set removed keys, which a trained model doesn't depend on.
+    alone = {key: value for key, value in facts["config"].items() if key not in ("distill", "stop")}
+    alone |= {"parallel": {"name": "none"}, "compile": False, "resume": None}
     data: Any = alone.get("data")
     if isinstance(data, dict):
         data = alone["data"] = {key: value for key, value in data.items() if key != "window"}

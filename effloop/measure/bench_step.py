@@ -217,7 +217,7 @@ progressive=[] optim.ema=0 optim.decay_norm_and_bias=true task.label_smoothing=0
 """
 OFF = {
     **{key_of(word).rpartition(".")[2]: word for word in _OFF.split()},
-    **{"workers": "num_workers=1", "overlap": "num_workers=0", "distill": "distill.teacher=null"},
+    **{"workers": "num_workers=1", "overlap": "num_workers=0"},
 }
 """Knob -> the override without it."""
 

@@ -184,7 +184,7 @@ def is_done(checkpoint: Path, config: Config) -> bool:
     stop = EarlyStop(config.stop, next(meter for meter in meters_of(config.task.name) if meter.name == by))
     with fitting("resume"):
         stop.load_state_dict(state.get("stop", {}), state["checkpoints"]["best"])
-    if reason := stop.out_of_patience(done) or stop.out_of_time():
+    if reason := stop.out_of_patience(done):
         print(f"{checkpoint.parents[1]} is done: {done} of {config.epochs} epochs, {reason}; another stop.* goes on")
         _complete(checkpoint.parents[1], state, stopped=reason)
     return bool(reason)

@@ -133,7 +133,7 @@ def pipeline_key(config: Config, *, without: Sequence[str] = ()) -> str:
         plain[group] = {key: value for key, value in plain[group].items() if key not in keys}
     plain["optim"]["ema"] = plain["optim"].get("ema", 0) > 0
     plain["max_grad_norm"] = config.max_grad_norm is not None
-    plain["distill"] = config.distill.teacher
+    plain["distill"] = None  # of earlier versions, whose findings still count
     for key in without:
         group, _, name = key.rpartition(".")
         (plain[group] if group else plain).pop(name, None)

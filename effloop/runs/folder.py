@@ -377,13 +377,10 @@ def file_fingerprint(path: Path) -> dict[str, Any]:
 
 
 def initial_files(config: Config) -> dict[str, Any]:
-    """Fingerprints of the files that a run starts from: the checkpoint of `resume`, the file of `model.weights`, and
-    the checkpoint of `distill.teacher`.
-    """
+    """Fingerprints of the files that a run starts from: the checkpoint of `resume`, or the file of `model.weights`."""
     found = {"resume": files.find(Path(config.resume), "last")} if config.resume else {}
     weights = weights_file(config.model.weights) if config.model.weights and not config.resume else None
     found |= {"weights": weights} if weights else {}
-    found |= {"teacher": files.find(Path(config.distill.teacher), "best")} if config.distill.teacher else {}
     return {name: file_fingerprint(path) for name, path in found.items()}
 
 

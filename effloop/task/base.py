@@ -132,7 +132,6 @@ class Task(ABC):
     spatial: ClassVar[bool] = False
     # which of mixup and cutmix targets may come from, as the shares of two images, (N, K) float32
     mixes: ClassVar[tuple[str, ...]] = ()
-    distils: ClassVar[bool] = False  # whether it has a `distillation_loss`
     ranks: ClassVar[bool] = False  # whether `predictions` takes the best few classes, by `top`
     # significant ones of the numbers in `predictions`, written as text; None writes all that float32 has
     digits: ClassVar[int | None] = None
@@ -194,10 +193,6 @@ class Task(ABC):
         """
         found: Tensor = outputs
         return found
-
-    def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
-        """Distance of a trained model's outputs from a teacher's, () mean of the batch; `temperature` softens both."""
-        raise NotImplementedError
 
     # Scores.
 

@@ -46,7 +46,6 @@ class Classification(base.Task):
 
     meters = (base.Meter("top1", "Top@1"), base.Meter("top5", "Top@5", min_outputs=_RANKS + 1), base.LOSS)
     mixes: ClassVar[tuple[str, ...]] = ("mixup", "cutmix")
-    distils: ClassVar[bool] = True
     digits: ClassVar[int | None] = 6
     ranks: ClassVar[bool] = True
     outputs: ClassVar[str] = "logits; their softmax is the classes' probabilities"
@@ -83,13 +82,6 @@ class Classification(base.Task):
         weight = self.weight.to(outputs.device)  # of replicas on several devices
         loss = F.cross_entropy(outputs.float(), targets, weight, label_smoothing=self.label_smoothing)
         return loss if targets.ndim == 1 else loss * (len(targets) / (targets @ weight).sum())
-
-    def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
-        """The Kullback-Leibler divergence of the softened classes from the teacher's, times the temperature squared,
-        which keeps the gradients' size (Hinton et al. 2015).
-        """
-        ours, theirs = ((each.float() / temperature).log_softmax(dim=1) for each in (outputs, taught))
-        return F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * temperature**2
 
     @torch.no_grad()
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:

@@ -75,7 +75,6 @@ class Multilabel(base.Task):
         base.LOSS,
     )
     mixes: ClassVar[tuple[str, ...]] = ("mixup", "cutmix")
-    distils: ClassVar[bool] = True
     digits: ClassVar[int | None] = 6
     collects: ClassVar[bool] = True
     outputs: ClassVar[str] = "logits; their sigmoid is each label's probability"
@@ -115,14 +114,6 @@ class Multilabel(base.Task):
         if self.config.loss is MultilabelLoss.bce:
             return F.binary_cross_entropy_with_logits(logits, flags, pos_weight=weight, reduction="none")
         return asymmetric_losses(logits, flags, self.config)
-
-    def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
-        """The mean Kullback-Leibler divergence of each label's softened probability from the teacher's, times the
-        temperature squared, as of classes.
-        """
-        ours, theirs = outputs.float() / temperature, taught.float() / temperature
-        cross, own = (F.binary_cross_entropy_with_logits(each, theirs.sigmoid()) for each in (ours, theirs))
-        return (cross - own) * temperature**2
 
     @torch.no_grad()
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:

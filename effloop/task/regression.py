@@ -62,7 +62,6 @@ class Regression(base.Task):
         base.LOSS,
     )
     mixes: ClassVar[tuple[str, ...]] = ("mixup",)
-    distils: ClassVar[bool] = True
     outputs: ClassVar[str] = "numbers, in the units of the targets"
 
     def __init__(self, config: RegressionConfig) -> None:
@@ -101,11 +100,6 @@ class Regression(base.Task):
         if not self.config.standardise:
             return numbers
         return (numbers - self.mean.to(numbers.device)) / self.deviation.to(numbers.device)
-
-    def distillation_loss(self, outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
-        """The task's loss, with what the teacher gives as the targets; numbers have no temperature."""
-        del temperature
-        return self.loss(outputs, taught)
 
     def scored_outputs(self, outputs: Tensor) -> Tensor:
         if not self.config.standardise:

@@ -123,8 +123,6 @@ class Trainer:
         ):
             for line in self.notes:
                 self.recorder.note(line)
-            if self.stop:
-                self.stop.begin()
             while self.progress.epoch < self.loop.epochs and not summary:
                 self.train_epoch(self.train.epoch(self.progress.epoch, self.progress.samples_seen))
                 if self.profiler.done:
@@ -132,8 +130,8 @@ class Trainer:
                         self.recorder.note(line)
                     return scores
                 self.nan.check()
-                position, ends = self.position(), self.out_of_time()
-                scores = self.end_epoch(position, last=bool(ends))
+                position = self.position()
+                scores = self.end_epoch(position)
                 self.recorder.epoch(position, scores)
                 is_best = bool(scores) and self.checkpoints.note(self.progress.epoch, scores)
                 if is_best and (line := self.checkpoints.best_score_warning()):
@@ -145,7 +143,7 @@ class Trainer:
                 self.progress.epoch += 1
                 self.progress.samples_seen = 0
                 saving.save(position, is_best=is_best)
-                summary = self.early_end(ends) if scores else {}
+                summary = self.early_end() if scores else {}
             with self.request.busy():
                 self.checkpoints.close()  # a summary means that all is saved
             summary |= {"best": self.checkpoints.best, "last": self.last, "step": self.progress.step}
@@ -172,19 +170,12 @@ class Trainer:
                 self.saving.updated()
         self.recorder.trained(self.position(), self.metrics, self.optimizer.param_groups[0]["lr"])
 
-    def out_of_time(self) -> str:
-        """After an epoch was trained: why it is the last, if it isn't for the number of epochs; else empty."""
-        if self.stop is None:
-            return ""
-        self.stop.trained(self.progress.epoch)
-        return self.parallel.on_rank0(self.stop.out_of_time) if self.stop.config.minutes else ""
-
-    def early_end(self, reason: str) -> dict[str, Any]:
+    def early_end(self) -> dict[str, Any]:
         """After an epoch was evaluated and saved: the summary's entry for a run that ends early; {} to continue."""
         done, epochs = self.progress.epoch, self.loop.epochs
         if done >= epochs:
             return {}
-        if reason := reason or (self.stop.out_of_patience(done) if self.stop else ""):
+        if reason := self.stop.out_of_patience(done) if self.stop else "":
             self.recorder.note(f"stopped early, after epoch {done - 1} of {epochs}: {reason}")
             return {"stopped": reason}
         if self.prunes(done, epochs):
@@ -192,10 +183,10 @@ class Trainer:
             return {"pruned": done}
         return {}
 
-    def end_epoch(self, position: Position, *, last: bool = False) -> dict[str, float]:
-        """Evaluate if it is this epoch's turn, or the run's last; the scores, or {} without an evaluation."""
+    def end_epoch(self, position: Position) -> dict[str, float]:
+        """Evaluate if it is this epoch's turn; the scores, or {} without an evaluation."""
         done = self.progress.epoch + 1
-        if done % self.loop.eval_every and done < self.loop.epochs and not last:
+        if done % self.loop.eval_every and done < self.loop.epochs:
             self.average_buffers()  # a run that is resumed here has those of rank 0 on all ranks
             return {}
         with self.recorder.span("evaluation", position):
@@ -265,7 +256,7 @@ class Trainer:
             **({"trained": weights[0]} if len(weights) > 1 else {}),
             **states,
             "progress": asdict(self.progress),
-            **({"stop": self.stop.state_dict(within=within)} if self.stop else {}),
+            **({"stop": self.stop.state_dict()} if self.stop else {}),
             "metrics": [rank["metrics"] for rank in ranks],
             "rng": [rank["rng"] for rank in ranks],
             **({"buffers": [rank["buffers"] for rank in ranks]} if "buffers" in own else {}),

@@ -62,19 +62,6 @@ class TestTask:
         torch.testing.assert_close(task.sums(together, targets, valid), task.sums(outputs, targets, valid))
         torch.testing.assert_close(task.ensemble([outputs, outputs.flip(0)]), task.ensemble([outputs.flip(0), outputs]))
 
-    def test_distillation_loss(self, name: str) -> None:
-        """0 where nothing is left to learn from a teacher, else more, whatever the temperature."""
-        task = make(name)
-        if not task.distils:
-            pytest.skip("it learns from no teacher")
-        outputs, taught = example(task)[0].requires_grad_(), torch.randn(40, NUM_OUTPUTS)
-        for temperature in (0.5, 4.0):
-            assert task.distillation_loss(taught, taught, temperature).item() == pytest.approx(0, abs=1e-6)
-            loss = task.distillation_loss(outputs, taught, temperature)
-            assert (loss.shape, loss.item() > 0) == ((), True)
-            loss.backward()
-        assert torch.isfinite(outputs.grad).all()
-
     def test_sums_add_up(self, name: str) -> None:
         """Over batches, and so over ranks and restarts; padding counts nowhere, whatever it holds."""
         task = make(name)

@@ -129,11 +129,11 @@ def test_from_an_older_checkpoint(
 
 def test_an_older_one_that_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     older = next(run.glob("checkpoints/step-*.ckpt"))
-    for name, wrong in (("nan", {"updates": "x"}), ("stop", {"seconds": []}), ("optimizer", {"param_groups": []})):
+    for name, wrong in (("nan", {"updates": "x"}), ("stop", {"score": []}), ("optimizer", {"param_groups": []})):
         state = files.read(older)
         write(older, {**state, name: {**state.get(name, {}), **wrong}})
         before = snapshot(run) | {run / "state.json": b""}
-        assert main(["resume", str(older), "epochs=4", "stop.minutes=9"]) == 2
+        assert main(["resume", str(older), "epochs=4", "stop.patience=9"]) == 2
         assert "the checkpoint doesn't fit this config" in capsys.readouterr().err
         write(older, state)
     before[older] = older.read_bytes()

@@ -45,18 +45,6 @@ def test_out_of_patience(here: Path, photos: Path, capsys: pytest.CaptureFixture
     assert {row["epoch"] for row in rows(run)} == {0, 1, 2, 3}
 
 
-@pytest.mark.nightly
-def test_out_of_time(here: Path, photos: Path) -> None:
-    """The first epoch is longer than the budget; it is evaluated, though `eval_every` would wait."""
-    assert train(photos, "run=c", "epochs=9", "stop.minutes=1e-9", "eval_every=5") == 0
-    run = here / "outputs/c"
-    assert [row["split"] for row in rows(run)][-1] == "val"
-    assert {row["epoch"] for row in rows(run)} == {0}
-    assert "stop.minutes=1e-09" in json.loads((run / "summary.json").read_text())["stopped"]
-    assert main(["resume", str(run)]) == 0
-    assert {row["epoch"] for row in rows(run)} == {0}
-
-
 # Epochs without an evaluation: `eval_every`.
 
 

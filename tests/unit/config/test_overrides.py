@@ -178,7 +178,7 @@ def test_other_names_stand_for_what_is_there_and_are_no_keys_themselves() -> Non
 def test_a_removed_key(key: str) -> None:
     plain = effloop.config.to_dict(effloop.config.compose([]))
     group, name = key.split(".")
-    old = {**plain, group: {**plain[group], name: None}}
+    old = {**plain, group: {**plain.get(group, {}), name: None}}
     assert effloop.config.to_dict(effloop.config.from_dict(old, [], "old")) == plain
     with pytest.raises(ConfigError, match=f"'{key}' was removed; "):
         effloop.config.compose([f"{key}=4"])

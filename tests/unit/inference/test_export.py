@@ -149,7 +149,7 @@ def test_no_path_of_this_machine_but_the_data(tmp_path: Path) -> None:
     """Nor anything that other machines would do by it."""
     weights = tmp_path / "weights.safetensors"
     weights.write_bytes(b"")
-    paths = {"data.root": "root", "data.index_dir": "index", "distill.teacher": "run", "out": "out", "resume": "other"}
+    paths = {"data.root": "root", "data.index_dir": "index", "out": "out", "resume": "other"}
     words = [f"{key}={tmp_path}/{name}" for key, name in paths.items()]
     config = configs.compose(
         ["data=folder", "model=cnn", "profile=torch", "probe=0", f"model.weights={weights}", *words]

@@ -205,7 +205,7 @@ def test_what_can_be_switched_off() -> None:
     usual = ablations(effloop.compose(["num_workers=2"]))
     on = {name for name, each in usual.items() if not each.unavailable}
     assert on >= {"nothing", "region", "decode", "workers", "overlap", "prefetch", "channels_last", "label_smoothing"}
-    assert not on & {"cache", "dct_scaling", "compile", "precision", "ema", "mixup", "progressive", "fused", "distill"}
+    assert not on & {"cache", "dct_scaling", "compile", "precision", "ema", "mixup", "progressive", "fused"}
     assert usual["engine"].unavailable == "it is what num_workers=0 does"
     words = ["amp=true", "optim.fused=true", "data.cache=bytes", "augment.device=gpu", "augment.cutmix=1"]
     words += ["compile=true", "num_workers=1", "decode=pillow", "decode.exif=true", "task.label_smoothing=0"]
