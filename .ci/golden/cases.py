@@ -262,7 +262,7 @@ def _recipes() -> dict[str, Case]:
         for engine, words in engines.items():
             cases[f"{recipe} {engine}"] = Case(recipe, needs, batches(photos, "train", augment, *UINT8, *words))
         cases[f"{recipe} val"] = Case("val", needs, batches(photos, "val", augment, *UINT8, *engines["inline"]))
-        if not recipe.startswith("albumentations"):  # which has nothing that runs on the device
+        if recipe.split("_")[0] not in ("albumentations", "torchvision"):  # which run on the host only
             key, words = f"{recipe} on the device", ("augment.device=gpu", *UINT8)
             cases[key] = Case(key, needs, batches(photos, "train", augment, *words))
     return cases
@@ -298,7 +298,6 @@ def _options() -> dict[str, Case]:
         "decode=opencv": ("decode=opencv", *UINT8),  # equal to `native` where all bring the same libjpeg-turbo
         "decode=pillow": ("decode=pillow", *UINT8),
         "decode.dct_scaling": ("decode.dct_scaling=true", "image_size=8", *UINT8),
-        "resize=fast": ("augment.resize=fast", *UINT8),
         "seed=1": ("seed=1", *UINT8),
         "tail=wrap": ("data.tail=wrap", *UINT8),
         "channels_last=false": ("channels_last=false", *UINT8),

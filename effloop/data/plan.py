@@ -340,15 +340,13 @@ class Plan:
     def _decode_rows(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int) -> None:
         """`decode` of at least one sample; `in_progress` then names the sample that an exception is about."""
         rows = self.output.pixels(images)[at + start : at + stop]
-        path = self.augment.fast_path()
-        if path is None or not path.exact:
-            done = np.zeros(stop - start, np.bool_)
-        else:  # all of them in one call of C code, but for those that it leaves
+        done = np.zeros(stop - start, np.bool_)
+        if self.augment.fast_path:  # all of them in one call of C code, but for those that it leaves
             in_progress.begin_run(prepared.ids[start:stop])
             flips = prepared.draws.flips[start:stop]
             wanted = Resizes(prepared.draws.boxes[start:stop], flips, self.augment.at_least, rows)
             done = self.decoder.decode_resized(prepared.encoded, prepared.infos, slice(start, stop), wanted)
-        for row in range(len(done)) if path is None or path.rest else np.flatnonzero(~done).tolist():
+        for row in range(len(done)) if self.augment.has_rest else np.flatnonzero(~done).tolist():
             number = start + row
             in_progress.begin(int(prepared.ids[number]))
             if done[row]:

@@ -25,7 +25,6 @@ from effloop import config as configs
 from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.augment.base import Evaluation, RecipeConfig
-from effloop.data.augment.native.augment import Resize
 from effloop.data.augment.native.crops import PADDING
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError, ParityError, reason, warn
@@ -315,8 +314,7 @@ def _to_size(config: Config) -> list[dict[str, Any]]:
     size: dict[str, Any] = config.size._asdict()
     if not isinstance(config.augment, RecipeConfig):  # of a plugin
         return [{"step": f"augment={config.augment.name}, for evaluation", **size}]
-    antialias = getattr(config.augment, "resize", Resize.exact) is Resize.exact  # a key of augment=native
-    resize = {"step": "resize", **size, "filter": "bilinear", "antialias": antialias, "dtype": "uint8"}
+    resize = {"step": "resize", **size, "filter": "bilinear", "antialias": True, "dtype": "uint8"}
     if config.augment.eval is Evaluation.squash:
         return [resize]
     even = "a half to the even number"

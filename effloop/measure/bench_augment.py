@@ -25,8 +25,8 @@ from effloop.measure.loops import facts, reloaded
 from effloop.measure.turns import apart, in_turns
 from effloop.system.hardware import find_device
 
-LIBRARIES = ("albumentations", "torchvision", "native", "native fast")
-"""`fast` doesn't antialias, and Albumentations doesn't either."""
+LIBRARIES = ("albumentations", "torchvision", "native")
+"""Albumentations doesn't antialias."""
 
 # Seconds that others published, of another machine, other data and PyTorch's loader.
 _BY_LIBRARY = {
@@ -75,7 +75,7 @@ def augment(config: Config, repeats: int, *, table: str = "both", grid: str = GR
     """Seconds for an epoch of the train split: with each library, and with the batch operations on either device.
 
     `libraries`: one epoch with albumentations, torchvision and native, all on the host. `device`: one to four epochs
-    with torchvision and native, with batch operations on the host or on `device`. All use EffLoop's loader, from the
+    with native, with batch operations on the host or on `device`. All use EffLoop's loader, from the
     encoded image to the uint8 batch; each runs in a process of its own, interleaved, after a warm-up epoch. Every
     image is loaded exactly once.
 
@@ -135,19 +135,15 @@ def _by_library(config: Config, names: Sequence[str], pairs: Iterable[str]) -> l
 
 
 def _by_device(config: Config) -> list[Group]:
-    groups, own = [], (config.batch_size, num_workers(config))
-    for name in ("torchvision", "native"):
-        sides = {each: _config(config, name, "resize_crop_jitter", 224, each, *own) for each in ("cpu", "gpu")}
-        title = f"resize_crop_jitter at 224 pixels by {name}, batches of {own[0]}, {own[1]} workers; passes"
-        groups.append(Group(title, sides, "cpu", tuple(_BY_DEVICE), _BY_DEVICE, 9467))
-    return groups
+    own = config.batch_size, num_workers(config)
+    sides = {each: _config(config, "native", "resize_crop_jitter", 224, each, *own) for each in ("cpu", "gpu")}
+    title = f"resize_crop_jitter at 224 pixels, batches of {own[0]}, {own[1]} workers; passes"
+    return [Group(title, sides, "cpu", tuple(_BY_DEVICE), _BY_DEVICE, 9467)]
 
 
 def _config(base: Config, library: str, recipe: str, size: int, device: str, batch: int, workers: int) -> Config:
     """The user's config, with a recipe."""
-    library, _, resize = library.partition(" ")
     words = [f"augment={library}_{recipe}", f"augment.device={device}", f"image_size={size}"]
-    words += [f"augment.resize={resize}"] if resize else []
     return replace(
         base,
         augment=_recipe(*words),

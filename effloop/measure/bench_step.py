@@ -210,7 +210,7 @@ def _report(what: str, config: Config, rows: Sequence[Row], repeats: int, typed:
 
 
 _OFF = """
-decode=pillow decode.region=false decode.dct_scaling=false data.cache=none augment.resize=exact augment.device=cpu
+decode=pillow decode.region=false decode.dct_scaling=false data.cache=none augment.device=cpu
 engine=inline engine.prefetch=1 threads=1 channels_last=false compile=false precision=fp32 cudnn_benchmark=false
 deterministic=false optim.fused=null max_grad_norm=null reuse_memory=false model.checkpointing=false model.freeze=[]
 progressive=[] optim.ema=0 optim.decay_norm_and_bias=true task.label_smoothing=0 augment.mixup=0 augment.cutmix=0

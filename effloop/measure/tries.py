@@ -184,7 +184,7 @@ def _less_decoding(found: Measured) -> Iterator[Proposal]:
 
 
 def _less_augmenting(found: Measured, seconds: float) -> Iterator[Proposal]:
-    """The recipe without its most expensive operation, by a faster library, with a faster resize, or on the GPU."""
+    """The recipe without its most expensive operation, by a faster library, or on the GPU."""
     config, cost = found.config.augment, found.loading.augment
     if cost.wall_s > _WAITS * cost.cpu_s:
         return  # it waits: more workers do that at the same time
@@ -204,9 +204,7 @@ def _less_augmenting(found: Measured, seconds: float) -> Iterator[Proposal]:
             yield Proposal(f"augment.ops.{label}=null", why, exact=False)
     if not config.name.startswith("native"):
         yield Proposal("augment=native", "operations that are faster", exact=False)
-    if hasattr(config, "resize"):
-        yield Proposal("augment.resize=fast", "not antialiased", exact=False)
-    if found.device.type == "cuda":
+    if config.name == "native" and found.device.type == "cuda":
         yield Proposal("augment.device=gpu", "whole batches at once, on the GPU", exact=False)
 
 

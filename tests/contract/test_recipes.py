@@ -27,7 +27,7 @@ RECIPES = sorted(path.stem for path in (search.config_root() / "augment").glob("
 LEVELS = 0.5  # of 255, mean over a batch: what rounding on the way may come to, where an operation enlarges it
 
 DEVICES = dict(zip(RECIPES, itertools.cycle(["cpu", "gpu"])))  # where each is tried; both are compared below
-DEVICES |= {name: "cpu" for name in RECIPES if name.startswith("albumentations")}
+DEVICES |= {name: "cpu" for name in RECIPES if name.startswith(("albumentations", "torchvision"))}
 
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 

@@ -8,7 +8,7 @@ import torch
 from images import photo
 from torch import Tensor
 
-from effloop.data.augment.framing import crop_and_flip_batch
+from effloop.data.augment.operation import crop_and_flip_batch
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
 import random
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from effloop.batch import ImageSize
-from effloop.data.augment import recipe
-from effloop.data.augment.base import Augment, Device, RecipeConfig, augments
-from effloop.data.augment.framing import Image
-from effloop.data.augment.library import LibraryAugment
-from effloop.data.augment.native.augment import for_evaluation
-from effloop.data.augment.operation import BadParameterError, check_number
+from effloop.data.augment.base import Augment, RecipeConfig, augments
+from effloop.data.augment.library import LibraryOperation, Masked, build
+from effloop.data.augment.operation import BadParameterError, Image, check_number
 from effloop.data.image.mask import IGNORED, Mask
-from effloop.errors import ConfigError, optional_package
+from effloop.errors import optional_package
 from effloop.registry import choices
 
 CONTAINERS = ("OneOf", "RandomOrder", "Sequential", "SomeOf")
@@ -65,7 +61,7 @@ def names() -> list[str]:
     return sorted([*found, *CONTAINERS])
 
 
-class KeyedTransform:
+class KeyedTransform(LibraryOperation):
     """A transform of the library, with one instance per thread, seeded by a key for each image. Picklable.
 
     An instance holds its generators and its last draws, so threads can't share it. `transforms` of a container's
@@ -74,6 +70,7 @@ class KeyedTransform:
 
     def __init__(self, name: str, parameters: dict[str, Any]) -> None:
         self.name, self.parameters = name, parameters
+        self.is_crop = name in ("RandomResizedCrop", "RandomSizedCrop")
         self._threads = threading.local()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,7 +95,6 @@ class KeyedTransform:
 
     @property
     def without_masks(self) -> str:
-        """The name of what can't be applied to a mask: itself, or a transform in it; empty if all can."""
         if self.name in CONTAINERS:
             return next(filter(None, (each.without_masks for each in self.parameters["transforms"].values())), "")
         made = self.seeded(0)
@@ -116,10 +112,23 @@ class KeyedTransform:
                 parameters.setdefault("fill_mask", IGNORED)
         return KeyedTransform(self.name, parameters)
 
-    def __call__(
-        self, key: int, image: Image, mask: Mask | None = None, *, always: bool = False
-    ) -> tuple[Image, Mask | None]:
-        """Apply it with its probability, or `always`; as `LibraryAugment.run`. Raises what the library does."""
+    @property
+    def probability(self) -> float:
+        return float(self.seeded(0).p)
+
+    def box(self, key: int, height: int, width: int) -> tuple[int, int, int, int]:
+        drawn = self.seeded(key).get_params_dependent_on_data({"shape": (height, width, 3)}, {})
+        left, top, right, bottom = drawn["crop_coords"]
+        return top, left, bottom - top, right - left
+
+    def resize(self, region: Image, mask: Mask | None = None) -> Masked:
+        made, (height, width) = self.seeded(0), region.shape[:2]
+        resized: Image = made.apply(region, crop_coords=(0, 0, width, height))
+        if mask is None:
+            return resized, None
+        return resized, made.apply_to_mask(mask, crop_coords=(0, 0, *mask.shape[::-1]))
+
+    def __call__(self, key: int, image: Image, mask: Mask | None = None, *, always: bool = False) -> Masked:
         arrays = {"image": image.view()} if mask is None else {"image": image.view(), "mask": mask.view()}
         for array in arrays.values():
             array.flags.writeable = False
@@ -249,50 +258,4 @@ class AlbumentationsConfig(RecipeConfig):
 @augments.register("albumentations", AlbumentationsConfig)
 def albumentations(config: AlbumentationsConfig, *, size: ImageSize, train: bool, channels: int = 3) -> Augment:
     """Albumentations' operations, on the host."""
-    if config.device is Device.gpu:
-        raise ConfigError(
-            "augment.device: gpu is not allowed, albumentations runs on the host only; set augment.device=cpu, "
-            "or augment=native or torchvision"
-        )
-    if not train:
-        return for_evaluation(config, size, channels)
-    return AlbumentationsAugment(recipe.build_steps(config, operations(), size), config, size, channels)
-
-
-class AlbumentationsAugment(LibraryAugment[KeyedTransform]):
-    """A recipe of Albumentations' operations."""
-
-    def is_crop(self, op: KeyedTransform) -> bool:
-        return op.name in ("RandomResizedCrop", "RandomSizedCrop") and op.seeded(0).p == 1
-
-    def box(self, op: KeyedTransform, key: int, height: int, width: int) -> tuple[int, int, int, int]:
-        drawn = op.seeded(key).get_params_dependent_on_data({"shape": (height, width, 3)}, {})
-        left, top, right, bottom = drawn["crop_coords"]
-        return top, left, bottom - top, right - left
-
-    def resize(self, op: KeyedTransform, region: Image, mask: Mask | None = None) -> tuple[Image, Mask | None]:
-        height, width = region.shape[:2]
-        resized: Image = op.seeded(0).apply(region, crop_coords=(0, 0, width, height))
-        if mask is None:
-            return resized, None
-        height, width = mask.shape
-        return resized, op.seeded(0).apply_to_mask(mask, crop_coords=(0, 0, width, height))
-
-    def run(
-        self, op: KeyedTransform, key: int, image: Image, mask: Mask | None = None, *, always: bool = False
-    ) -> tuple[Image, Mask | None]:
-        return op(key, image, mask, always=always)
-
-    def probability(self, op: KeyedTransform) -> float:
-        return float(op.seeded(0).p)
-
-    def with_masks(self) -> Augment:
-        for step in self.host:
-            if name := step.op.without_masks:
-                raise ConfigError(
-                    f"{step.where}: Albumentations' {name} can't be applied to masks; leave it out, or set "
-                    "augment=segmentation"
-                )
-        made = copy.copy(self)
-        made.host = [replace(step, op=step.op.with_masks()) for step in self.host]
-        return made
+    return build(config, operations, size, channels, train=train)

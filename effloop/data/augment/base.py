@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,7 +92,7 @@ class Draws:
     Attributes:
         keys: (N,) uint64, the samples' keys, from which later draws come, too.
         boxes: (N, 4) int64: top, left, height, width of the region to decode.
-        flips: (N,) bool: the horizontal flips of a `FastPath`; False without one.
+        flips: (N,) bool: the horizontal flips of the fast path; else False.
         drawn: all other draws, private to the augmentation.
     """
 
@@ -100,17 +100,6 @@ class Draws:
     boxes: NDArray[np.int64]
     flips: NDArray[np.bool_]
     drawn: tuple[Any, ...] = ()
-
-
-class FastPath(NamedTuple):
-    """`Augment.apply` resizes a region to `size` and flips it where `Draws.flips` says so, before anything else.
-
-    What decodes many images at once, C code or DALI, can do both in the same pass. `exact`: the resize is
-    `resize_into`; else it isn't antialiased. `rest`: `apply_rest` has to do more.
-    """
-
-    exact: bool
-    rest: bool
 
 
 class Augment(ABC):
@@ -122,9 +111,14 @@ class Augment(ABC):
 
     Attributes:
         size: height and width of `apply`'s output, in pixels.
+        fast_path: whether `apply`, without a mask, resizes a region to `size` by `resize_into` and flips it where
+            `Draws.flips` says so, before anything else: what decodes many images at once, C code or DALI, does both.
+        has_rest: whether `apply_rest` has to do more then.
     """
 
     size: ImageSize
+    fast_path: bool = False
+    has_rest: bool = False
 
     @property
     def at_least(self) -> tuple[int, int] | None:
@@ -171,13 +165,9 @@ class Augment(ABC):
             DataError: an operation fails on this image.
         """
 
-    def fast_path(self) -> FastPath | None:
-        """How `apply`, without a mask, can be done for many images at once; None if it can't."""
-        return None
-
     def apply_rest(self, draws: Draws, row: int, out: NDArray[np.uint8]) -> None:
         """What remains of `apply` on the fast path: `out`, (*size, C) uint8, is resized and flipped; written."""
-        raise NotImplementedError(f"{type(self).__name__} has a fast_path, and no apply_rest")
+        raise NotImplementedError(f"{type(self).__name__} has_rest, and no apply_rest")
 
     def on_device(
         self, images: Tensor, keys: NDArray[np.uint64], masks: Tensor | None = None

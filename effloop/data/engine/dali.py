@@ -36,8 +36,8 @@ class DaliConfig(EngineConfig):
     image, at most 9 in any pixel.
 
     Without a GPU it is slower than threads: 2.1 ms of a core instead of 1.4 for a photograph of 500x375 and 110 KB,
-    because of its antialiased resize (1.1 ms; decoding just the box takes 0.9). `augment.resize` and the other keys
-    of `decode` have no effect on images that DALI decodes.
+    because of its antialiased resize (1.1 ms; decoding just the box takes 0.9). The other keys of `decode` have no
+    effect on images that DALI decodes.
     """
 
     def host_batches(self, device: str) -> int:
@@ -73,11 +73,10 @@ class DaliEngine(Engine):
         self._spare: list[_Pipeline] = []  # building one takes 12 ms, the first in a process 190
         if plan.source.kind is Kind.masks:
             raise ConfigError("engine: dali can't load masks with their images; set engine=threads")
-        path = plan.augment.fast_path()
-        if path is None or path.rest:
+        if not plan.augment.fast_path or plan.augment.has_rest:
             raise ConfigError(
                 "engine: dali can only crop, resize and flip, and this augmentation does more or something else on "
-                "the host; set engine=threads" + " or augment.device=gpu" * (path is not None)
+                "the host; set engine=threads" + " or augment.device=gpu" * plan.augment.fast_path
             )
         optional_package("nvidia.dali", "engine=dali", "effloop[dali]")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from enum import IntEnum
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,51 +66,15 @@ def resized_by_vectors(
 _HEAD = object.__basicsize__  # bytes before an array object's own fields
 
 
-class FastResize:
-    """Resizes by OpenCV's bilinear filter, which is not antialiased: 54 µs where a crop of 256x192 becomes 224x224;
-    `resize_into` takes 31 with AVX2, 17 with AVX-512.
-
-    It differs from `resize_into` by 0.2 levels (mean) where a crop is enlarged, and by 2.1, 6.7 in the worst of 60,
-    where it is shrunk from up to 500x375. What is shrunk to less than half is left to `resize_into`.
-
-    Raises:
-        ConfigError: OpenCV isn't installed.
-    """
-
-    def __init__(self) -> None:
-        self._cv2 = opencv()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FastResize, ()
-
-    def __call__(self, region: NDArray[np.uint8], out: NDArray[np.uint8], flip: bool = False) -> None:
-        """As `resize_into`."""
-        (height, width), (rows, columns) = region.shape[:2], out.shape[:2]
-        if height > 2 * rows or width > 2 * columns:
-            resize_into(region, out, flip)
-            return
-        self._cv2.resize(region, (columns, rows), out, interpolation=self._cv2.INTER_LINEAR)
-        if flip:
-            hflip(out)
-
-
 def readable(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The same memory, flagged writable, for torch, which asks for that; it must not be written."""
-    return array if array.flags.writeable else np.asarray(_FlaggedWritable(array))
-
-
-class _FlaggedWritable:
-    """Read-only memory flagged writable: torch warns otherwise, even where it only reads.
+    """The same memory, flagged writable, for torch, which warns otherwise; it must not be written.
 
     Takes 4 µs; a copy of a crop from a mapped file takes up to 50, and holds the GIL while pages are fetched.
     """
-
-    __slots__ = ("__array_interface__", "_array")
-
-    def __init__(self, array: NDArray[np.uint8]) -> None:
-        interface = array.__array_interface__
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__, self._array = interface, array
+    if array.flags.writeable:
+        return array
+    interface = array.__array_interface__ | {"data": (array.__array_interface__["data"][0], False)}
+    return np.asarray(SimpleNamespace(__array_interface__=interface, kept=array))
 
 
 def hflip(image: NDArray[np.uint8]) -> None:

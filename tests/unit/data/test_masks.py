@@ -20,7 +20,8 @@ from runs import composed
 
 import effloop
 from effloop.batch import Batch, ImageSize
-from effloop.data.augment import Augment, augments
+from effloop.data.augment import Augment, augments, operation
+from effloop.data.augment.native import crops
 from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.bad import OnBad
 from effloop.data.cache.cached import CachedSource
@@ -97,11 +98,11 @@ def applied(augment: Augment, count: int) -> tuple[NDArray[np.uint8], NDArray[np
 
 
 @pytest.mark.parametrize("recipe", GEOMETRY)
-def test_a_mask_stays_the_threshold_of_its_image(recipe: str) -> None:
+def test_a_mask_stays_the_threshold_of_its_image(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (operation, crops):
+        monkeypatch.setattr(module, "resize_into", nearest)
     augment = built(GEOMETRY[recipe])
     assert isinstance(augment, NativeAugment)
-    augment.resize = augment._resize_flipped = nearest
-    augment._resize_flipped = lambda region, out: nearest(region, out, flip=True)
     images, masks = applied(augment, 200)
     np.testing.assert_array_equal(LEVELS[images[:, :, :, 0]], masks)
     assert len(np.unique(masks)) == (2 if recipe in ("resized", "centred") else 3)
@@ -237,7 +238,9 @@ def test_nearest_is_torchs_on_pixel_centres() -> None:
         np.testing.assert_array_equal(counts, np.bincount(np.sort(out, axis=None), minlength=256))
 
 
-def test_evaluation_crops_letterboxes_and_squashes_masks() -> None:
+def test_evaluation_crops_letterboxes_and_squashes_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (operation, crops):
+        monkeypatch.setattr(module, "resize_into", nearest)
     image, mask = binary(20, 60, 0)
     for how, bars in (("crop", 0), ("letterbox", 2 / 3), ("squash", 0)):
         config = composed(f"augment.eval={how}").augment
@@ -245,7 +248,6 @@ def test_evaluation_crops_letterboxes_and_squashes_masks() -> None:
         draws = augment.draw(sample_keys(0, 0, np.arange(1)), np.array([mask.shape]))
         out, found = np.empty((SIDE, SIDE, 3), np.uint8), np.empty((SIDE, SIDE), np.uint8)
         top, left, height, width = draws.boxes[0]
-        augment.resize = nearest  # type: ignore[attr-defined]
         region = image[top : top + height, left : left + width]
         augment.apply(region, draws, 0, out, (mask, found))
         np.testing.assert_array_equal(LEVELS[out[:, :, 0]], found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,8 +33,9 @@ Pixels = NDArray[np.uint8]
 class OneByOne(NativeAugment):
     """The same, which leaves nothing to C code."""
 
-    def fast_path(self) -> None:
-        return None
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.fast_path = False
 
 
 def raw(pixels: Pixels) -> bytes:

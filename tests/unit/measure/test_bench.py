@@ -363,11 +363,10 @@ def test_augment(
     assert sorted(path.name for path in folder.iterdir()) == ["augment.csv", "augment.json", "augment.png"]
     rows = json.loads((folder / "augment.json").read_text())["rows"]
     libraries = ["albumentations"] if there and find_spec("albumentations") else []
-    libraries += ["torchvision", "native", "native fast"]
+    libraries += ["torchvision", "native"]
     assert [row["side"] for row in rows if row["name"] == "4x0"] == libraries
-    assert [(row["passes"], row["side"]) for row in rows if row["name"] != "4x0"] == [
-        *itertools.product(range(1, 5), ("cpu", "gpu"))
-    ] * 2
+    by_device = [(row["passes"], row["side"]) for row in rows if row["name"] != "4x0"]
+    assert by_device == [*itertools.product(range(1, 5), ("cpu", "gpu"))]
     assert all(row["images"] == 40 and min(row["seconds"]) > 0 for row in rows)
     out = capsys.readouterr().out
     missing = "albumentations is left out, it isn't installed: pip install 'effloop[albumentations]'"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,22 +11,23 @@ from torch import Tensor
 
 from effloop.batch import ImageSize
 from effloop.data.augment import recipe
-from effloop.data.augment.base import Augment, Device, Draws, Evaluation, FastPath, RecipeConfig, augments
-from effloop.data.augment.framing import Image, Sizes, clip_boxes, crop_and_flip_batch, write_crop
-from effloop.data.augment.native.crops import (
-    CenterCropResize,
-    Letterbox,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomScaleCrop,
-    WholeImage,
+from effloop.data.augment.base import Augment, Device, Draws, Evaluation, RecipeConfig, augments
+from effloop.data.augment.native import crops
+from effloop.data.augment.native.crops import RandomHorizontalFlip, RandomResizedCrop, RandomScaleCrop
+from effloop.data.augment.operation import (
+    CropOperation,
+    Image,
+    Keys,
+    Operation,
+    Sizes,
+    clip_boxes,
+    crop_and_flip_batch,
+    operations,
+    write_crop,
 )
-from effloop.data.augment.native.crops import Resize as ResizeTo
-from effloop.data.augment.operation import CropOperation, Keys, Operation, operations
 from effloop.data.augment.recipe import Step
 from effloop.data.image.grey import batch_to_grey, batch_to_rgb, to_grey, to_rgb
 from effloop.data.image.mask import Mask
-from effloop.data.image.resize import FastResize, resize_into
 from effloop.errors import ConfigError
 
 Steps = Sequence[Step[Operation]]
@@ -37,24 +36,9 @@ _PROBES = np.array([[1_000_003, 1_000_033], [1_000_003, 2_000_003], [3_000_017, 
 """Sizes larger than any crop, to see the output's size for images of several sizes."""
 
 
-class Resize(Enum):
-    """How crops are resized."""
-
-    exact = "exact"
-    fast = "fast"
-
-
 @dataclass
 class NativeConfig(RecipeConfig):
-    """Fields of `augment=native`.
-
-    Attributes:
-        resize: `exact` is antialiased, within 0.1 levels of Pillow's; `fast` isn't: 0.2 levels (mean) from `exact`
-            where a crop is enlarged, 2.1 where it is shrunk, and slower on a CPU with AVX2 or AVX-512. Always
-            `exact` on a GPU.
-    """
-
-    resize: Resize = Resize.exact
+    """Fields of `augment=native`."""
 
 
 @augments.register("native", NativeConfig)
@@ -63,7 +47,6 @@ class NativeAugment(Augment):
 
     def __init__(self, config: NativeConfig, *, size: ImageSize, train: bool, channels: int = 3) -> None:
         self.config = config
-        self.resize = FastResize() if config.resize is Resize.fast else resize_into
         self.channels = channels
         steps = _steps(config, size, train=train)
         ends = [_sizes_after(steps[:count], _PROBES) for count in range(1, len(steps) + 1)]
@@ -74,16 +57,14 @@ class NativeAugment(Augment):
         count = alike if config.device is Device.gpu else len(steps)
         self.host, self.device = steps[:count], steps[count:]
         self.size = ImageSize(*ends[count - 1][0].tolist())
-        self._write = self.first.write
-        self._resize_flipped = partial(self.resize, flip=True)
-        second = type(self.host[1].op) if len(self.host) > 1 else None
-        self._can_flip = second is RandomHorizontalFlip and self.first.write is write_crop
+        first = self.first
+        plain = first.write is write_crop
+        self._can_flip = plain and len(self.host) > 1 and type(self.host[1].op) is RandomHorizontalFlip
         self._last_frame = max(n for n, step in enumerate(self.host) if isinstance(step.op, CropOperation))
         self._rest = 1 + self._can_flip  # the first of the operations that `apply_rest` does
-        plain = self.first.write is write_crop and not self.first.pads and self._last_frame == 0
         own = type(self).apply is NativeAugment.apply  # a subclass may do more
-        exact = self.resize is resize_into
-        self._fast_path = FastPath(exact, self._rest < len(self.host)) if plain and own else None
+        self.fast_path = plain and own and not first.pads and self._last_frame == 0
+        self.has_rest = self._rest < len(self.host)
 
     @property
     def first(self) -> CropOperation:
@@ -110,16 +91,13 @@ class NativeAugment(Augment):
         image = out if self._last_frame == 0 else np.empty((*box[4:6], region.shape[2]), np.uint8)
         # The flip in the same pass: it takes nothing there, and 7 µs of its own.
         flipped = self._can_flip and box[2:4] != box[4:] and bool(draws.drawn[1][row])
-        self._write(region, box, image, self._resize_flipped if flipped else self.resize)
+        self.first.write(region, box, image, flipped)
         self._apply_from(2 if flipped else 1, image, draws, row, out)
         if mask is not None:
             found, target = mask
             for step, drawn in zip(self.host, draws.drawn, strict=True):
                 found = step.op.apply_mask(found, drawn, row)
             np.copyto(target, found)
-
-    def fast_path(self) -> FastPath | None:
-        return self._fast_path
 
     def apply_rest(self, draws: Draws, row: int, out: Image) -> None:
         self._apply_from(self._rest, out, draws, row, out)
@@ -129,9 +107,9 @@ class NativeAugment(Augment):
             op, drawn = self.host[number].op, draws.drawn[number]
             if self.channels == 3 or op.any_channels:
                 target = out if number == self._last_frame else None
-                image = op.apply_host(image, drawn, row, target, self.resize)
+                image = op.apply_host(image, drawn, row, target)
             else:
-                image[:] = to_grey(op.apply_host(to_rgb(image), drawn, row, None, self.resize))
+                image[:] = to_grey(op.apply_host(to_rgb(image), drawn, row, None))
 
     def with_masks(self) -> Augment:
         for number, step in enumerate([*self.host, *self.device]):
@@ -177,9 +155,9 @@ def _flips_after_crop(op: Operation, following: Operation) -> bool:
 
 
 _FOR_EVALUATION: Mapping[Evaluation, Callable[[ImageSize, float], CropOperation]] = {
-    Evaluation.crop: CenterCropResize,
-    Evaluation.letterbox: lambda size, _: Letterbox(size),
-    Evaluation.squash: lambda size, _: ResizeTo(list(size)),
+    Evaluation.crop: crops.CenterCropResize,
+    Evaluation.letterbox: lambda size, _: crops.Letterbox(size),
+    Evaluation.squash: lambda size, _: crops.Resize(list(size)),
 }
 
 
@@ -195,7 +173,7 @@ def _steps(config: NativeConfig, size: ImageSize, *, train: bool) -> Steps:
         op = _FOR_EVALUATION[config.eval](size, config.eval_ratio)
         return [Step("eval", type(op).__name__, op, 0)]
     steps = recipe.build_steps(config, operations, size)
-    whole = Step[Operation]("whole", "WholeImage", WholeImage(), 0)
+    whole = Step[Operation]("whole", "WholeImage", crops.WholeImage(), 0)
     return steps if isinstance(steps[0].op, CropOperation) else [whole, *steps]
 
 

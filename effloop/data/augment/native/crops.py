@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop.data.augment.framing import ResizeInto, to_device
 from effloop.data.augment.operation import (
     MOST_SIDE,
     RATIOS,
@@ -29,10 +28,11 @@ from effloop.data.augment.operation import (
     check_size,
     check_whole,
     operation,
+    to_device,
 )
 from effloop.data.image.grey import to_grey
 from effloop.data.image.mask import IGNORED, Mask, count_classes, crop_mask
-from effloop.data.image.resize import hflip, vflip
+from effloop.data.image.resize import hflip, resize_into, vflip
 from effloop.data.random import uniforms
 from effloop.native import address, function
 
@@ -175,7 +175,7 @@ class PlacedCrop(CropOperation):
         """(channels,) of a filled pixel."""
         return self.fill if channels == 3 else to_grey(self.fill[None, None])[0, 0]
 
-    def write(self, cut: Image, box: list[int], out: Image, resize: ResizeInto) -> None:
+    def write(self, cut: Image, box: list[int], out: Image, flip: bool = False) -> None:
         top, left, height, width = self.place(box)
         whole = (height, width) == out.shape[:2]
         if not whole:
@@ -184,10 +184,10 @@ class PlacedCrop(CropOperation):
         if cut.shape == part.shape:
             part[:] = cut
         elif whole:
-            resize(cut, out)
+            resize_into(cut, out)
         else:
             resized = np.empty(part.shape, np.uint8)  # a resize needs contiguous memory
-            resize(cut, resized)
+            resize_into(cut, resized)
             part[:] = resized
 
     def apply_mask(self, mask: Mask, drawn: NDArray[np.int64], row: int) -> Mask:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.data.augment.native import host, kernels
-from effloop.data.augment.native.kernels import on_all
 from effloop.data.augment.operation import (
     MOST_FACTOR,
     MOST_SIDE,
@@ -276,7 +275,7 @@ class GaussianBlur(PixelOperation):
         cv2.convertScaleAbs(values, image)  # rounds
 
     def apply_batch(self, images: Tensor, drawn: BlurDraws) -> Tensor:
-        return on_all(images, _blurred, to_device(drawn.across, images), to_device(drawn.down, images))
+        return _blurred(images, to_device(drawn.across, images), to_device(drawn.down, images))
 
 
 def _kernel_size(value: object) -> list[int]:

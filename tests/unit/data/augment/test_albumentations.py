@@ -101,10 +101,10 @@ RECIPES = {
 def test_a_recipe_is_what_the_library_makes_of_whole_images_by_the_same_generators(name: str) -> None:
     augment = build(name=name)
     plain = RECIPES[name]()
-    assert len(augment.host) == len(plain)
+    assert len(augment.steps) == len(plain)
     for row, got in enumerate(images(augment)):
         wanted = photo(*SIZES[row].tolist())
-        for step, transform in zip(augment.host, plain, strict=True):
+        for step, transform in zip(augment.steps, plain, strict=True):
             key = int(step.keys(KEYS[row : row + 1])[0])
             transform.set_random_state(np.random.Generator(np.random.Philox(key=key)), KeyedRandom(key))
             wanted = transform(image=wanted)["image"]
@@ -246,14 +246,14 @@ def test_sizes_of_outputs_are_checked() -> None:
             build({"size": {"op": "Resize"}, "last": last})
 
 
-def test_the_device_is_the_host() -> None:
-    message = (
-        "augment.device: gpu is not allowed, albumentations runs on the host only; set augment.device=cpu, "
-        "or augment=native or torchvision"
-    )
-    config = effloop.compose(["augment=albumentations", "augment.device=gpu"]).augment
-    with pytest.raises(ConfigError, match=line(message)):
-        augments.build(config, size=SQUARE, train=True)
+def test_libraries_run_on_the_host() -> None:
+    for name in ("albumentations", "torchvision"):
+        config = effloop.compose([f"augment={name}", "augment.device=gpu"]).augment
+        message = (
+            f"augment.device: gpu is not allowed, {name} runs on the host only; set augment.device=cpu, or augment="
+        )
+        with pytest.raises(ConfigError, match=line(message + "native")):
+            augments.build(config, size=SQUARE, train=True)
 
 
 def test_a_container_may_give_images_their_size() -> None:

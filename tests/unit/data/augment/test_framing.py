@@ -6,8 +6,7 @@ import torch
 from images import photo
 from torchvision.transforms.v2 import functional as v2
 
-from effloop.data.augment import framing
-from effloop.data.image.resize import resize_into
+from effloop.data.augment import operation as framing
 
 N, HEIGHT, WIDTH = 5, 61, 47
 
@@ -33,21 +32,13 @@ FLIPS = np.array([True, False, False, True, True])
 
 
 @pytest.mark.parametrize("size", [(32, 24), (61, 47), (1, 1)])
-def test_both_ways_to_cut_a_batch(images: torch.Tensor, size: tuple[int, int]) -> None:
+def test_crops_and_flips(images: torch.Tensor, size: tuple[int, int]) -> None:
     where = boxes(*size)
-    pixels = images.permute(0, 2, 3, 1)
-    got = [framing.crop_by_index(pixels, where, FLIPS), framing.crop_by_copy(pixels, where, FLIPS)]
-    for image, (top, left, height, width), flip, *cut in zip(pixels, where.tolist(), FLIPS, *got, strict=True):
-        wanted = image[top : top + height, left : left + width]
-        for one in cut:
-            assert torch.equal(one, wanted.flip(1) if flip else wanted)
-
-
-def test_reframed_cuts_and_mirrors_in_one(images: torch.Tensor) -> None:
-    where = boxes(20, 30)
-    got = framing.crop_and_flip_batch(images, with_target(where, 20, 30), FLIPS)
+    got = framing.crop_and_flip_batch(images, with_target(where, *size), FLIPS)
     assert got.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(got, framing.crop_batch(images, where, FLIPS))
+    for image, (top, left, height, width), flip, one in zip(images, where.tolist(), FLIPS, got, strict=True):
+        wanted = image[:, top : top + height, left : left + width]
+        assert torch.equal(one, wanted.flip(2) if flip else wanted)
 
 
 def test_beyond_the_image_it_is_black(images: torch.Tensor) -> None:
@@ -61,7 +52,7 @@ def test_beyond_the_image_it_is_black(images: torch.Tensor) -> None:
         sizes = np.array([[HEIGHT, WIDTH]])
         top, left, height, width = framing.clip_boxes(np.array([box[:4]]), sizes)[0]
         region = image.permute(1, 2, 0).numpy()[top : top + height, left : left + width]
-        framing.write_crop(region, box, canvas, resize_into)
+        framing.write_crop(region, box, canvas)
         np.testing.assert_array_equal(canvas, one.permute(1, 2, 0))
 
 
