@@ -192,7 +192,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     # by trying it, however seldom it is done
     (
         {"op": "RandomPosterize", "bits": 9},
-        ": RandomPosterize fails: bits must be...[0, 8], got 9...images of 1031x1033",
+        ": RandomPosterize fails: bits must be...[0, 8], got 9...of 1031x1033",
     ),
     ({"op": "RandomSolarize", "threshold": 256, "p": 0.1}, ": RandomSolarize fails: Threshold should be...but got 256"),
     ({"op": "Grayscale", "num_output_channels": 1}, ": Grayscale fails: it gives uint8 of shape (24, 24, 1)"),
