@@ -106,7 +106,7 @@ def _holds_interpolation(plain: Any) -> bool:
 
 
 def _without_removed(plain: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A saved config without keys that were removed since: null, the default, or of `record`, which changes no result."""
+    """A saved config without keys that were removed since: null, a default, or of `record`, which changes no result."""
     kept = dict(plain)
     for key, instead in REMOVED.items():
         group, _, name = key.partition(".")
