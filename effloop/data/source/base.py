@@ -227,11 +227,6 @@ class Source(ABC):
             DataError: they differ. The message doesn't repeat the key.
         """
 
-    @property
-    def stored_in(self) -> str:
-        """`where` of the samples as they are stored, also those that aren't of this part of a division."""
-        return self.where
-
     def modified_ns(self, index: int) -> int | None:
         """When the file of sample `index` was modified last; None if that isn't known.
 
@@ -241,18 +236,10 @@ class Source(ABC):
         return None
 
     def verify_index(self) -> None:  # noqa: B027  most formats store no fingerprint
-        """Compare the index of all samples with what the format stores to check it by.
-
-        Raises:
-            DataError: they differ.
-        """
+        """Compare the index of all samples with what the format stores to check it by; a DataError if they differ."""
 
     def check_unchanged(self, fingerprint: dict[str, Any]) -> None:
-        """Last step of unpickling: a worker that starts late must not number the samples differently.
-
-        Raises:
-            DataError: the data has changed since the source was pickled.
-        """
+        """Last step of unpickling: a worker that starts late must not number the samples differently."""
         if self.fingerprint() != fingerprint:
             raise DataError(f"{self.where} has changed since this run opened it; start the run again")
 

@@ -73,11 +73,7 @@ def _share(config: DataConfig, split: str) -> str:
 
 
 def held_out(source: Source, config: DataConfig) -> NDArray[np.bool_]:
-    """(N,) whether each sample validates.
-
-    Raises:
-        ConfigError, DataError: the data can't be divided as the config says.
-    """
+    """(N,) whether each sample validates."""
     if config.val is None and config.folds is None:
         found = _texts_equal(source, FOLD, config)
     else:
@@ -245,11 +241,7 @@ def _write(path: Path, source: Source, found: NDArray[np.bool_]) -> None:
 
 
 def units_of(source: Source, config: DataConfig) -> tuple[Uint64s, NDArray[np.int64] | None]:
-    """(U,) hashes of what stays together, and (N,) which one each sample is in; None: each sample is one.
-
-    Raises:
-        ConfigError, DataError: `data.group` says nothing of a sample, or there are too few groups.
-    """
+    """(U,) hashes of what stays together, and (N,) which one each sample is in; None: each sample is one."""
     if config.group is None:
         return np.concatenate([hashes(texts, config.split_seed) for texts in _names(source)]), None
     found = np.concatenate([hashes(texts, config.split_seed) for texts in _groups(source, config.group)])
@@ -290,11 +282,7 @@ def _groups(source: Source, group: str) -> Iterator[Sequence[bytes]]:
 
 
 def column_texts(source: Source, name: str, key: str) -> Iterator[Sequence[bytes]]:
-    """What a column has of all samples, piece by piece.
-
-    Raises:
-        DataError: it has nothing of one; `data.KEY` asked for it.
-    """
+    """What a column has of all samples, piece by piece."""
     for start in range(0, len(source), _CHUNK):
         texts = source.column(name, start, min(start + _CHUNK, len(source)))
         if empty := [row for row, text in enumerate(texts) if not text]:

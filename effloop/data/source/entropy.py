@@ -37,7 +37,9 @@ _FREE = 0.1  # of the free space that indexes may take
 
 def index_path(source: Source, index_dir: str | None) -> Path:
     """Where the indexes of a split are kept: one file for all parts of a division."""
-    where = hashlib.sha256(os.fsencode(os.path.abspath(source.stored_in))).hexdigest()[:16]
+    while isinstance(source, View):
+        source = source.source
+    where = hashlib.sha256(os.fsencode(os.path.abspath(source.where))).hexdigest()[:16]
     return kept_folder(index_dir) / f"entropy-{where}.index"
 
 
@@ -74,11 +76,6 @@ class Indexed(View):
 
     A worker builds those of what it has just read, in `SHARE` of its time, so that an epoch keeps 5/6 of its speed and
     each is a little faster than the one before.
-
-    Args:
-        source: a split, whole or a part.
-        file: the indexes.
-        build: whether missing ones are built.
     """
 
     def __init__(self, source: Source, file: EntropyFile, *, build: bool) -> None:
@@ -88,7 +85,7 @@ class Indexed(View):
 
     def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
         names = self.source.raw_keys(samples)
-        indexes, unknown = self.file.get_run(names, images)
+        indexes, unknown = self.file.get_run(names, images.sizes, images)
         built = {row: self._built(bytes(names[row]), images[row]) for row in unknown if self._has_time()}
         return EncodedImages.of([built.get(row) or index for row, index in enumerate(indexes)]) if built else indexes
 
@@ -122,10 +119,8 @@ def _reopened(source: Source, path: Path, build: bool) -> Source:
 class _Time(threading.local):
     """Seconds that each thread has spent on indexes, and when it began."""
 
-    spent = 0.0
-
     def __init__(self) -> None:
-        self.began = time.perf_counter()
+        self.spent, self.began = 0.0, time.perf_counter()
 
 
 # The file. Layout, little-endian: 8 bytes magic, u32 version of this layout, u32 version of the indexes, u64 number of
@@ -148,16 +143,8 @@ _POLL_S, _WAIT_S = 1e-4, 0.01  # for the lock, which another process has for mic
 class EntropyFile:
     """Name and size of an image -> its entropy index. Thread-safe; pickled by its path, and safe to fork.
 
-    Opening reads 64 bytes, so it takes as long for ten samples as for a hundred million.
-
-    Args:
-        path: of the file.
-        samples: of the dataset: a file that isn't there, is of another version or has too little room for them is made
-            anew. None never makes one.
-
-    Raises:
-        DataError: it isn't there and isn't to be made, or it is no such file.
-        OSError: it can't be opened or made.
+    Opening reads 64 bytes, so it takes as long for ten samples as for a hundred million. With `samples`, those of the
+    dataset, a file that isn't there, is of another version or has too little room for them is made anew.
     """
 
     def __init__(self, path: Path, samples: int | None = None) -> None:
@@ -185,22 +172,15 @@ class EntropyFile:
 
     def get(self, name: bytes, size: int) -> Encoded | None:
         """The index of an image of `size` bytes; empty if it is known to have none, None if nothing is known."""
-        mapped, at, lengths = self._find(EncodedImages.of([name]), np.array([size], np.int64))
-        start = int(at[0])
-        return memoryview(mapped.data)[start : start + int(lengths[0])] if start > 0 else None
+        found, unknown = self.get_run(EncodedImages.of([name]), np.array([size], np.int64))
+        return None if unknown else found[0]
 
-    def get_run(self, names: EncodedImages, images: EncodedImages) -> tuple[EncodedImages, list[int]]:
-        """The indexes of (N,) images, empty where there is none, and the places of JPEGs of which nothing is known; in
-        one call without the GIL.
-        """
-        mapped, at, lengths = self._find(names, images.sizes, images)
-        indexes = EncodedImages([memoryview(mapped.data)], np.zeros_like(at), at.clip(0), lengths)
-        return indexes, np.flatnonzero(at <= 0).tolist()
-
-    def _find(
+    def get_run(
         self, names: EncodedImages, sizes: NDArray[np.int64], images: EncodedImages | None = None
-    ) -> tuple[_Mapped, NDArray[np.int64], NDArray[np.int64]]:
-        """(N,) offsets in a mapped file, not above 0 where nothing is known, and lengths."""
+    ) -> tuple[EncodedImages, list[int]]:
+        """The indexes of (N,) images of these sizes, empty where there is none, and the places of those of which
+        nothing is known, among `images` only of JPEGs; in one call without the GIL.
+        """
         mapped = self._mapped
         at, lengths = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
         while True:
@@ -209,25 +189,23 @@ class EntropyFile:
                 *(None if images is None else address(images.addresses), address(sizes), len(names)),
                 *(address(at), address(lengths)),
             )
-            if not (at < 0).any():  # one that is further behind than what is mapped
-                return mapped, at, lengths
-            with suppress(OSError):
-                now = self._map_file()
-                if now is not None and now.identity == mapped.identity and len(now.data) > len(mapped.data):
-                    mapped = self._mapped = now
-                    continue
-            return mapped, at, lengths
+            now = None
+            if (at < 0).any():  # one that is further behind than what is mapped
+                with suppress(OSError):
+                    now = self._map_file()
+            if now is None or now.inode != mapped.inode or len(now.data) <= len(mapped.data):
+                break
+            mapped = self._mapped = now
+        indexes = EncodedImages([memoryview(mapped.data)], np.zeros_like(at), at.clip(0), lengths)
+        return indexes, np.flatnonzero(at <= 0).tolist()
 
     def put(self, name: bytes, size: int, index: Encoded | None, wait_s: float = _WAIT_S) -> None:
         """Append the index of an image of `size` bytes, or None if it can't have one; it isn't kept while another
         process appends for longer than `wait_s`.
-
-        Raises:
-            OSError: the file can't be written to.
         """
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)  # each time: threads and forks then exclude each other, too
         try:
-            if _identity(fd) != self._mapped.identity:  # another process has made it anew, as ranks that start at once
+            if os.fstat(fd).st_ino != self._mapped.inode:  # another process has made it anew, as ranks do at a start
                 found = _map(fd)
                 if found is None:
                     raise OSError(errno.ESTALE, "it is no file of entropy indexes any more")
@@ -242,14 +220,14 @@ class EntropyFile:
 
     def _append(self, fd: int, name: bytes, size: int, index: Encoded) -> None:
         """Write an index, then its slot: of a process that is killed in between, the slot is still free."""
-        key, offset, mapped = _hash(name), os.fstat(fd).st_size, self._mapped
+        key, offset = function("effloop_entropy_key", "pl", "k")(name, len(name)), os.fstat(fd).st_size
+        mapped, summed = self._mapped, function("effloop_entropy_checksum", "kkkpl", "u")
         for step in range(_PROBED):
             place = _START + _SLOT.size * ((key + step) & (mapped.slots - 1))  # from the first again behind the last
             found, used, *_ = _SLOT.unpack_from(mapped.data, place)
             if found == key or not used:
                 _write(fd, index, offset)
-                slot = _SLOT.pack(key, offset, len(index), _summed(key, offset, size, index))
-                _write(fd, slot, place)
+                _write(fd, _SLOT.pack(key, offset, len(index), summed(key, offset, size, *pointer(index))), place)
                 return
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -261,7 +239,7 @@ class _Mapped(NamedTuple):
 
     data: mmap.mmap
     slots: int
-    identity: tuple[int, int]
+    inode: int
 
     @property
     def end(self) -> int:
@@ -271,13 +249,14 @@ class _Mapped(NamedTuple):
 
 def _map(fd: int) -> _Mapped | None:
     """Map an open file; None if it isn't whole, or not of this version."""
-    if os.fstat(fd).st_size < _START:
+    status = os.fstat(fd)
+    if status.st_size < _START:
         return None
     data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
     data.madvise(mmap.MADV_RANDOM)
     magic, layout, version, slots = _HEADER.unpack_from(data)
     said = magic, layout, version, *_CHECKSUM.unpack_from(data, _HEADER.size)
-    mapped = _Mapped(data, slots, _identity(fd))
+    mapped = _Mapped(data, slots, status.st_ino)
     fits = slots > 0 and not slots & (slots - 1) and mapped.end <= len(data)
     return mapped if fits and said == (_MAGIC, _LAYOUT, VERSION, zlib.crc32(data[: _HEADER.size])) else None
 
@@ -290,23 +269,6 @@ def _create(path: Path, samples: int) -> None:
     with replacing(path) as file:
         file.write(header + _CHECKSUM.pack(zlib.crc32(header)))
         file.truncate(_START + slots * _SLOT.size)
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
-
-
-def _hash(name: bytes) -> int:
-    """64 bits."""
-    found: int = function("effloop_entropy_key", "pl", "k")(name, len(name))
-    return found
-
-
-def _summed(key: int, offset: int, size: int, index: Encoded) -> int:
-    """The checksum in a slot."""
-    found: int = function("effloop_entropy_checksum", "kkkpl", "u")(key, offset, size, *pointer(index))
-    return found
 
 
 def _write(fd: int, data: Encoded, offset: int) -> None:

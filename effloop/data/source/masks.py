@@ -6,12 +6,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from effloop.data.image.header import Encoded
 from effloop.data.image.mask import (
     IGNORED,
     MOST_CLASSES,
@@ -87,89 +86,68 @@ _VOC_CLASSES = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the images and masks of a split are.
+    """Where the images and masks of a split are."""
 
-    Attributes:
-        images, masks: folders; paths in them are alike but for their endings.
-        image_end, mask_end: what follows the common part of a path, without a file's extension.
-        listed: a file with the common parts, a line each; None takes all files.
-        table: of `MaskFormat`.
-        classes: names that are usual for this data.
-    """
-
-    images: Path
+    images: Path  # folders; paths in them are alike but for their endings
     masks: Path
-    image_end: str = ""
+    image_end: str = ""  # what follows the common part of a path, without a file's extension
     mask_end: str = ""
-    listed: Path | None = None
-    table: tuple[int, ...] | None = None
-    classes: tuple[str, ...] = field(default=())
+    listed: Path | None = None  # a file with the common parts, a line each; None takes all files
+    table: tuple[int, ...] | None = None  # of `MaskFormat`
+    classes: tuple[str, ...] = ()  # names that are usual for this data
 
 
 def find_layout(root: Path, split: str) -> Layout | None:
     """Where a split's images and masks are; None if it isn't there."""
-    if (root / split / "images").is_dir() and (root / split / "masks").is_dir():
-        return Layout(root / split / "images", root / split / "masks")
-    for name in ("annotations", "masks"):
-        if (root / "images" / split).is_dir() and (root / name / split).is_dir():
-            return Layout(root / "images" / split, root / name / split)
+    beside = [(f"images/{split}", f"{name}/{split}") for name in ("annotations", "masks")]
+    for folder, other in [(f"{split}/images", f"{split}/masks"), *beside]:
+        if (root / folder).is_dir() and (root / other).is_dir():
+            return Layout(root / folder, root / other)
     if (listed := root / _VOC / f"{split}.txt").is_file():
         return Layout(root / "JPEGImages", root / "SegmentationClass", listed=listed, classes=_VOC_CLASSES)
-    if (root / "leftImg8bit" / split).is_dir() and (root / "gtFine" / split).is_dir():
-        images, masks = root / "leftImg8bit" / split, root / "gtFine" / split
-        trained = any(masks.glob("*/*_gtFine_labelTrainIds.png"))
-        table = [IGNORED] * 256
-        for label, number in enumerate(_CITYSCAPES_IDS):
-            table[number] = label
-        end = "_gtFine_labelTrainIds" if trained else "_gtFine_labelIds"
-        return Layout(images, masks, "_leftImg8bit", end, None, None if trained else tuple(table), _CITYSCAPES)
-    return None
+    images, masks = root / "leftImg8bit" / split, root / "gtFine" / split
+    if not (images.is_dir() and masks.is_dir()):
+        return None
+    if any(masks.glob("*/*_gtFine_labelTrainIds.png")):
+        end, table = "_gtFine_labelTrainIds", None
+    else:
+        labels = {number: label for label, number in enumerate(_CITYSCAPES_IDS)}
+        end, table = "_gtFine_labelIds", tuple(labels.get(value, IGNORED) for value in range(256))
+    return Layout(images, masks, "_leftImg8bit", end, None, table, _CITYSCAPES)
 
 
 def splits_of(root: Path) -> list[str]:
     """Names of splits, by the folders and lists that there are."""
-    names = {path.name for path in _folders(root)}
+    names = {entry.name for entry in os.scandir(root) if entry.is_dir()}
     if len(names) > _MOST_SPLITS:  # they are classes
         names = {"train", "val", "test", *chain(*USUAL.values())} & names
-    places = (root / "images", root / "leftImg8bit")
-    names |= {path.name for place in places if place.is_dir() for path in _folders(place)}
+    names |= {path.name for place in ("images", "leftImg8bit") for path in (root / place).glob("[!.]*/")}
     names |= {path.stem for path in (root / _VOC).glob("*.txt")}
-    return sorted(name for name in names if find_layout(root, name))
-
-
-def _folders(place: Path) -> Iterator[Path]:
-    with os.scandir(place) as found:
-        yield from (Path(entry.path) for entry in found if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(name for name in names if name[0] != "." and find_layout(root, name))
 
 
 def _lacking(root: Path, split: str, config: MasksConfig) -> NoSplitError:
     """The error for a split that isn't there."""
-    have = ", ".join(map(shown, splits_of(root)[:8]))
-    if not have:
+    if have := ", ".join(map(shown, splits_of(root)[:8])):
         return NoSplitError(
-            f"data.root: '{config.root}' has no images with masks of '{split}' (looked for {split}/images and "
-            f"{split}/masks, images/{split} and annotations/{split}, VOC's and Cityscapes' folders); set data.root=PATH"
+            f"data.root: '{config.root}' has no split '{split}'; it has {have}: {config.fix_split(split)}"
         )
-    return NoSplitError(f"data.root: '{config.root}' has no split '{split}'; it has {have}: {config.fix_split(split)}")
+    return NoSplitError(
+        f"data.root: '{config.root}' has no images with masks of '{split}' (looked for {split}/images and "
+        f"{split}/masks, images/{split} and annotations/{split}, VOC's and Cityscapes' folders); set data.root=PATH"
+    )
 
 
 # Which mask is of which image.
 
 
 def pairs(layout: Layout, visit: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """Paths of the images and of their masks, in the images' order; `visit` gets the folders that were read.
-
-    Raises:
-        DataError: there are none, an image has no mask or several, a mask no image, or a line names neither.
-        OSError: a folder can't be read.
-    """
+    """Paths of the images and of their masks, in the images' order; `visit` gets the folders that were read."""
     images = _files(layout.images, layout.image_end, visit)
     masks = _files(layout.masks, layout.mask_end, visit)
-    if not masks:
-        fix = "put a PNG of each image's name there, or set data.root=PATH"
-        raise DataError(f"{shown(layout.masks)} has no masks; {fix}")
-    if not images:
-        raise DataError(f"{shown(layout.images)} has no images; set data.root=PATH")
+    if not masks or not images:
+        folder, what = (layout.images, "images") if masks else (layout.masks, "masks")
+        raise DataError(f"{shown(folder)} has no {what}; put some there, or set data.root=PATH")
     if layout.listed:
         stems = _listed(layout.listed)
         _refuse((stem for stem in stems if stem not in images), len(stems), layout.listed, layout.images, "image")
@@ -193,15 +171,9 @@ def _refuse(names: Iterable[bytes], count: int, of: Path, there: Path, what: str
 
 
 def _listed(path: Path) -> list[bytes]:
-    try:
-        stems = [line.strip() for line in path.read_bytes().splitlines() if line.strip()]
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}") from None
-    if not stems:
-        raise DataError(f"{path} names no images; write a name without its extension in each line")
-    if len({*stems}) < len(stems):
-        twice = next(stem for number, stem in enumerate(stems) if stem in stems[:number])
-        raise DataError(f"{path} names {printable(twice)} twice; name each image once")
+    stems = [line.strip().encode() for line in _lines(path) if line.strip()]
+    if not stems or len({*stems}) < len(stems):
+        raise DataError(f"{path} names no images, or one twice; write each name once, without its extension, in a line")
     return stems
 
 
@@ -234,12 +206,7 @@ _COLOUR = re.compile(r"(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\S.*)")
 
 
 def read_colors(path: Path) -> tuple[tuple[Colour, ...], tuple[Colour, ...], tuple[str, ...]]:
-    """The colours of the classes, those that aren't counted, and the classes' names, from lines `R G B name`.
-
-    Raises:
-        ConfigError: it can't be read.
-        DataError: a line is of another form, or a colour or a name comes twice.
-    """
+    """The colours of the classes, those that aren't counted, and the classes' names, from lines `R G B name`."""
     try:
         lines = _lines(path)
     except DataError as error:
@@ -262,19 +229,9 @@ def read_colors(path: Path) -> tuple[tuple[Colour, ...], tuple[Colour, ...], tup
     return tuple(classes), tuple(colour for colour in named if colour not in classes), tuple(classes.values())
 
 
-class ReadsMasks(Protocol):
-    """Keys of a config that say how masks are read."""
-
-    classes: list[str] | None
-    reduce_zero: bool
-    colors: str | None
-
-
-def format_of(config: ReadsMasks, table: tuple[int, ...] | None = None) -> tuple[MaskFormat, tuple[str, ...]]:
-    """How values become classes, and the names that the file of colours gives these, if there is one.
-
-    Raises:
-        ConfigError, DataError: that file can't be read.
+def format_of(config: Any, table: tuple[int, ...] | None = None) -> tuple[MaskFormat, tuple[str, ...]]:
+    """How values become classes, and the names that the file of colours gives these, if there is one; by the keys
+    `reduce_zero` and `colors` of a config.
     """
     if config.colors is None:
         return MaskFormat(config.reduce_zero, table=table), ()
@@ -283,13 +240,9 @@ def format_of(config: ReadsMasks, table: tuple[int, ...] | None = None) -> tuple
 
 
 def names_of(
-    config: ReadsMasks, root: Path, usual: tuple[str, ...], colour_names: tuple[str, ...]
+    config: Any, root: Path, usual: tuple[str, ...], colour_names: tuple[str, ...]
 ) -> tuple[tuple[str, ...], str]:
-    """Names of the classes, and what says so; none where nothing does.
-
-    Raises:
-        DataError: a list isn't UTF-8, has an empty line, or has too many.
-    """
+    """Names of the classes, and what says so; none where nothing does."""
     if config.classes is not None:
         return tuple(config.classes), "data.classes"
     if colour_names:
@@ -308,11 +261,7 @@ def numbered(names: tuple[str, ...], told_by: str, largest: int) -> tuple[tuple[
 
 
 def refuse_larger(largest: int, names: Sequence[str], told_by: str, path: bytes) -> None:
-    """Refuse a mask whose largest value is none of the classes, unless all such masks are to be listed.
-
-    Raises:
-        DataError: with its path.
-    """
+    """Refuse a mask whose largest value is none of the classes, unless all such masks are to be listed."""
     if is_verified():
         return
     try:
@@ -343,21 +292,17 @@ def _names_in(path: Path) -> tuple[str, ...]:
 # What is in each mask.
 
 
-def look(data: Encoded, form: MaskFormat) -> Looked:
+def look_at_file(path: bytes, form: MaskFormat) -> Looked:
     """What is in a mask: decoded once, whole."""
+    try:
+        data = read_file(path)
+    except DataError as error:
+        return Looked(wrong=str(error), there=False)
     try:
         mask = decode_mask(data, form)
     except DataError as error:
         return Looked(wrong=str(error).removeprefix("has a mask that ").replace("has a mask ", "is a mask ", 1))
     return Looked(mask_digest(mask), largest_value(mask))
-
-
-def look_at_file(path: bytes, form: MaskFormat) -> Looked:
-    """`look` at a file."""
-    try:
-        return look(read_file(path), form)
-    except DataError as error:
-        return Looked(wrong=str(error), there=False)
 
 
 def refuse_unusable(meta: Mapping[str, Any]) -> None:

@@ -147,10 +147,6 @@ class View(Source):
     def where(self) -> str:
         return self._where or self.source.where
 
-    @property
-    def stored_in(self) -> str:
-        return self.source.stored_in
-
     def file_paths(self) -> Iterable[bytes]:
         return self.source.file_paths()
 

@@ -33,10 +33,6 @@ def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -
     aren't classes are in ROOT/SPLIT/metadata.csv, as `data=csv` and Hugging Face's `imagefolder` read it; which of its
     columns, ROOT/targets.json says. Masks are PNGs, in ROOT/SPLIT/masks beside ROOT/SPLIT/images, and the names of
     their classes in ROOT/classes.txt.
-
-    Raises:
-        DataError: a class name that can't be a folder's or is out of order, a class without samples in a split, a
-            label without a class, a name that can't be a column's, or two samples with the same path.
     """
     del shard_bytes  # one file per sample
     if dataset.targets.kind is Kind.masks:

@@ -43,9 +43,6 @@ from effloop.errors import DataError
 def _names(file: Path, *, alone: bool) -> Callable[[int], bytes]:
     """The names of a file's records by their numbers, from the .lst that im2rec writes beside it ("number, tab, labels,
     tab, path"); without it, the numbers, behind the file's name if it isn't the split's only one.
-
-    Raises:
-        DataError: the .lst can't be parsed, or has a number twice.
     """
     path = file.with_suffix(".lst")
     if not path.is_file():

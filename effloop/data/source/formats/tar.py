@@ -213,9 +213,6 @@ def members(data: mmap.mmap, where: str) -> Iterator[Member]:
     Args:
         data: the mapped archive.
         where: its path, for messages.
-
-    Raises:
-        DataError: compressed, damaged or cut short, or with a member that isn't a plain file in the archive.
     """
     if _COMPRESSED.match(data):
         raise DataError(f"{where} is compressed, so no sample can be read by itself; decompress it")

@@ -116,9 +116,6 @@ class Example:
             name: of the feature.
             wanted: bytes_list, float_list or int64_list.
             key: of the config, which chooses another one.
-
-        Raises:
-            DataError: it is of another kind.
         """
         feature = self._features.get(name.encode(errors="surrogateescape"))
         kind = wanted if feature is None else feature.WhichOneof("kind") or wanted
@@ -150,11 +147,7 @@ def _fix(key: str) -> str:
 
 
 def encode_example(record: Record, classes: Sequence[str], targets: Targets = CLASSES) -> bytes:
-    """The Example of a record, which its image ends.
-
-    Raises:
-        DataError: larger than protobuf allows.
-    """
+    """The Example of a record, which its image ends."""
     if len(record.data) > _LONGEST - _ROOM:
         raise DataError(
             f"{printable(record.key)} has {len(record.data):,} bytes; a tf.train.Example takes {_LONGEST:,} in all: "
@@ -250,11 +243,7 @@ class TFRecordSource(IndexedSource):
         return None if text is None else [name.strip() for name in text.split("\n") if name.strip()]
 
     def _features(self) -> tuple[str, str, str]:
-        """Image, label and key: those that are set, or as TensorFlow Datasets describes them, or the usual ones.
-
-        Raises:
-            DataError: its description has no single image or label.
-        """
+        """Image, label and key: those that are set, or as TensorFlow Datasets describes them, or the usual ones."""
         config, usual, path = self.config, TFRecordConfig(), self.base() / _FEATURES
         if not path.is_file():
             return config.image, config.label, config.key

@@ -134,9 +134,6 @@ class ColumnFile:
 
     Opening reads the header only, so it takes as long for ten samples as for a hundred million, and all processes
     that open the file share its pages. A column is compared with its checksum when it is first used (`is_compared`).
-
-    Raises:
-        DataError: missing, not such a file, of another version, cut short, or with an invalid header.
     """
 
     def __init__(self, path: Path) -> None:
@@ -225,31 +222,19 @@ class ColumnFile:
         return name in self._columns
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """Column `name`: a read-only view of the file.
-
-        Raises:
-            DataError: the file has no such column.
-        """
+        """Column `name`: a read-only view of the file."""
         dtype, count, offset = self.place(name)
         return np.frombuffer(self._map, np.dtype(dtype), count, offset)
 
     def unsigned(self, name: str) -> NDArray[Any]:
-        """Column `name`, which must be of unsigned integers, as labels and offsets are.
-
-        Raises:
-            DataError: it isn't, or the file has no such column.
-        """
+        """Column `name`, which must be of unsigned integers, as labels and offsets are."""
         column = self[name]
         if column.dtype.kind != "u":
             raise self._damaged(f"its column '{name}' is {column.dtype.name}, not of unsigned integers")
         return column
 
     def place(self, name: str) -> tuple[str, int, int]:
-        """Where column `name` is: (dtype, count, offset in the file).
-
-        Raises:
-            DataError: the file has no such column.
-        """
+        """Where column `name` is: (dtype, count, offset in the file)."""
         if name not in self._columns:
             raise self._damaged(f"it has no column '{name}'")
         if name in self._unread:
@@ -259,22 +244,14 @@ class ColumnFile:
         return dtype, count, offset
 
     def blob(self, name: str) -> memoryview:
-        """Column `name` of bytes, without a copy.
-
-        Raises:
-            DataError: it isn't of bytes, or the file has no such column.
-        """
+        """Column `name` of bytes, without a copy."""
         dtype, count, offset = self.place(name)
         if dtype != "|u1":
             raise self._damaged(f"its column '{name}' is {np.dtype(dtype).name}, not of bytes")
         return memoryview(self._map)[offset : offset + count]
 
     def blobs(self, name: str) -> Blobs:
-        """What `ColumnWriter.blobs` wrote as column `name`.
-
-        Raises:
-            DataError: the column isn't of bytes, or the file has no such column.
-        """
+        """What `ColumnWriter.blobs` wrote as column `name`."""
         return Blobs(self.blob(name), self[f"{name}_end"])
 
     def __reduce__(self) -> tuple[type[ColumnFile], tuple[Path]]:

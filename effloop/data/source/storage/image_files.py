@@ -166,12 +166,7 @@ def size_of(path: bytes) -> int:
 
 
 def folders(folder: bytes) -> Iterator[bytes]:
-    """`folder` and all folders below it, following symbolic links, but not back to a folder above.
-
-    Raises:
-        DataError: a link leads to a folder above it.
-        OSError: a folder can't be read, a link leads to itself, or a path is too long.
-    """
+    """`folder` and all folders below it, following symbolic links, but not back to a folder above."""
     left: list[tuple[bytes, int]] = [(folder, 0)]
     above: list[tuple[int, int]] = []  # identities of the folders on the way to the one that is read
     while left:
@@ -190,11 +185,7 @@ def folders(folder: bytes) -> Iterator[bytes]:
 
 
 def is_folder(entry: os.DirEntry[bytes]) -> bool:
-    """Whether an entry is a folder or a link to one.
-
-    Raises:
-        DataError: it is a link to itself.
-    """
+    """Whether an entry is a folder or a link to one."""
     try:
         return entry.is_dir()
     except OSError as error:

@@ -121,11 +121,7 @@ def write_index(root: Path, split: str, dataset: Dataset, files: Sequence[Path],
 
 
 def open_index(root: Path, split: str) -> tuple[ColumnFile, list[Path]] | None:
-    """The index beside the files of a split, and these files; None if there is no index.
-
-    Raises:
-        DataError: it is damaged, names a file outside its folder, or the files aren't those it was written for.
-    """
+    """The index beside the files of a split, and these files; None if there is no index."""
     path = index_path(root, split)
     if not path.is_file():
         return None
@@ -199,11 +195,7 @@ def read_names(root: Path) -> list[str] | None:
 
 
 def read_text(path: Path) -> str | None:
-    """What a file has; None if there is no such file.
-
-    Raises:
-        DataError: it isn't UTF-8.
-    """
+    """What a file has; None if there is no such file."""
     try:
         return path.read_text(encoding="utf-8") if path.is_file() else None
     except UnicodeDecodeError as error:
@@ -224,9 +216,6 @@ def find_shards(root: Path, split: str, endings: Sequence[str], splits: Iterable
 
     `endings` are glob patterns, e.g. `*.tar`. With `train-small` among all `splits`, `train-small-0.tar` isn't of
     `train`.
-
-    Raises:
-        DataError: a file's name contains two splits.
     """
     inside = _files(root / split, endings)
     if inside:
@@ -254,11 +243,7 @@ def any_shard(root: Path, endings: Sequence[str]) -> Path | None:
 
 
 def check_complete(files: Sequence[Path]) -> None:
-    """Refuse files ...-00000-of-00003 if one of them is missing.
-
-    Raises:
-        DataError: naming the first that is.
-    """
+    """Refuse files ...-00000-of-00003 if one of them is missing."""
     series: dict[tuple[Path, str, str, str], set[int]] = {}
     for file in files:
         if found := _NUMBERED.fullmatch(file.name):

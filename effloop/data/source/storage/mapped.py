@@ -28,9 +28,6 @@ class MappedFiles:
     """Files that are mapped read-only when they are first read, once per process.
 
     Maps survive a fork, and threads can read them concurrently.
-
-    Raises:
-        ConfigError: there are more files than this process may open.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

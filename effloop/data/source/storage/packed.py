@@ -167,12 +167,7 @@ class PackedSource(TableSource):
 
     @abstractmethod
     def open_split(self) -> Split:
-        """Open `self.split` of `self.config.root` in this process, in constant time and memory.
-
-        Raises:
-            ConfigError: `data.root` doesn't exist or isn't in this format.
-            DataError: damaged, of another version, or without this split.
-        """
+        """Open `self.split` of `self.config.root` in this process, in constant time and memory."""
 
     def _open(self) -> None:
         with self.reading_originals():
