@@ -22,7 +22,7 @@ from effloop.data.source import Source
 from effloop.errors import ConfigError, optional_package
 from effloop.record.grid import overlay
 from effloop.registry import either
-from effloop.report.figures import cell_of, in_cell
+from effloop.report.values import cell_of, in_cell
 from effloop.system.files import replacing
 
 Columns = Mapping[str, NDArray[np.float32] | Sequence[str]]

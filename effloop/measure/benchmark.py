@@ -13,7 +13,7 @@ import numpy as np
 
 from effloop.measure.turns import print_table, spread
 from effloop.record.rows import finite
-from effloop.report.figures import write_csv
+from effloop.report.values import write_csv
 from effloop.system.files import write_text
 
 Row = dict[str, Any]

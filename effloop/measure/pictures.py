@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
@@ -15,8 +17,7 @@ from effloop.errors import ConfigError
 from effloop.measure.diagnose import Diagnosis
 from effloop.record.rows import finite
 from effloop.report.page import environment, stylesheet
-from effloop.report.pipeline import SUMS, Pipeline, format_gain, format_rate, format_share
-from effloop.report.values import to_text
+from effloop.report.values import as_number, to_text
 from effloop.system.files import write_text
 
 JSON, PAGE = "diagnosis.json", "diagnosis.html"
@@ -24,10 +25,61 @@ _BAR_SHARE, _MAX_BAR = 4, 32  # of the terminal's columns, and at most
 _SLOW, _WAIT, _SOFT = "bold red", "yellow", "dim"
 
 
-def pipeline_of(found: Diagnosis) -> Pipeline:
-    """What pictures show of a diagnosis."""
-    what = (found.images_per_s, found.wait, found.stages, found.verdict, found.overrides)
-    return Pipeline.of(*what, found.evaluation, found.findings)
+SUMS = ("loader", "loop")  # of stages
+_LOADING = ("storage", "decode", "augment", "batch")
+_STAGE_OF = {"compute": "step", "sync": "step", "logging": "log"}
+_NARROWEST, _SPAN = 0.12, 100  # a stage's size is this for the slowest, and 1 for those 100 times as fast
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage, or several together."""
+
+    name: str
+    rate: float  # images/s if it were the only one
+    detail: str  # what was measured
+    size: float  # of its bar, from 0 to 1: the logarithm of the rate, from the slowest stage to a hundred times that
+    marked: bool  # whether it holds the others back
+
+
+class Pipeline:
+    """What pictures show of a diagnosis, each text on one line."""
+
+    def __init__(self, found: Diagnosis) -> None:
+        self.rate, self.wait, self.evaluation = found.images_per_s, found.wait, found.evaluation
+        self.overrides, self.findings = found.overrides, [*map(to_text, found.findings)]
+        self.verdict, held = to_text(found.verdict.line), _STAGE_OF.get(found.verdict.bound, found.verdict.bound)
+        self.marked = to_text(held)  # what holds the run back, in a word
+        self.evaluation_marked = held == "evaluation"
+        lowest = min((each.images_per_s for each in found.stages), default=1.0)
+        self.rows = []  # in order, with the sums: `loader` before the wait for data, and `loop`, all of them
+        for each in found.stages:
+            size = _NARROWEST + (1 - _NARROWEST) * min(1.0, math.log(each.images_per_s / lowest) / math.log(_SPAN))
+            self.rows.append(
+                Stage(to_text(each.name), each.images_per_s, to_text(each.detail), size, each.name == held)
+            )
+        self.loading = [stage for stage in self.rows if stage.name in _LOADING]  # before the wait for data
+        self.training = [stage for stage in self.rows if stage.name not in (*_LOADING, *SUMS)]
+        self.loader = next((stage for stage in self.rows if stage.name == "loader"), None)
+
+
+def format_rate(rate: float | None) -> str:
+    """Images/s: `2,100`, `7.3`; a dash if it isn't known."""
+    rate = as_number(rate)
+    return "-" if not math.isfinite(rate) else f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
+def format_gain(gain: float | None) -> str:
+    """A factor: `1.58x`, `12x`; a dash if it isn't known."""
+    gain = as_number(gain)
+    return "-" if not math.isfinite(gain) else f"{gain:.2f}x" if gain < 10 else f"{gain:,.0f}x"
+
+
+def format_share(share: float) -> str:
+    """A share from 0 to 1: `12 %`; a dash if it isn't known."""
+    if math.isnan(share):
+        return "-"
+    return f"{100 * share:.1f} %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
 def facts_of(found: Diagnosis) -> dict[str, str]:
@@ -45,7 +97,7 @@ def facts_of(found: Diagnosis) -> dict[str, str]:
 
 def print_diagnosis(found: Diagnosis) -> None:
     """Print the stages as one picture, the verdict, and what helps."""
-    console, pipeline = Console(), pipeline_of(found)
+    console, pipeline = Console(), Pipeline(found)
     console.print(Text(" · ".join(facts_of(found).values()), style=_SOFT))
     console.print(_stages_table(pipeline, min(_MAX_BAR, console.width // _BAR_SHARE)))
     console.print(Text("◀ holds the run back; a bar that is full: 100 times the slowest\n", style=_SOFT))
@@ -117,10 +169,11 @@ def write_diagnosis(found: Diagnosis, folder: Path) -> None:
 
 def render_diagnosis(found: Diagnosis) -> str:
     """The diagnosis as one HTML file that needs nothing else: no network, no JavaScript; everything in it escaped."""
-    pipeline, memory, facts = pipeline_of(found), found.memory, facts_of(found)
+    pipeline, memory, facts = Pipeline(found), found.memory, facts_of(found)
     places = [(name, needed, memory["capacity"][name]) for name, needed in memory["total"].items()]
-    page = environment().get_template("diagnosis.html.j2")
-    return page.render(
+    jinja = environment()
+    jinja.filters |= {"rate": format_rate, "gain": format_gain, "share": format_share}
+    return jinja.get_template("diagnosis.html.j2").render(
         style=stylesheet(),
         version=found.version,
         date=facts.pop("date"),

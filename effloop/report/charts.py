@@ -1,4 +1,4 @@
-"""The style of all plots, PNG and SVG output, and plots of all runs' curves."""
+"""The style of all plots, PNG and SVG output, and plots of runs: their curves, and against what was swept."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from effloop.report.comparison import Comparison
-from effloop.report.values import are_numbers, as_number, finite_values
+from effloop.report.comparison import FAILED_STATES, REPEATED, Comparison, metric_value
+from effloop.report.values import are_numbers, as_number, finite_values, shorten, to_short_text, to_text
 from effloop.runs.reader import Row, RunRecord
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ _STYLE = {
     "ytick.color": INK,
 }
 _MAX_POINTS = 8_000  # of all lines in a plot: 100 runs of 100 epochs make a page of 0.7 MB
-_LOG_RATIO = 50  # largest to smallest loss; above it the axis is logarithmic
+_LOG_RATIO = 30  # largest to smallest swept value; above it the axis is logarithmic
+_MAX_NAMES, _MAX_NAME = 40, 48  # runs that are named on the x-axis, and characters of a name
+_MAX_TICKS = 8  # values that are ticks, as typed
 _OUTLIER = 5  # times the median run's largest loss; a run that goes beyond has diverged
 
 
@@ -111,23 +114,15 @@ def format_axis(axis: Any, name: str, *, percent: bool) -> None:
         axis.set_major_formatter("{x:,.10g}")
 
 
-def leave_out_outliers(axes: Axes, lines: Sequence[Iterable[float]], *, horizontal: bool = False) -> float:
-    """End the axis of values, x if `horizontal`, where most lines do: one that diverged would flatten the others.
-
-    Returns:
-        The largest value that is shown.
-    """
+def limit_axis(axes: Axes, lines: Iterable[Iterable[float]]) -> None:
+    """End the y-axis where most lines do: one that diverged would flatten the others."""
     known = [finite for values in lines if (finite := finite_values(values))]
     tops = sorted(map(max, known))
     usual = [top for top in tops if top <= _OUTLIER * tops[(len(tops) - 1) // 2]]
-    if not usual or len(usual) == len(tops) or usual[-1] <= 0:
-        return tops[-1] if tops else 0
-    count, low = len(tops) - len(usual), min(map(min, known))
-    margin = 0.06 * (usual[-1] - low) or 0.1 * usual[-1]
-    axes.set(**{"xlim" if horizontal else "ylim": (low - min(margin, low / 2) if low > 0 else low, usual[-1] + margin)})
-    text = f"{count} {'run goes' if count == 1 else 'runs go'} beyond, to {tops[-1]:.3g}"
-    axes.text(0.99, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=8, fontstyle="italic")
-    return usual[-1]
+    if usual and len(usual) < len(tops):
+        low = min(map(min, known))
+        margin = 0.06 * (usual[-1] - low) or 0.1 * abs(usual[-1])
+        axes.set_ylim(low - margin, usual[-1] + margin)
 
 
 def plot_curves(comparison: Comparison) -> dict[str, Figure]:
@@ -152,7 +147,9 @@ def plot_curves(comparison: Comparison) -> dict[str, Figure]:
             continue
         figures[name] = Figure(figsize=(5.6, 3.0), layout="constrained")
         axes = figures[name].subplots()
-        _draw(axes, lines, comparison, is_loss=key == "loss")
+        _draw(axes, lines, comparison)
+        if key == "loss":
+            limit_axis(axes, [y for _, y in lines])
         axes.set(title=name, xlabel="epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         format_axis(axes.yaxis, name, percent=comparison.is_percent(name))
@@ -170,9 +167,7 @@ def run_colours(comparison: Comparison) -> list[str]:
     return [*found.values()]
 
 
-def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]], comparison: Comparison, *, is_loss: bool) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter
-
+def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]], comparison: Comparison) -> None:
     width, alpha = (1.6, 1.0) if len(lines) <= 12 else (1.0, 0.75)
     if comparison.repeated:
         width, alpha = 0.8, 0.5  # beside their means
@@ -182,14 +177,6 @@ def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]], comparison
             axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, marker=marker, markersize=3, gid=f"run-{index}")
     for runs in comparison.repeated:
         _draw_mean(axes, [lines[index] for index in runs], run_colours(comparison)[runs[0]])
-    if is_loss:
-        top = leave_out_outliers(axes, [y for _, y in lines])
-        lowest = min(y[np.isfinite(y)].min(initial=math.inf) for _, y in lines)
-        if lowest > 0 and top / lowest > _LOG_RATIO:
-            axes.set_yscale("log")  # with plain numbers: powers of ten need math text, which `style` turns off
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlim(left=0)
 
 
@@ -218,14 +205,104 @@ def _line(run: RunRecord, split: str, key: str, limit: int) -> tuple[np.ndarray,
 
 
 def _epochs(run: RunRecord, rows: Sequence[Row]) -> np.ndarray:
-    """The rows' steps in epochs, interpolated between ends of epochs; without any, the last known step is epoch 1."""
+    """The rows' steps in epochs, by the last end of an epoch; without any, the last known step is epoch 1."""
+    steps = {row["step"]: 0 for row in (*run.metrics, *run.perf) if are_numbers([row.get("step")])}
     last = [row for row in run.metrics if row.get("split") == "val"]
     last += [row for row in run.perf if row.get("span") in ("evaluation", "checkpoint")]
     ends = {row["step"]: row["epoch"] + 1 for row in last if are_numbers([row.get("step"), row.get("epoch")])}
-    if not ends:
-        known = [row["step"] for row in (*run.metrics, *run.perf) if are_numbers([row.get("step")])]
-        ends = {max(known, default=1): 1}
-    x, y = [0, *sorted(ends)], [0, *(ends[step] for step in sorted(ends))]
-    rate = (y[-1] - y[-2]) / max(x[-1] - x[-2], 1)
-    steps = np.array([as_number(row.get("step")) for row in rows])
-    return np.asarray(np.interp(steps, x, y) + np.maximum(0, steps - x[-1]) * rate)
+    step = max(ends or steps, default=1)
+    return np.array([as_number(row.get("step")) * ends.get(step, 1) / max(step, 1) for row in rows], float)
+
+
+def plot_sweep(comparison: Comparison, title: str = "") -> Figure:
+    """Plot the objective and images/s against the swept values.
+
+    A numeric key is the x-axis, and other keys make lines. Without one, or with too few runs for lines, each run has
+    its place there. Failed and killed runs are counted, not drawn.
+    """
+    from matplotlib.figure import Figure
+
+    drawn = [index for index, value in enumerate(comparison.values) if math.isfinite(value)]
+    key, places, lines, legend = _against(comparison, drawn)
+    ticks = {place: to_short_text(place) for place in sorted({places[index] for index in drawn})}
+    if not key and len(drawn) <= _MAX_NAMES:
+        ticks = {places[index]: shorten(comparison.label(index), _MAX_NAME) for index in drawn}
+    room = max(map(len, ticks.values()), default=0) if not key else 0
+    figure = Figure(figsize=(10, 3.8 + 0.07 * room), layout="constrained")
+    if title:
+        figure.suptitle(f"{to_text(title)}\n{_subtitle(comparison, len(drawn))}", x=0.01, ha="left", fontsize=10.5)
+    panels = (comparison.objective, "images/s" if comparison.objective != "images/s" else comparison.measures[0])
+    for name, axes in zip(panels, figure.subplots(1, 2), strict=True):
+        values = [metric_value(run, name) for run in comparison.runs]
+        for (label, runs), colour in zip(lines.items(), colours(len(lines)), strict=True):
+            line = "-" if key else "none"
+            known = [(run, places[run], values[run]) for run in runs if math.isfinite(values[run])]
+            _draw_runs(axes, known, line, colour)
+            axes.plot([], [], marker="o", linestyle=line, color=colour, label=shorten(label, _MAX_NAME))
+        if name == comparison.objective and (best := comparison.best) is not None:
+            axes.plot(places[best], values[best], "o", markersize=11, markerfacecolor="none", markeredgecolor=INK)
+        axes.set(title=name, xlabel=key or "run")
+        format_axis(axes.yaxis, name, percent=comparison.is_percent(name))
+        if name in ("images/s", "seconds"):
+            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+        elif name.startswith("val/") and not comparison.is_percent(name):
+            limit_axis(axes, [[values[index]] for index in drawn])
+        if key and len(ticks) > 1 and _is_geometric([*ticks]):
+            axes.set_xscale("log")
+        if len(ticks) <= (_MAX_TICKS if key else _MAX_NAMES):
+            axes.set_xticks([*ticks], [*ticks.values()], rotation=0 if key else 90)
+            axes.minorticks_off()
+    if legend and drawn:
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right upper", title=legend, alignment="left")
+    return figure
+
+
+def _subtitle(comparison: Comparison, num_drawn: int) -> str:
+    failed = sum(run.state in FAILED_STATES for run in comparison.runs)
+    missing = len(comparison.runs) - num_drawn - failed
+    parts = [comparison.counts()]
+    if missing:
+        parts.append(f"{missing} without {comparison.objective}")
+    if comparison.best is not None:
+        parts.append(f"best, ringed: {comparison.label(comparison.best)}")
+    return "; ".join(parts)
+
+
+def _against(
+    comparison: Comparison, drawn: Sequence[int]
+) -> tuple[str, Sequence[float], Mapping[str, Sequence[int]], str]:
+    """The key on the x-axis, empty for none; each run's place there; the runs of each line; and what lines are of."""
+    swept = {key: values for key, values in comparison.swept.items() if key not in REPEATED}
+    texts = {key: [to_text(values[index]) for index in drawn] for key, values in swept.items()}
+    if numbers := [key for key in swept if are_numbers(swept[key])]:
+        key = max(numbers, key=lambda each: len({*texts[each]}))
+        others = [each for each in swept if each != key and len({*texts[each]}) > 1]
+        lines: dict[str, list[int]] = {}
+        for place, index in enumerate(drawn):
+            lines.setdefault(", ".join(texts[each][place] for each in others), []).append(index)
+        if len(lines) < 2 or len(drawn) >= 2 * len(lines) <= 2 * len(_COLOURS):
+            return key, swept[key], lines, ", ".join(others)
+    return "", range(len(comparison.runs)), {"": drawn}, ""
+
+
+def _draw_runs(axes: Axes, runs: Sequence[tuple[int, float, float]], line: str, colour: str) -> None:
+    """Draw a mark for each run, its place and value, and through the means at each place a line."""
+    groups: dict[float, list[float]] = {}
+    for _, x, y in sorted(runs, key=lambda run: run[1]):
+        groups.setdefault(x, []).append(y)
+    means, several = [*map(fmean, groups.values())], len(groups) < len(runs)
+    axes.plot([*groups], means, linestyle=line, color=colour, linewidth=1.5)
+    if several:
+        spread = [stdev(group) if len(group) > 1 else 0 for group in groups.values()]
+        axes.errorbar([*groups], means, spread, fmt="D", color=colour, markersize=6, capsize=3)
+    for run, x, y in runs:
+        size, alpha = (4, 0.5) if several else (6, 1)
+        axes.plot(x, y, "o", color=colour, gid=f"run-{run}", markersize=size, alpha=alpha)
+
+
+def _is_geometric(ticks: Sequence[float]) -> bool:
+    """Whether values are spaced by factors, as 0.001, 0.003, 0.01: the middle one is near the geometric mean."""
+    low, middle, high = ticks[0], median(ticks), ticks[-1]
+    near = low > 0 and abs(middle - math.sqrt(low * high)) < abs(middle - (low + high) / 2)
+    return near or high > _LOG_RATIO * low > 0

@@ -20,8 +20,7 @@ from effloop.record import grid
 from effloop.record.rows import finite
 from effloop.report import charts
 from effloop.report.charts import INK, colours
-from effloop.report.figures import in_cell
-from effloop.report.values import as_number, shorten, to_text
+from effloop.report.values import as_number, in_cell, shorten, to_text
 from effloop.system.files import replacing, write_text
 from effloop.system.untrusted import read_json
 from effloop.task.details import Details, Row

@@ -26,10 +26,8 @@ from effloop.report.comparison import (
     short_names,
     time_by_part,
 )
-from effloop.report.figures import write_csv
 from effloop.report.page import render_page
-from effloop.report.sweep_plot import plot_sweep
-from effloop.report.values import are_numbers, to_short_text, to_text
+from effloop.report.values import are_numbers, to_short_text, to_text, write_csv
 from effloop.runs.reader import Row, RunRecord
 
 SUMMARY, MEANS, PLOT, REPORT = "summary.csv", "means.csv", "plot.png", "report.html"
@@ -50,7 +48,7 @@ def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title:
         if comparison.repeated:
             write_csv(folder / MEANS, _means(comparison))
         with charts.style():
-            charts.save_png(plot_sweep(comparison, title), folder / PLOT)
+            charts.save_png(charts.plot_sweep(comparison, title), folder / PLOT)
             text = render_page(comparison, title)
         (folder / REPORT).write_text(text, "utf-8", errors="replace")
     except OSError as error:

@@ -6,16 +6,13 @@ import base64
 import hashlib
 import io
 import math
-import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from effloop.errors import PROGRAM
-from effloop.registry import plugin_words
 from effloop.report import charts
 from effloop.report.comparison import (
     FAILED_STATES,
@@ -29,8 +26,6 @@ from effloop.report.comparison import (
     time_by_part,
 )
 from effloop.report.evaluation import WORST, Evaluation, cell_text, find_evaluations, plots, read_evaluation
-from effloop.report.pipeline import Pipeline, format_gain, format_rate, format_share
-from effloop.report.sweep_plot import plot_sweep
 from effloop.report.values import are_numbers, as_number, shorten, to_text
 from effloop.runs.compare import PER_RUN_KEYS
 from effloop.runs.environment import effloop_version
@@ -51,8 +46,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    jinja.filters |= {"text": to_text, "rate": format_rate, "gain": format_gain, "share": format_share}
-    jinja.filters["shorten"] = shorten
+    jinja.filters |= {"text": to_text, "shorten": shorten}
     return jinja
 
 
@@ -124,7 +118,6 @@ def _jpeg(path: Path) -> str:
 
 
 _MAX_VALUES = 12  # of a key, in the table of differences
-_MAX_PIPELINES = 8  # of several runs
 _MAX_LABELS = 16  # runs whose buttons are labelled with the swept values; more are shown by name
 
 
@@ -155,12 +148,7 @@ def render_page(comparison: Comparison, title: str) -> str:
         max_labels=_MAX_LABELS,
         time_parts=TIME_PARTS,
         bars=_bars(comparison),
-        **_pipelines(comparison),
-        commands=[
-            f"{PROGRAM} {shlex.join(['eval', to_text(run.path), *plugin_words()])}"
-            for run in runs
-            if (run.path / "checkpoints/best.ckpt").is_file()
-        ],
+        verdicts=[*_verdicts(comparison)],
         **_pictures(comparison),
         **describe_evaluations(comparison),
         **_config(comparison),
@@ -187,7 +175,7 @@ def _pictures(comparison: Comparison) -> dict[str, Any]:
     label = "scores and images per second against what was swept"
     figures = charts.plot_curves(comparison)
     return {
-        "sweep_plot": charts.to_svg(plot_sweep(comparison), label) if comparison.swept else "",
+        "sweep_plot": charts.to_svg(charts.plot_sweep(comparison), label) if comparison.swept else "",
         "curves": [charts.to_svg(figure, f"{name} over epochs") for name, figure in figures.items()],
     }
 
@@ -212,11 +200,13 @@ def _bars(comparison: Comparison) -> list[tuple[int, str, str, list[tuple[str, s
     return bars
 
 
-def _pipelines(comparison: Comparison) -> dict[str, Any]:
-    """The runs' stages, by index, in the order of the table; and how many are left out."""
-    found = {index: Pipeline.from_json(comparison.runs[index].efficiency) for index in comparison.order}
-    known = [(index, pipeline) for index, pipeline in found.items() if pipeline]
-    return {"pipelines": known[:_MAX_PIPELINES], "more_pipelines": max(0, len(known) - _MAX_PIPELINES)}
+def _verdicts(comparison: Comparison) -> Iterator[tuple[int, str, str]]:
+    """What holds a run back, and what would help: index, a sentence, and an override; of the runs that know it."""
+    for index in comparison.order:
+        found = comparison.runs[index].efficiency
+        with suppress(KeyError, TypeError):
+            override = found["override"] or {"override": ""}
+            yield index, to_text(found["verdict"]["line"]), to_text(override["override"])
 
 
 def _config(comparison: Comparison) -> dict[str, Any]:

@@ -71,12 +71,6 @@ class TestFiles:
 
 
 class TestTable:
-    @pytest.fixture(autouse=True)
-    def without_a_plot(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Which takes most of the time."""
-        monkeypatch.setattr("effloop.report.files.plot_sweep", lambda *_: None)
-        monkeypatch.setattr("effloop.report.files.charts.save_png", lambda figure, path: path.touch())
-
     @pytest.mark.parametrize("columns", [80, 120])
     @pytest.mark.slow
     def test_fits(

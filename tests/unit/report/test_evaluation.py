@@ -22,7 +22,7 @@ from effloop.report.evaluation import (
     plots,
     read_evaluation,
 )
-from effloop.report.figures import in_cell
+from effloop.report.values import in_cell
 from effloop.task.details import of_numbers
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from effloop.report.figures import write_csv
+from effloop.report.values import write_csv
 
 
 def test_csv(tmp_path: Path) -> None:
