@@ -76,14 +76,9 @@ class CsvConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        labels = self.label if isinstance(self.label, list) else [self.label]
-        if self.label is not None and (not labels or any(type(name) not in (str, int) for name in labels)):
-            raise ConfigError(f"data.label: {self.label!r} is not allowed; set the name of a column, or [NAME,NAME]")
-        if self.classes == []:
-            raise ConfigError("data.classes: [] is not allowed; set [NAME,NAME], or null to sort those of the table")
-        for key, names in (("label", self.labels() or []), ("classes", self.classes or [])):
-            if twice := {name for name in names if names.count(name) > 1}:
-                raise ConfigError(f"data.{key}: '{min(twice)}' comes twice; name each once")
+        for key, names in (("label", self.labels()), ("classes", self.classes)):
+            if names is not None and len({*names}) < max(1, len(names)):
+                raise ConfigError(f"data.{key}: {names} is not allowed; name one or several, each once, or set null")
         if self.targets not in (None, *(kind.value for kind in Kind)):
             raise ConfigError(
                 f"data.targets: {self.targets!r} is not allowed; set classes, flags, numbers, masks or null"
@@ -102,8 +97,7 @@ class CsvConfig(DataConfig):
         return None if self.label is None else [*map(str, self.label if isinstance(self.label, list) else [self.label])]
 
 
-IS_VALID = "is_valid"
-SPLIT = ("split", IS_VALID)
+SPLIT = ("split", "is_valid")
 """Names of columns, in any case; of several the first here is taken."""
 
 FOLD = "fold"
@@ -115,8 +109,7 @@ METADATA = "metadata"
 MOST_SPLITS = 32
 """Each has files of its own while the index is written."""
 
-_SPLITS = {"0": "train", "false": "train", "1": "val", "true": "val"}
-"""What a column like `is_valid` says."""
+_SPLITS = {"0": "train", "false": "train", "1": "val", "true": "val"}  # of a column like `is_valid`
 
 _LISTED, _SHOWN = 3, 200
 
@@ -169,28 +162,17 @@ def table_of(root: Path, split: str) -> Path | None:
 
 @dataclass(frozen=True)
 class Part:
-    """A table of the dataset, with its columns found.
-
-    Attributes:
-        table: the rows.
-        split: the split that all of them are of; None if a column says it, or nothing does.
-        folder: what paths are relative to.
-        image, labels: places of these columns.
-        by: place of the column that says the split; None if there is none.
-        kept: name -> place of the columns that the index has, too: what `data.group` names, and `fold`.
-        sure: whether the columns of the targets were named, by the user or as usual.
-        masked: whether the targets are paths of masks.
-    """
+    """A table of the dataset, and the places of its columns."""
 
     table: Table
-    split: str | None
-    folder: bytes
+    split: str | None  # that all rows are of; None if a column says it, or nothing does
+    folder: bytes  # what paths are relative to
     image: int
     labels: tuple[int, ...]
-    by: int | None
-    kept: Mapping[str, int]
-    sure: bool
-    masked: bool = False
+    by: int | None  # of the column that says the split, if there is one
+    kept: Mapping[str, int]  # of those that the index has, too: what `data.group` names, and `fold`
+    sure: bool  # whether the columns of the targets were named, by the user or as usual
+    masked: bool = False  # whether the targets are paths of masks
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -214,21 +196,12 @@ class Part:
         yield from ((number, texts, seen) for (number, texts), seen in in_parallel(rows, look))
 
     def split_of(self, texts: Sequence[str]) -> str:
-        """The split of a row of `rows`: `1`, `True` are val, `0`, `False` train; `is_valid` has no others.
-
-        Raises:
-            DataError: nothing, or none of these; the message doesn't name the row.
-        """
+        """The split of a row of `rows`; a DataError, which doesn't name the row, if nothing says it."""
         if self.by is None:
             return self.split or WHOLE
-        column, word = self.table.columns[self.by], texts[1 + len(self.labels)].strip()
+        word = texts[1 + len(self.labels)].strip()
         if not word:
-            raise DataError(f"nothing in the column '{column}'; write train or val")
-        if column.casefold() == IS_VALID and word.lower() not in _SPLITS:
-            raise DataError(
-                f"'{shown(word[:80])}' in the column '{column}' is not allowed; write 0 or false for train, 1 or true "
-                "for val, or set data.split=COLUMN"
-            )
+            raise DataError(f"nothing in the column '{self.table.columns[self.by]}'; write train or val")
         return shown(_SPLITS.get(word.lower(), word))
 
 
@@ -244,10 +217,17 @@ def open_part(config: CsvConfig, split: str | None, path: Path) -> Part:
         by = table.named("split", config.split) if config.split else table.first(SPLIT)
     asked = [name for name in (FOLD, config.group) if name]
     kept = {name: place for name in asked if (place := table.first([name.casefold()])) is not None}
-    label, mask, named = table.first(LABEL), _mask(config, table), config.labels()
-    if mask is not None and (config.targets or label is None):
-        return Part(table, split, base, image, (mask,), by, kept, sure=True, masked=True)
-    if named is not None:
+    label, named, mask = table.first(LABEL), config.labels(), None
+    if config.mask is not None:
+        mask = table.named("mask", config.mask)
+    elif config.targets == Kind.masks.value or (config.targets is None and named is None and label is None):
+        mask = table.first(MASK_PATH)
+    if mask is None and config.targets == Kind.masks.value:
+        raise lacking(table, "paths of masks", "mask", MASK_PATH)
+    sure = mask is not None or named is not None or label is not None
+    if mask is not None:
+        labels: tuple[int, ...] = (mask,)
+    elif named is not None:
         labels = tuple(table.named("label", name) for name in named)
     elif label is not None:
         labels = (label,)
@@ -256,19 +236,7 @@ def open_part(config: CsvConfig, split: str | None, path: Path) -> Part:
         labels = labels if table.has_names else labels[:1]
         if not labels:
             raise lacking(table, "targets", "label", LABEL)
-    return Part(table, split, base, image, labels, by, kept, sure=named is not None or label is not None)
-
-
-def _mask(config: CsvConfig, table: Table) -> int | None:
-    """The place of the column with the paths of masks, if targets may be masks and there is one."""
-    if config.mask is not None:
-        return table.named("mask", config.mask)
-    if config.labels() is not None or config.targets not in (None, Kind.masks.value):
-        return None
-    found = table.first(MASK_PATH)
-    if found is None and config.targets is not None:
-        raise lacking(table, "paths of masks", "mask", MASK_PATH)
-    return found
+    return Part(table, split, base, image, labels, by, kept, sure, masked=mask is not None)
 
 
 def open_paths(config: CsvConfig, path: Path) -> tuple[Table, bytes, int]:
@@ -303,14 +271,14 @@ def lacking(table: Table, what: str, key: str, usual: Iterable[str]) -> DataErro
     return NoTargetsError(str(error)) if key == "label" else error
 
 
-def look(parts: Sequence[Part]) -> list[Column]:
+def look(parts: Sequence[Part], wanted: Kind | None) -> list[Column]:
     """What the columns of the targets look like, all rows of all tables read.
 
     Raises:
         DataError: a row can't be read, or the tables have other columns.
     """
     names = parts[0].label_names
-    columns = [Column(name) for name in names]
+    columns = [Column(name, lists=len(names) == 1 and wanted in (None, Kind.flags)) for name in names]
     for part in parts:
         if len(names) != len(part.labels) or (len(names) > 1 and names != part.label_names):
             raise part.table.wrong(
@@ -366,13 +334,7 @@ class _Split(Listed):
 
 
 class Rows:
-    """Collects the rows of all splits.
-
-    Args:
-        config: `data`.
-        parts: the tables.
-        folder: where columns grow.
-    """
+    """Collects the rows of all splits; columns grow in `folder`."""
 
     def __init__(self, config: CsvConfig, parts: Sequence[Part], folder: Path) -> None:
         self.config, self.folder = config, folder
@@ -386,7 +348,7 @@ class Rows:
             self.parser = Parser(Kind.masks, (), "", lambda _: ())
         else:
             wanted = None if config.targets is None else Kind(config.targets)
-            self.parser = infer(look(parts), wanted, config.classes)
+            self.parser = infer(look(parts, wanted), wanted, config.classes)
         for part in parts:
             self._read(part)
         self._check(parts[0])

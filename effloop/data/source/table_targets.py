@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NamedTuple, NoReturn
 
 from effloop.data.source.base import Kind
 from effloop.data.source.storage.targets import Targets, row_of
@@ -25,13 +25,19 @@ FEW = 10
 
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _SHOWN = 80  # characters of a value in a message
-_WHOLE = re.compile(r"[+-]?\d+(\.0*)?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-_NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_FORMS = {
+    "empty": re.compile(""),
+    "whole": re.compile(r"[+-]?\d+", re.ASCII),
+    "point": re.compile(r"[+-]?\d+\.0*", re.ASCII),  # 3.0 is 3: pandas writes all with a point where one was missing
+    "real": _NUMBER,
+    "list": re.compile(r".*\|.*|\[.*\]", re.DOTALL),
+    "text": re.compile(".*", re.DOTALL),
+}
+"""What a value looks like: the first of these."""
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """A value where it first was."""
 
     table: Table
@@ -44,82 +50,46 @@ class Seen:
         return DataError(f"{self.table.at(self.number)}: {got} {what}")
 
 
-def form_of(text: str) -> str:
-    """What a value looks like: empty, whole, point (whole, as `3.0`), real, not finite, list or text."""
-    if not text:
-        return "empty"
-    if found := _WHOLE.fullmatch(text):
-        return "point" if found[1] else "whole"
-    if _NUMBER.fullmatch(text):
-        return "real"
-    if _NOT_FINITE.fullmatch(text):
-        return "not finite"
-    return "list" if "|" in text or (text[0] == "[" and text[-1] == "]") else "text"
-
-
 @dataclass
 class Column:
-    """What the values of a column look like.
-
-    Attributes:
-        name: of the column.
-        first: form of a value -> the first of that form; also `no flag`, what is neither 0 nor 1, `no list`, what looks
-            like a list and is none of labels, and `no class`, a list that isn't text which looks like one.
-        different: the values, one more than `MOST_CLASSES` of them at most.
-        labels: what lists hold, one more than `MOST_FLAGS` at least if there are more.
-        count: of rows.
-    """
+    """What the values of a column look like."""
 
     name: str
-    first: dict[str, Seen] = field(default_factory=dict)
-    different: set[str] = field(default_factory=set)
-    labels: set[str] = field(default_factory=set)
+    lists: bool  # whether what looks like a list is one of labels
+    first: dict[str, Seen] = field(default_factory=dict)  # of each form; also of `no flag`, neither 0 nor 1
+    different: set[str] = field(default_factory=set)  # the values, one more than `MOST_CLASSES` at most
+    labels: set[str] = field(default_factory=set)  # in lists; no more are added to more than `MOST_FLAGS`
     count: int = 0
 
     def add(self, table: Table, number: int, text: str) -> None:
-        """Look at the value of a row."""
+        """Look at the value of a row; raises a DataError if it is a list that can't be read."""
         self.count += 1
         text = text.strip()
         if text in self.different:
             return
-        form, full = form_of(text), len(self.different) > MOST_CLASSES
-        forms = [form] if text.lower() in FLAGS else [form, "no flag"]
-        if not full:
+        if len(self.different) <= MOST_CLASSES:
             self.different.add(text)
-        if (form == "list" or full) and len(self.labels) <= MOST_FLAGS:
+        self.first.setdefault(
+            next(form for form, pattern in _FORMS.items() if pattern.fullmatch(text)), Seen(table, number, text)
+        )
+        if text.lower() not in FLAGS:
+            self.first.setdefault("no flag", Seen(table, number, text))
+        if self.lists and len(self.labels) <= MOST_FLAGS:
             try:
                 self.labels.update(labels_in(text))
-            except DataError:
-                forms.append("no list")
-        if form == "list" and table.has_lists and _json_list(text) is not None:
-            forms.append("no class")
-        for each in forms:
-            if each not in self.first:
-                self.first[each] = Seen(table, number, text)
+            except DataError as error:
+                raise DataError(f"{table.at(number)}: {error}") from None
 
     def has(self, *forms: str) -> bool:
         """Whether there is a value of one of these forms."""
         return not self.first.keys().isdisjoint(forms)
 
     def refuse(self, wanted: str, *forms: str) -> None:
-        """Refuse values of these forms, where there should be what is `wanted`.
-
-        Raises:
-            DataError: there is one; the message says which.
-        """
-        for form in forms:
-            if form in self.first:
-                raise self.first[form].error(
-                    f"in '{self.name}', where {wanted} should be; correct the row, or leave it out"
-                )
-
-
-def _json_list(text: str) -> list[Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, list) else None
+        """Refuse values of these forms, where there should be what is `wanted`; the DataError says which."""
+        if form := next((form for form in forms if form in self.first), None):
+            raise self.first[form].error(
+                f"in '{self.name}', where {wanted} should be; correct the row, or leave it out"
+            )
 
 
 def labels_in(text: str) -> list[str]:
@@ -130,13 +100,15 @@ def labels_in(text: str) -> list[str]:
             row.
     """
     labels = [label for part in text.split("|") if (label := part.strip())]
-    if text.startswith("["):
-        found = _json_list(text)
-        if found is None or not all(type(each) in (str, int) for each in found):
+    if text[:1] == "[" and text[-1] == "]":
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = [None]
+        if not all(type(each) in (str, int) for each in found):
             raise DataError(f"'{shown(text[:_SHOWN])}' is no JSON list of names or whole numbers; correct the row")
         labels = [str(each).strip() for each in found]
-    if len({*labels}) < len(labels):
-        twice = next(label for label in labels if labels.count(label) > 1)
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise DataError(
             f"'{shown(text[:_SHOWN])}' has the label '{shown(twice)}' twice; name each label once, or give flags of 0 "
             "and 1 a column each"
@@ -161,11 +133,7 @@ class Parser:
         self.targets = Targets() if kind is Kind.classes else Targets(kind, self.names)
 
     def __call__(self, texts: Sequence[str]) -> tuple[int, bytes]:
-        """(label, target) of a row, as `Record` has them.
-
-        Raises:
-            DataError: it has none; the message doesn't name the row.
-        """
+        """(label, target) of a row, as `Record` has them; raises a DataError that doesn't name the row."""
         values = self._parse([text.strip() for text in texts])
         return (int(values[0]), b"") if self.kind is Kind.classes else (0, row_of(values, self.targets))
 
@@ -182,22 +150,24 @@ def infer(columns: Sequence[Column], wanted: Kind | None, order: Sequence[str] |
         DataError: they can't be that, or it isn't clear what they are.
     """
     kind = wanted or kind_of(columns)
-    first, names = columns[0], [column.name for column in columns]
-    if kind is not Kind.numbers and len(columns) == 1 and not (kind is Kind.flags and not first.has("no flag")):
-        return _classes(first, order) if kind is Kind.classes else _lists(first, order)
+    if len(columns) == 1 and kind is Kind.classes:
+        return _classes(columns[0], order)
+    if len(columns) == 1 and kind is Kind.flags and columns[0].has("no flag"):
+        return _lists(columns[0], order)
     if order is not None:
         what = (
             "numbers have no classes" if kind is Kind.numbers else "the columns are the classes, in data.label's order"
         )
         raise ConfigError(f"data.classes: [{','.join(order)}], but {what}; leave it out")
+    names = [column.name for column in columns]
     quoted = ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    if kind is Kind.numbers:
-        for column in columns:
-            column.refuse("a number", "list", "text", "empty", "not finite")
-        return Parser(kind, names, f"numbers in {quoted}", lambda texts: [*map(float, texts)])
     for column in columns:
-        if column.has("no flag"):
-            raise column.first["no flag"].error(f"in '{column.name}'; {_columns_fix(kind)}")
+        if kind is Kind.numbers:
+            column.refuse("a number", "list", "text", "empty")
+        else:
+            column.refuse("0 or 1, whether a row is of this class,", "no flag")
+    if kind is Kind.numbers:
+        return Parser(kind, names, f"numbers in {quoted}", lambda texts: [*map(float, texts)])
 
     def flags(texts: Sequence[str]) -> Sequence[float]:
         return [FLAGS[text.lower()] for text in texts]
@@ -217,18 +187,17 @@ def infer(columns: Sequence[Column], wanted: Kind | None, order: Sequence[str] |
 
 
 def kind_of(columns: Sequence[Column]) -> Kind:
-    """What the targets look like.
-
-    Raises:
-        DataError: that isn't clear.
-    """
+    """What the targets look like; raises a DataError if that isn't clear."""
+    column = next((each for each in columns if each.has("no flag")), columns[0])
     if len(columns) > 1:
-        if (column := next((each for each in columns if each.has("no flag")), None)) is None:
-            return Kind.flags
-        if any(each.has("real", "point") for each in columns):
+        if column.has("no flag") and any(each.has("real", "point") for each in columns):
             return Kind.numbers
-        raise column.first["no flag"].error(f"in '{column.name}', one of {len(columns)} columns; {_columns_fix(None)}")
-    column = columns[0]
+        if column.has("no flag"):
+            raise column.first["no flag"].error(
+                f"in '{column.name}', one of {len(columns)} columns, which are flags, 0 or 1, or numbers: correct the "
+                "row, name other columns by data.label, or set task=regression"
+            )
+        return Kind.flags
     if column.has("list"):
         return Kind.flags
     if column.has("text") and column.has("whole", "point", "real"):
@@ -237,28 +206,15 @@ def kind_of(columns: Sequence[Column]) -> Kind:
             f"in the column '{column.name}', which has numbers ('{number.text}', {number.table.counted} "
             f"{number.number:,}); correct the row, or set task=classification to take all as names"
         )
-    if column.has("text"):
-        return Kind.classes
     few = len(column.different) <= max(FEW, column.count // 2)
-    return Kind.classes if few and not column.has("real", "not finite") else Kind.numbers
-
-
-def _columns_fix(kind: Kind | None) -> str:
-    fix = "correct the row, or name other columns by data.label"
-    if kind is Kind.classes:
-        return f"several columns are a class where one of them is 1 and the others 0: {fix}"
-    return f"several columns are flags, 0 or 1, or numbers: {fix}, or set task=regression for numbers"
+    return Kind.classes if column.has("text") or (few and not column.has("real")) else Kind.numbers
 
 
 def _classes(column: Column, order: Sequence[str] | None) -> Parser:
     """One class a row, named by the column."""
-    column.refuse("a class", "empty", *(() if column.has("text", "list") else ("not finite",)))
-    if column.has("no class"):
-        raise column.first["no class"].error(
-            f"in '{column.name}' is a list, where a class should be; set task=multilabel, or correct the row"
-        )
-    whole = column.has("whole", "point") and not column.has("text", "real", "list")
-    points = whole and column.has("point")  # 3.0 is 3: pandas writes all with a point where one was missing
+    column.refuse("a class", "empty")
+    whole = not column.has("text", "real", "list")
+    points = whole and column.has("point")
     different = {text.partition(".")[0] for text in column.different} if points else column.different
     names = _ordered(column, different, MOST_CLASSES) if order is None else [*order]
     places = {name: (place,) for place, name in enumerate(names)}
@@ -272,22 +228,14 @@ def _classes(column: Column, order: Sequence[str] | None) -> Parser:
 
 def _lists(column: Column, order: Sequence[str] | None) -> Parser:
     """Any number of labels a row, in a list."""
-    column.refuse("a list of names", "point", "real", "not finite")
-    if wrong := column.first.get("no list"):
-        try:
-            labels_in(wrong.text)
-        except DataError as error:
-            raise DataError(f"{wrong.table.at(wrong.number)}: {error}") from None
-    single = {text for text in column.different if text and form_of(text) != "list"}
-    names = _ordered(column, column.labels | single, MOST_FLAGS) if order is None else [*order]
+    column.refuse("a list of names", "point", "real")
+    names = _ordered(column, column.labels, MOST_FLAGS) if order is None else [*order]
     places = {name: place for place, name in enumerate(names)}
 
     def parse(texts: Sequence[str]) -> Sequence[float]:
         row = [0.0] * len(names)
         for label in labels_in(texts[0]):
-            if label not in places:
-                _unknown(label, names)
-            row[places[label]] = 1.0
+            row[places[label] if label in places else _unknown(label, names)] = 1.0
         return row
 
     return Parser(Kind.flags, names, f"lists in '{column.name}'", parse)

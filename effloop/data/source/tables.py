@@ -30,24 +30,13 @@ _BATCH = 4096  # rows of parquet in memory
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a file.
-
-    Attributes:
-        path: of the file.
-        columns: their names.
-        rows: every row: its number, and its values in the columns at these places; a missing value is an empty text.
-            Raises a DataError with the file and the row.
-        has_names: whether the file names them; otherwise they are numbered from 1.
-        has_lists: whether its values may be lists, which `Row` has as JSON; otherwise all are text.
-        counted: what `Row` numbers are, for messages.
-    """
+    """Rows of a file."""
 
     path: Path
-    columns: tuple[str, ...]
-    rows: Callable[[Sequence[int]], Iterator[Row]]
-    has_names: bool = True
-    has_lists: bool = False
-    counted: str = "line"
+    columns: tuple[str, ...]  # their names
+    rows: Callable[[Sequence[int]], Iterator[Row]]  # of the columns at these places; raises a DataError with the row
+    has_names: bool = True  # otherwise the columns are numbered from 1
+    counted: str = "line"  # what rows' numbers are, for messages
 
     def at(self, number: int) -> str:
         """A row, for messages."""
@@ -59,11 +48,7 @@ class Table:
         return next((places[name] for name in names if name in places), None)
 
     def named(self, key: str, name: str) -> int:
-        """The place of a column that `data.KEY` names.
-
-        Raises:
-            DataError: there is no such column.
-        """
+        """The place of a column that `data.KEY` names; a DataError if there is none."""
         place = self.columns.index(name) if name in self.columns else self.first([name.casefold()])
         if place is None:
             raise DataError(f"data.{key}: {shown(self.path)} has no column '{name}'; {choices(name, self.columns)}")
@@ -77,9 +62,7 @@ class Table:
 def open_table(path: Path, is_data: Callable[[Sequence[str]], bool]) -> Table:
     """A table, by its content: parquet, JSON lines, or else delimited text.
 
-    Args:
-        path: of the file.
-        is_data: whether the first record of a delimited text is a row, not the names of the columns.
+    `is_data` says whether the first record of a delimited text is a row, not the names of the columns.
 
     Raises:
         ConfigError: a package is missing that reads it.
@@ -124,8 +107,7 @@ def _delimited(path: Path, encoding: str, is_data: Callable[[Sequence[str]], boo
                 )
             yield number, chosen(fields)
 
-    table = Table(path, tuple(names), rows, has_names)
-    return table
+    return (table := Table(path, tuple(names), rows, has_names))
 
 
 def _evenness(path: Path, encoding: str, delimiter: str) -> tuple[float, int]:
@@ -174,7 +156,7 @@ def _json_lines(path: Path, encoding: str) -> Table:
 
     table = Table(path, (), rows)
     names = tuple(next(objects())[1])
-    table = Table(path, tuple(map(shown, names)), rows, has_lists=True)
+    table = Table(path, tuple(map(shown, names)), rows)
     return table
 
 
@@ -202,7 +184,7 @@ def _parquet(path: Path) -> Table:
                 raise table.wrong(f"can't be read: {reason(error)}") from None
 
     with opened() as file:
-        table = Table(path, tuple(map(str, file.schema_arrow.names)), rows, has_lists=True, counted="row")
+        table = Table(path, tuple(map(str, file.schema_arrow.names)), rows, counted="row")
     return table
 
 
