@@ -156,7 +156,7 @@ def write_planes(path: Path, splits: Splits) -> Path:
 
 
 def write_nested(path: Path, splits: Splits) -> Path:
-    """Dicts of a tensor and a list of labels, and the names of the classes."""
+    """Dicts of a tensor and a list of labels, and the names of the classes, which are no labels."""
     found = {split: dict(zip(("data", "targets"), tensors(arrays), strict=True)) for split, arrays in splits.items()}
     lists = {split: {**each, "targets": each["targets"].tolist()} for split, each in found.items()}
     torch.save({**lists, "classes": ["a", "b", "c"]}, path)

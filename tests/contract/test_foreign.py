@@ -21,7 +21,6 @@ import torch
 import zarr
 from arrays import BOMB
 from images import encode
-from numpy.typing import NDArray
 from plans import line, make_decoder, open_source, read_bytes
 from runs import train
 from stores import (
@@ -87,7 +86,7 @@ STORES: dict[str, tuple[str, Callable[[Path, Splits], Path]]] = {
     "set.zip": ("zip", write_zip),
     "stored.zip": ("zip", lambda root, splits: write_zip(root, splits, "", zipfile.ZIP_STORED)),
 }
-NAMED = {"set.h5", "nested.pth", "lmdb of names", "set.zip", "stored.zip"}
+NAMED = {"set.h5", "lmdb of names", "set.zip", "stored.zip"}
 """Stores whose classes are a, b and c."""
 OF_PNG = ("folder2lmdb", "files", "lmdb of batches", "lmdb of dicts", "lmdb of bare", "lmdb of names")
 
@@ -243,12 +242,6 @@ def saved(content: Any) -> Callable[[Path], Path]:
     return make
 
 
-def expanded() -> tuple[torch.Tensor, torch.Tensor]:
-    """2^33 images that take a byte of the file."""
-    many = torch.zeros(1, dtype=torch.uint8).expand(1 << 33)
-    return many[:, None, None], many
-
-
 def flipped(path: Path) -> Path:
     data = bytearray(path.read_bytes())
     data[200] ^= 255
@@ -383,7 +376,6 @@ BAD: dict[str, tuple[tuple[str, Callable[[Path], Path]], str]] = {
         ("pth", saved({"images": ["a", 1], "labels": LABELS})),
         "{root} has no array that looks like images; it has labels",
     ),
-    "much memory": (("pth", lambda at: saved(expanded())(at)), "which takes 154.6 GB of memory, "),
     **{f"cifar: {name}": (("cifar", cifar(change)), message) for name, (change, message) in CIFAR.items()},
     **{f"lmdb: {name}": (("lmdb", environment(records)), message) for name, (records, message) in LMDB.items()},
     "half a zip": (("zip", lambda at: cut(write_zip(at / "a.zip", SPLITS))), "{root} is damaged, or no ZIP archive: "),
@@ -478,49 +470,9 @@ def test_n5_with_labels_of_two_dimensions(turned: bool, tmp_path: Path) -> None:
         assert read_bytes(source, 3) == pnm_header(9, 8, 3) + IMAGES[3].tobytes()
 
 
-NAMES = ["ant", "bee", "cow"]
-
-
-@pytest.mark.parametrize("name", ["classes", "class_names", "label_names", "list_classes", "names"])
-def test_names_of_the_classes(name: str, tmp_path: Path) -> None:
-    """Beside the labels, by h5py and numpy; not what has too few names, or a name twice."""
-
-    def classes(names: list[str]) -> tuple[str, ...]:
-        path = tmp_path / f"{len(names)}{names[-1]}.h5"
-        with h5py.File(path, "w") as file:
-            file["train/images"], file["train/labels"] = IMAGES, LABELS
-            file.create_dataset(name, data=names, dtype=h5py.string_dtype())
-        return open_source("hdf5", path).classes
-
-    assert classes(NAMES) == tuple(NAMES)
-    assert classes([*NAMES, "dog"]) == (*NAMES, "dog")
-    assert classes(NAMES[:2]) == classes(["ant", "bee", "ant"]) == ("0", "1", "2")
-    np.savez(tmp_path / "set.npz", x_train=IMAGES, y_train=LABELS, **{name: np.array(NAMES)})
-    assert open_source("npz", tmp_path / "set.npz").classes == tuple(NAMES)
-
-
 def test_labels_that_are_called_classes(tmp_path: Path) -> None:
-    np.savez(tmp_path / "set.npz", images=IMAGES, classes=np.array(NAMES)[LABELS])
-    assert open_source("npz", tmp_path / "set.npz", ".").classes == tuple(NAMES)
-
-
-def test_names_that_are_not_of_the_classes(tmp_path: Path) -> None:
-    """Of several lists, the shortest that has enough, or all of the texts; as many as there are samples are files."""
-    files = np.array([f"{number}.png" for number in range(len(LABELS))])
-
-    def classes(labels: NDArray[Any] = LABELS, **names: Any) -> tuple[str, ...]:
-        np.savez(tmp_path / "set.npz", train_images=IMAGES, train_labels=labels, **names)
-        return open_source("npz", tmp_path / "set.npz").classes
-
-    assert classes(names=files) == ("0", "1", "2")
-    assert classes(names=files, class_names=np.array(NAMES)) == tuple(NAMES)
-    assert classes(list_classes=np.array([*NAMES, "dog", "elk"]), label_names=np.array(NAMES)) == tuple(NAMES)
-    assert classes(np.array(NAMES)[LABELS], names=files, class_names=np.array(NAMES[::-1])) == tuple(NAMES[::-1])
-    flags = np.minimum(1, np.eye(3, dtype=np.uint8)[LABELS] + np.eye(3, dtype=np.uint8)[0])
-    assert classes(flags, names=files, class_names=np.array(NAMES)) == tuple(NAMES)
-    assert classes(flags, class_names=np.array([*NAMES, "dog"])) == ("0", "1", "2")
-    with pytest.raises(DataError, match=r"has 3 columns, but 4 classes are named; name as many"):
-        open_source("npz", tmp_path / "set.npz", classes=[*NAMES, "dog"])
+    np.savez(tmp_path / "set.npz", images=IMAGES, classes=np.array(["ant", "bee", "cow"])[LABELS])
+    assert open_source("npz", tmp_path / "set.npz", ".").classes == ("ant", "bee", "cow")
 
 
 def test_names_of_two_splits(tmp_path: Path) -> None:
@@ -550,16 +502,6 @@ def test_hdf5_that_was_written_in_part(chunks: int | None, tmp_path: Path) -> No
         there = "2 of its 4" if chunks else "0 of its 1"
         with pytest.raises(DataError, match=rf"h5:train/{what} was written in part: {there} chunks are there, the"):
             open_source("hdf5", path)
-
-
-def test_zarr_that_was_written_in_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Chunks of zeros are left out as a rule, so it is a warning, and of images alone."""
-    group = zarr.open_group(str(tmp_path / "set.zarr"), mode="w")
-    group.create_array("train/images", shape=IMAGES.shape, dtype="u1", chunks=(4, 9, 8, 3))[:8] = IMAGES[:8]
-    group.create_array("train/labels", data=np.sort(LABELS), chunks=(4,))
-    assert len(open_source("zarr", tmp_path / "set.zarr")) == 16
-    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert [": 2 of 4 chunks are there, the others are black images" in line for line in lines] == [True]
 
 
 def test_what_ffcv_wrote(tmp_path: Path) -> None:

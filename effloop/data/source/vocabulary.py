@@ -31,10 +31,6 @@ OTHER_WORDS = frozenset(
 )
 """Words in the name of an array: of images, of labels, and of what describes either."""
 
-NAMES_WORDS = frozenset({"class", "classes", "label", "labels", "category", "categories", "name", "names", "list"})
-SEVERAL_WORDS = frozenset({"classes", "categories", "names", "list"})
-"""Words in the name of an array of the classes' names, of which one is of the second kind."""
-
 SPLIT_WORDS = frozenset({"train", "val", "test", *(name for names in USUAL.values() for name in names)})
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z](?![a-z])|\d+")

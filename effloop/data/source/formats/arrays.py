@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -25,16 +24,13 @@ from effloop.data.source.storage.writing import Record
 from effloop.data.source.vocabulary import (
     IMAGE_WORDS,
     LABEL_WORDS,
-    NAMES_WORDS,
     OTHER_WORDS,
-    SEVERAL_WORDS,
     SPLIT_WORDS,
     is_of_split,
     split_of,
     words,
 )
 from effloop.errors import ConfigError, DataError
-from effloop.system.hardware import available_memory
 
 _LISTED = 16
 
@@ -56,27 +52,16 @@ class ArraysConfig(PackedConfig):
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file, read from its beginning to its end.
+    """An array in a file, read from its beginning to its end."""
 
-    Attributes:
-        name: file and name, for messages.
-        shape: its shape.
-        dtype: its dtype; of objects, where rows are encoded images or text.
-        blocks: all rows, so many at a time; raises a DataError with the file if they can't be read.
-        chunk_rows: how many rows are stored together.
-        num_bytes: of encoded images together, if that is known.
-        about: how encoded images are encoded, as of `Contents`.
-        check_written: refuses, or warns about, what was never written, and is read as zeros.
-    """
-
-    name: str
+    name: str  # file and name, for messages
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    blocks: Callable[[int], Iterator[NDArray[Any]]]
-    chunk_rows: int = 1
-    num_bytes: int | None = None
-    about: Mapping[str, Any] = field(default_factory=lambda: ORIGINAL)
-    check_written: Callable[[], None] = lambda: None
+    dtype: np.dtype[Any]  # of objects, where rows are encoded images or text
+    blocks: Callable[[int], Iterator[NDArray[Any]]]  # all rows, so many at a time; DataError if they can't be read
+    chunk_rows: int = 1  # that are stored together
+    num_bytes: int | None = None  # of encoded images together, if that is known
+    about: Mapping[str, Any] = field(default_factory=lambda: ORIGINAL)  # how these are encoded, as of `Contents`
+    check_written: Callable[[], None] = lambda: None  # refuses what was never written, and would be read as zeros
 
     def load(self) -> NDArray[Any]:
         """All of it."""
@@ -100,12 +85,8 @@ def sliced(name: str, values: Any, **options: Any) -> StoredArray:
 
 
 class ArrayNames:
-    """The names of all arrays in a dataset; `train/images`, `x_train` or `train.h5/images` say what they are.
-
-    Args:
-        names: of the arrays; what is in front of the last `/` names no role.
-        where: the dataset, for messages.
-        config: may name the arrays.
+    """The names of all arrays in the dataset `where`; `train/images`, `x_train` or `train.h5/images` say what they
+    are. What is in front of the last `/` names no role.
     """
 
     def __init__(self, names: Sequence[str], where: str, config: ArraysConfig) -> None:
@@ -132,12 +113,6 @@ class ArrayNames:
         """Those of these arrays, or of all, that have labels: what is called `classes` only where nothing else is."""
         found = _chosen(self.names if names is None else names, self.config.label, LABEL_WORDS)
         return [name for name in found if _own_words(name) != {"classes"}] or found
-
-    def class_names(self) -> list[str]:
-        """Arrays that may hold the names of the classes."""
-        own = {name: _own_words(name) for name in self.names}
-        found = [name for name, has in own.items() if has <= NAMES_WORDS and has & SEVERAL_WORDS]
-        return [name for name in found if name not in self.labels()]
 
     def _one(self, found: Sequence[str], what: str, key: str) -> str:
         if len(found) == 1:
@@ -178,11 +153,9 @@ def has_split(name: str) -> bool:
     return bool({*words(name)} & SPLIT_WORDS)
 
 
-# What labels mean: classes, several of them a sample, or numbers; and what the classes are called.
+# What labels mean: classes, several of them a sample, or numbers.
 
-_ROW_BYTES = 16  # of memory for what a label becomes
 _MOST_CLASSES = 1 << 20  # without names; see `indexed`
-_MOST_NAME_BYTES = 1 << 28  # of texts of a fixed length
 
 
 def flat(labels: StoredArray) -> NDArray[Any]:
@@ -196,13 +169,7 @@ def flat(labels: StoredArray) -> NDArray[Any]:
             f"{labels.name} is {labels.dtype.name}, {labels.shape}; labels are read of shape (N,) or (N, K): "
             "set data.label=NAME"
         )
-    size = math.prod(labels.shape) * labels.dtype.itemsize  # a header may claim any
-    needed, free = 2 * size + len(labels) * _ROW_BYTES, available_memory()
-    if needed > free:
-        raise DataError(
-            f"{labels.name} is {labels.dtype.name}, {labels.shape}, which takes {needed / 1e9:,.1f} GB of memory, "
-            f"{free / 1e9:,.1f} are free: set data.label=NAME, or make room"
-        )
+    labels.check_written()
     values = labels.load()
     values = values.reshape(len(values), math.prod(labels.shape[1:]))
     values = values[:, 0] if values.shape[1] == 1 else values
@@ -217,41 +184,17 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def _stored_names(names: ArrayNames, open_array: Callable[[str], StoredArray]) -> list[list[str]]:
-    """What may be the names of the classes: different texts beside the labels, such as `class_names`."""
-    found: list[list[str]] = []
-    for name in names.class_names():
-        with suppress(DataError):  # of another kind, which isn't needed
-            array = open_array(name)
-            small = len(array) <= _MOST_CLASSES and len(array) * array.dtype.itemsize <= _MOST_NAME_BYTES
-            values = flat(array) if len(array.shape) == 1 and small else np.empty(0)
-            if values.dtype.kind == "O" and len({*values}) == len(values):
-                found.append([*values])
-    return found
-
-
 @dataclass(frozen=True)
 class Learned:
-    """What labels mean.
+    """What labels mean."""
 
-    Attributes:
-        classes: names, in order.
-        name: of the array or column, for messages.
-        targets: what the targets are, where they aren't classes.
-        places: the class of each text; None where labels are numbers.
-    """
-
-    classes: Sequence[str]
-    name: str
-    targets: Targets = CLASSES
-    places: Mapping[str, int] | None = None
+    classes: Sequence[str]  # names, in order
+    name: str  # of the array or column, for messages
+    targets: Targets = CLASSES  # what they are, where they aren't classes
+    places: Mapping[str, int] | None = None  # the class of each text; None where labels are numbers
 
     def take(self, values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """(N,) labels, and (N, K) targets that aren't classes.
-
-        Raises:
-            DataError: a label isn't one of the classes.
-        """
+        """(N,) labels, and (N, K) targets that aren't classes; a DataError if a label isn't one of the classes."""
         if self.targets and values.dtype.kind == "O":
             targets = np.zeros((len(values), len(self.classes)), np.uint8)
             for row, each in zip(targets, values, strict=True):
@@ -278,7 +221,6 @@ def infer_targets(
     labels: Sequence[NDArray[Any]],
     name: str,
     names: Sequence[str] | None = None,
-    stored: Sequence[Sequence[str]] = (),
     said: Targets = CLASSES,
     *,
     typed: bool = False,
@@ -289,7 +231,6 @@ def infer_targets(
         labels: of each split: (N,) or (N, K) integers, floats or text, or (N,) lists of a sample's classes, as objects.
         name: of the array or column, for messages.
         names: of the classes, if these are given.
-        stored: what may be these names, of arrays beside the labels.
         said: what a file says that the targets are.
         typed: floats are numbers, and whole numbers classes, whatever their values.
 
@@ -303,28 +244,22 @@ def infer_targets(
     if len(shapes) > 1:
         raise DataError(f"{name} and the labels of other splits have different shapes or types; give them the same")
     [(is_object, shape, _)] = shapes
+    if is_object and shape:
+        raise DataError(f"{name} has {shape[0]} texts a sample; one class each is read: set data.label=NAME")
     names = names or said.classes or None
-    found = (
-        _infer_objects(labels, name, names, stored)
-        if is_object
-        else _infer_numbers(labels, name, names, stored, said, typed)
-    )
+    found = _infer_objects(labels, name, names) if is_object else _infer_numbers(labels, name, names, said, typed)
     if said and (found.targets.kind is not said.kind or len(found.targets.names) != len(said.names)):
         raise DataError(f"{name} doesn't hold {said.kind.value} of {len(said.names):,} names, as targets.json says")
-    if found.places is not None and shape:
-        raise DataError(f"{name} has {shape[0]} texts a sample; one class each is read: set data.label=NAME")
     return found
 
 
-def _infer_objects(
-    labels: Sequence[NDArray[Any]], name: str, names: Sequence[str] | None, stored: Sequence[Sequence[str]]
-) -> Learned:
+def _infer_objects(labels: Sequence[NDArray[Any]], name: str, names: Sequence[str] | None) -> Learned:
     """Of texts, or of lists of texts or classes' numbers."""
-    rows = [row for values in labels for row in values.reshape(-1)]
+    rows = [*chain.from_iterable(labels)]
     lists = any(not isinstance(row, str) for row in rows)
     found = {*chain.from_iterable(rows)} if lists else {*rows}
     numbers = not all(isinstance(each, str) for each in found)
-    texts = names or ([] if numbers else next((each for each in stored if found <= {*each}), sorted(found)))
+    texts = names or ([] if numbers else sorted(found))
     if lists and not texts:
         raise DataError(
             f"{name} has lists of numbers without names; name the classes in a targets.json beside it: "
@@ -335,12 +270,7 @@ def _infer_objects(
 
 
 def _infer_numbers(
-    labels: Sequence[NDArray[Any]],
-    name: str,
-    names: Sequence[str] | None,
-    stored: Sequence[Sequence[str]],
-    said: Targets,
-    typed: bool,
+    labels: Sequence[NDArray[Any]], name: str, names: Sequence[str] | None, said: Targets, typed: bool
 ) -> Learned:
     """Of integers or floats."""
     width = labels[0].shape[1] if labels[0].ndim == 2 else 1
@@ -354,12 +284,9 @@ def _infer_numbers(
         largest = max((int(values.max()) for values in labels if len(values)), default=0)
         if largest >= _MOST_CLASSES:
             raise DataError(f"{name} has the label {largest:,}; {_MOST_CLASSES - 1:,} is the largest of a class")
-        together = sum(map(len, labels))
-        of_samples = {*map(len, labels), together} - {largest + 1}  # as many texts are names of files
-        stored = [each for each in stored if len(each) not in of_samples]
-        return Learned(_class_names(names, largest + 1, name, stored), name)
+        return Learned(_class_names(names, largest + 1, name), name)
     if all(((values == 0) | (values == 1)).all() for values in labels):
-        classes = _class_names(names, width, name, [each for each in stored if len(each) == width])
+        classes = _class_names(names, width, name)
         if all((values.sum(1, dtype=np.int64) == 1).all() for values in labels):  # one-hot
             return Learned(classes, name)
         if len(classes) > width:
@@ -368,14 +295,11 @@ def _infer_numbers(
     return Learned((), name, Targets(Kind.numbers, tuple(str(number) for number in range(width))))
 
 
-def _class_names(names: Sequence[str] | None, count: int, name: str, stored: Sequence[Sequence[str]]) -> Sequence[str]:
-    """The names of so many classes or more: of several in the data, the shortest list that has enough."""
-    if names is None:
-        enough = [each for each in stored if len(each) >= count]
-        return min(enough, key=len, default=[str(number) for number in range(count)])
-    if len(names) < count:
+def _class_names(names: Sequence[str] | None, count: int, name: str) -> Sequence[str]:
+    """The names of so many classes or more."""
+    if names is not None and len(names) < count:
         raise DataError(f"{name} has the label {count - 1}, but {len(names)} classes are named; add the missing names")
-    return names
+    return names or [*map(str, range(count))]
 
 
 # Samples from an array of images and one of labels.
@@ -389,12 +313,6 @@ def contents_of(
     names: ArrayNames, split: str, config: ArraysConfig, open_array: Callable[[str], StoredArray]
 ) -> Contents:
     """What is to be copied of a split.
-
-    Args:
-        names: of all arrays.
-        split: the split.
-        config: of the source.
-        open_array: an array by its name.
 
     Raises:
         DataError: images or labels of a dtype or shape that can't be taken.
@@ -410,8 +328,7 @@ def contents_of(
     own = flat(labels)
     of_all = [(own if name == label else flat(open_array(name))) for name in names.labels()]
     images.check_written()
-    labels.check_written()
-    form = infer_targets(of_all, labels.name, config.classes, _stored_names(names, open_array))
+    form = infer_targets(of_all, labels.name, config.classes)
     classes, targets = form.take(own)
 
     def records() -> Iterator[Record]:
@@ -461,16 +378,11 @@ def _encoded(image: Any) -> bytes:
 
 
 class ArraysSource(ImportedSource):
-    """Arrays in a file, or in the files of a folder; a format lists those of one file.
-
-    Attributes:
-        endings: of the names of its files, in a folder.
-        wanted: what such a folder has, for messages.
-    """
+    """Arrays in a file, or in the files of a folder; a format lists those of one file."""
 
     config: ArraysConfig
-    endings: ClassVar[tuple[str, ...]]
-    wanted: ClassVar[str]
+    endings: ClassVar[tuple[str, ...]]  # of the names of its files, in a folder
+    wanted: ClassVar[str]  # what such a folder has, for messages
 
     @classmethod
     @abstractmethod

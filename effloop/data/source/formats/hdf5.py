@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.image.header import Encoded
 from effloop.data.source.base import sources
 from effloop.data.source.formats.arrays import ArraysConfig, ArraysSource, StoredArray
 from effloop.data.source.root import begins_with, expand_root
@@ -29,7 +28,7 @@ from effloop.data.source.storage.arrays import (
     check_header_crc32c,
     header_crc32c,
     pack,
-    write_payload,
+    payload_of,
 )
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split, no_split
@@ -157,17 +156,12 @@ def write_hdf5(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> 
         for split, records in dataset.splits.items():
             group, columns = file.create_group(split), SplitColumns.of(dataset, path.parent)
             payload = group.create_dataset("payload", (records.num_bytes,), np.uint8, track_times=False)
-            block, start = bytearray(), 0
-
-            def append(data: Encoded, size: int = _BLOCK, payload: Any = payload) -> None:
-                nonlocal block, start
+            block, end = bytearray(), records.num_bytes
+            for data in payload_of(records, columns):
                 block += data
-                if len(block) >= size:
-                    payload[start : start + len(block)] = np.frombuffer(block, np.uint8)
-                    block, start = bytearray(), start + len(block)
-
-            write_payload(records, columns, append)
-            append(b"", size=1)  # the rest
+                if block and (len(block) >= _BLOCK or columns.num_bytes == end):
+                    payload[columns.num_bytes - len(block) : columns.num_bytes] = np.frombuffer(block, np.uint8)
+                    block = bytearray()
             for name, values in columns.columns().items():
                 group.create_dataset(name, data=values, dtype=values.dtype.newbyteorder("<"), track_times=False)
             header = dataset.header(columns.fingerprint(), columns.checksums())

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from effloop.data.source.base import sources
 from effloop.data.source.formats.arrays import ArraysConfig, ArraysSource, StoredArray, sliced
 from effloop.data.source.root import begins_with, expand_root
-from effloop.data.source.storage.arrays import DTYPES, Array, pack, write_payload
+from effloop.data.source.storage.arrays import DTYPES, Array, pack, payload_of
 from effloop.data.source.storage.columns import Spool
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split, check_header, no_split
@@ -177,7 +177,8 @@ def write_pth(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> N
     headers, splits, spools = {}, {}, []
     for split, records in dataset.splits.items():
         columns, payload = SplitColumns.of(dataset, path.parent), Spool("B", path.parent)
-        write_payload(records, columns, payload.extend)
+        for data in payload_of(records, columns):
+            payload.extend(data)
         arrays = {**columns.columns(), "payload": payload.array()}
         # Interned, as pickle writes equal texts once only where they are one object: else the file's bytes would vary.
         splits[split] = {sys.intern(name): _tensor(values) for name, values in arrays.items()}

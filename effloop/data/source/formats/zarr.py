@@ -17,7 +17,7 @@ import math
 import os
 import struct
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -37,13 +37,13 @@ from effloop.data.source.storage.arrays import (
     check_header_crc32c,
     header_crc32c,
     pack,
-    write_payload,
+    payload_of,
 )
 from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.mapped import Extent, MappedFiles
 from effloop.data.source.storage.packed import Split, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
-from effloop.errors import DataError, optional_package, reason, warn
+from effloop.errors import DataError, optional_package, reason
 
 HEADER, CHECKSUM = "effloop", "effloop_crc32c"
 """Attributes of a split's group: the header, and the CRC-32C of its JSON."""
@@ -54,15 +54,13 @@ _BLOCK = 1 << 20  # values of a column whose byte order is converted at a time
 
 
 class Dialect(NamedTuple):
-    """One of the formats: files of a group's attributes and of an array's metadata, what is in front of the numbers in
-    a chunk's name and between them, and the byte order of values.
-    """
+    """One of the formats."""
 
-    attributes: str
-    array: str
-    prefix: str
-    separator: str
-    order: str
+    attributes: str  # file of a group's attributes
+    array: str  # file of an array's metadata
+    prefix: str  # in front of the numbers in a chunk's name
+    separator: str  # between these
+    order: str  # of the bytes of a value
 
 
 ZARR3 = Dialect("zarr.json", "zarr.json", "c/", "/", "<")
@@ -75,13 +73,8 @@ def _metadata(dialect: Dialect, dtype: np.dtype[Any], shape: Sequence[int], chun
     """Of an uncompressed array."""
     shape, chunk = [*shape], [*chunk]
     if dialect is N5:
-        compression = {"type": "raw"}
-        return {
-            "dimensions": shape[::-1],
-            "blockSize": chunk[::-1],
-            "dataType": dtype.name,
-            "compression": compression,
-        }
+        sizes = {"dimensions": shape[::-1], "blockSize": chunk[::-1]}
+        return {**sizes, "dataType": dtype.name, "compression": {"type": "raw"}}
     fill = np.zeros((), dtype).item()
     if dialect is ZARR2:
         rest = {"compressor": None, "fill_value": fill, "filters": None, "order": "C"}
@@ -100,11 +93,7 @@ def _metadata(dialect: Dialect, dtype: np.dtype[Any], shape: Sequence[int], chun
 
 
 def _layout(dialect: Dialect, file: Path, meta: Mapping[str, Any]) -> tuple[np.dtype[Any], list[int], list[int]]:
-    """Dtype of an array, its shape, and that of a chunk, which is cut along the first dimension alone.
-
-    Raises:
-        DataError: its metadata isn't what is written here.
-    """
+    """Dtype of an array, its shape, and that of a chunk; a DataError if its metadata isn't what is written here."""
     try:
         if dialect is N5:
             shape, chunk, dtype = meta["dimensions"][::-1], meta["blockSize"][::-1], meta["dataType"]
@@ -114,12 +103,8 @@ def _layout(dialect: Dialect, file: Path, meta: Mapping[str, Any]) -> tuple[np.d
             dtype = meta["dtype" if dialect is ZARR2 else "data_type"]
         found = np.dtype(dtype).newbyteorder(dialect.order)
         lengths = all(type(length) is int and length >= 0 for length in (*shape, *chunk)) and chunk[0] > 0
-        if (
-            lengths
-            and len(chunk) == len(shape)
-            and chunk[1:] == shape[1:]
-            and _metadata(dialect, found, shape, chunk) == meta
-        ):
+        rows_only = len(chunk) == len(shape) and chunk[1:] == shape[1:]  # cut along the first dimension
+        if lengths and rows_only and _metadata(dialect, found, shape, chunk) == meta:
             return found, shape, chunk
     except (LookupError, TypeError, ValueError, ArithmeticError):
         pass
@@ -192,10 +177,13 @@ class ZarrSource(ImportedSource):
                 with _reading(file.parent, "tensorstore"):
                     n5[name] = store.open(spec, open=True, read=True).result()
         names = ArrayNames([*found, *n5], str(self.config.root), self.config)
-        arrays = {name: _zarr_array(root / name, array) for name, array in found.items()}
+        arrays = {}
+        for name, array in found.items():
+            rows = array.chunks[0] if array.chunks else 1
+            arrays[name] = _stored(root / name, array, "zarr", np.dtype(array.dtype), rows)
         for name, array in _turned(n5, root, names.labels()).items():
             rows = array.chunk_layout.read_chunk.shape[0] if array.shape else 1
-            arrays[name] = _stored(root / name, array, "tensorstore", array.dtype.numpy_dtype, chunk_rows=rows)
+            arrays[name] = _stored(root / name, array, "tensorstore", array.dtype.numpy_dtype, rows)
         return contents_of(names, self.split, self.config, arrays.__getitem__)
 
 
@@ -227,15 +215,11 @@ def _open(dialect: Dialect, folder: Path, header: Mapping[str, Any], where: str)
 def _checked(path: Path, expected: int) -> Path:
     """A chunk's file, which has the expected size; zarr would read a missing one as zeros, which aren't images."""
     try:
-        size = path.stat().st_size
-    except PermissionError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}") from None
+        found = f"has {(size := path.stat().st_size):,} bytes"
     except OSError as error:
-        raise DataError(
-            f"{path} is missing ({error.strerror}); it should have {expected:,} bytes: put it back or convert again"
-        ) from None
+        size, found = -1, f"can't be read ({error.strerror})"
     if size != expected:
-        raise DataError(f"{path} has {size:,} bytes, it should have {expected:,}: put it back or convert again")
+        raise DataError(f"{path} {found}, it should have {expected:,} bytes: put it back or convert again")
     return path
 
 
@@ -262,18 +246,15 @@ def _write(dialect: Dialect, path: Path, dataset: Dataset, shard_bytes: int) -> 
     for split, records in dataset.splits.items():
         folder, collected, size = path / split, SplitColumns.of(dataset, path), records.num_bytes
         chunks = max(1, -(-size // min(shard_bytes, _CHUNK)))  # of nearly equal length: the last needs little padding
-        payload = _ChunkWriter(dialect, folder / "payload", np.dtype(np.uint8), [size], -(-size // chunks))
-        write_payload(records, collected, payload.append)
-        payload.close()
+        payload, rows = payload_of(records, collected), -(-size // chunks)
+        _write_array(dialect, folder / "payload", np.dtype(np.uint8), [size], rows, payload)
         columns = collected.columns()
         if "entropy" in columns and columns["entropy"].size > _LARGEST:
             columns = {name: values for name, values in columns.items() if name not in INDEXES}
         for name, values in columns.items():
-            dtype = values.dtype.newbyteorder(dialect.order)  # type: ignore[arg-type]
-            column = _ChunkWriter(dialect, folder / name, dtype, values.shape, len(values))
-            for start in range(0, values.size, _BLOCK):
-                column.append(values.reshape(-1)[start : start + _BLOCK].astype(dtype).tobytes())
-            column.close()
+            dtype, flat = values.dtype.newbyteorder(dialect.order), values.reshape(-1)  # type: ignore[arg-type]
+            blocks = (flat[at : at + _BLOCK].astype(dtype).tobytes() for at in range(0, flat.size, _BLOCK))
+            _write_array(dialect, folder / name, dtype, values.shape, len(values), blocks)
         header = dataset.header(collected.fingerprint(), collected.checksums())
         _write_group(dialect, folder, {HEADER: header, CHECKSUM: header_crc32c(header)})
 
@@ -287,51 +268,39 @@ def _write_group(dialect: Dialect, folder: Path, attributes: Mapping[str, Any]) 
     _write_json(folder / dialect.attributes, attributes)
 
 
-class _ChunkWriter:
-    """Writes an array's metadata, and spreads its bytes over its chunks of so many rows.
-
-    Raises:
-        DataError: the format doesn't allow chunks of this size.
-    """
-
-    def __init__(self, dialect: Dialect, folder: Path, dtype: np.dtype[Any], shape: Sequence[int], rows: int) -> None:
-        self._dialect, self._folder, self._shape = dialect, folder, [*shape]
-        self._chunk = [max(1, rows), *shape[1:]]
-        self._bytes = math.prod(self._chunk) * dtype.itemsize
-        if dialect is N5 and self._bytes > _LARGEST:
-            raise DataError(
-                f"{folder} would take {self._bytes:,} bytes in one block, n5 allows {_LARGEST:,}; choose another format"
-            )
-        self._file: BinaryIO | None = None
-        self._number = self._room = 0
-        _write_json(folder / dialect.array, _metadata(dialect, dtype, self._shape, self._chunk))
-
-    def append(self, data: Encoded) -> None:
-        """Append bytes, to one chunk or to several."""
+def _write_array(
+    dialect: Dialect,
+    folder: Path,
+    dtype: np.dtype[Any],
+    shape: Sequence[int],
+    rows: int,
+    values: Iterable[Encoded],
+) -> None:
+    """An array's metadata, and its bytes in chunks of so many rows; a DataError if the format allows none of these."""
+    chunk = [max(1, rows), *shape[1:]]
+    size = math.prod(chunk) * dtype.itemsize
+    if dialect is N5 and size > _LARGEST:
+        raise DataError(f"{folder} would take {size:,} bytes in a block, n5 allows {_LARGEST:,}; use another format")
+    _write_json(folder / dialect.array, _metadata(dialect, dtype, shape, chunk))
+    file: BinaryIO | None = None
+    room = number = 0
+    for data in values:
         rest = memoryview(data)
         while rest:
-            file = self._file if self._room and self._file else self._next()
-            written = file.write(rest[: self._room])
-            self._room -= written
-            rest = rest[written:]
-
-    def _next(self) -> BinaryIO:
-        if self._file is not None:
-            self._file.close()
-        path = _chunk_path(self._dialect, self._folder, self._number, len(self._shape))
-        path.parent.mkdir(exist_ok=True, parents=True)
-        self._file = path.open("xb")
-        rows = min(self._chunk[0], self._shape[0] - self._number * self._chunk[0])
-        self._file.write(_chunk_header(self._dialect, [rows, *self._shape[1:]]))
-        self._room, self._number = self._bytes, self._number + 1
-        return self._file
-
-    def close(self) -> None:
-        """Close the last chunk, padded to the length of the others if the format requires it; zeros take no space."""
-        if self._file is not None:
-            with self._file:
-                if self._dialect is not N5:
-                    self._file.truncate(self._bytes)
+            if not room or file is None:
+                if file is not None:
+                    file.close()
+                path = _chunk_path(dialect, folder, number, len(shape))
+                path.parent.mkdir(exist_ok=True, parents=True)
+                file = path.open("xb")
+                file.write(_chunk_header(dialect, [min(chunk[0], shape[0] - number * chunk[0]), *shape[1:]]))
+                room, number = size, number + 1
+            written = file.write(rest[:room])
+            room, rest = room - written, rest[written:]
+    if file is not None:
+        with file:
+            if dialect is not N5:  # the last chunk is as long as the others; zeros take no space
+                file.truncate(size)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -389,7 +358,7 @@ def _reading(path: Path, package: str) -> Iterator[None]:
         raise DataError(f"{path} can't be read by {package}: {reason(error)[:200]}; get it again") from None
 
 
-def _stored(path: Path, array: Any, package: str, dtype: np.dtype[Any], **options: Any) -> StoredArray:
+def _stored(path: Path, array: Any, package: str, dtype: np.dtype[Any], chunk_rows: int) -> StoredArray:
     shape = tuple(array.shape)
 
     def blocks(rows: int) -> Iterator[NDArray[Any]]:
@@ -398,21 +367,7 @@ def _stored(path: Path, array: Any, package: str, dtype: np.dtype[Any], **option
                 found = np.asarray(array[start : min(start + rows, shape[0])])
             yield found.astype(object) if found.dtype.kind == "T" else found
 
-    return StoredArray(str(path), shape, dtype, blocks, **options)
-
-
-def _zarr_array(path: Path, array: Any) -> StoredArray:
-    def check_written() -> None:
-        with _reading(path, "zarr"):
-            there, needed = array.nchunks_initialized, array.nchunks
-        if there < needed and array.ndim > 1:  # of labels, zarr leaves out chunks of zeros as a rule
-            warn(
-                f"{path}: {there:,} of {needed:,} chunks are there, the others are black images; if they aren't meant "
-                "to be, get or write them again"
-            )
-
-    rows = array.chunks[0] if array.chunks else 1
-    return _stored(path, array, "zarr", np.dtype(array.dtype), chunk_rows=rows, check_written=check_written)
+    return StoredArray(str(path), shape, dtype, blocks, chunk_rows)
 
 
 def _turned(arrays: Mapping[str, Any], root: Path, labels: Sequence[str]) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,8 +158,8 @@ def check_header_crc32c(header: Any, checksum: Any, where: str) -> dict[str, Any
     return checked
 
 
-def write_payload(records: Records, columns: SplitColumns, append: Callable[[Encoded], object]) -> None:
-    """Add all records to `columns`, and append their images.
+def payload_of(records: Records, columns: SplitColumns) -> Iterator[Encoded]:
+    """The images of all records, which are added to `columns`.
 
     Raises:
         ValueError: the images don't have `records.num_bytes`, for which the arrays were laid out.
@@ -169,6 +169,6 @@ def write_payload(records: Records, columns: SplitColumns, append: Callable[[Enc
         columns.add_record(record)
         if columns.num_bytes > expected:
             break
-        append(record.data)
+        yield record.data
     if columns.num_bytes != expected:
         raise ValueError(f"records should have {expected:,} bytes, got {columns.num_bytes:,} or more")

@@ -103,7 +103,7 @@ def test_missing_or_cut_chunk(path: Path, name: str) -> None:
         with pytest.raises(DataError, match=f"^{file} has {len(data) - 1} bytes, .*{fix}"):
             open_source("zarr", path)
         file.unlink()
-        with pytest.raises(DataError, match=rf"^{file} is missing \(No such file or directory\); .*{fix}"):
+        with pytest.raises(DataError, match=rf"^{file} can't be read \(No such file or directory\), .*{fix}"):
             open_source("zarr", path)
         file.write_bytes(data)
 
@@ -156,7 +156,7 @@ def test_what_can_not_be_mapped(tmp_path: Path) -> None:
 def test_a_length_is_not_believed(path: Path, name: str) -> None:
     for found in (10**18, 10**4000):
         edit(path / "train" / "payload" / META[name][1], lambda meta: meta.update({SHAPES[name]: [found]}))  # noqa: B023
-        with pytest.raises(DataError, match=r"/train/payload/.* is missing .*: put it back or convert again$"):
+        with pytest.raises(DataError, match=r"/train/payload/.* can't be read .*: put it back or convert again$"):
             open_source("zarr", path)
 
 
