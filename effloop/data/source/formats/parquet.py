@@ -25,7 +25,7 @@ from effloop.data.image.mask import NO_DIGEST, decode_mask, encode_mask, largest
 from effloop.data.source.base import WHOLE, Kind, NoSplitError, printable, sources
 from effloop.data.source.formats import parquet_files
 from effloop.data.source.formats.arrays import Learned, infer_targets
-from effloop.data.source.formats.parquet_files import FEATURES, Table, holds_images, names_in, names_in_card
+from effloop.data.source.formats.parquet_files import FEATURES, Table, holds_images, names_in
 from effloop.data.source.masks import in_parallel
 from effloop.data.source.root import CARD, expand_root
 from effloop.data.source.storage.checksum import crc32c
@@ -62,8 +62,8 @@ class ParquetConfig(PackedConfig):
         image: the column of encoded images; null is image, or the only one that there is.
         label: the column of targets: classes as numbers or text, lists of them, or floats; null is label, labels,
             class or target, or the only one whose classes are named.
-        classes: names of the classes, in the order of their labels; null takes those in the files, in README.md or in
-            classes.txt, or else the texts, sorted, or the numbers themselves.
+        classes: names of the classes, in the order of their labels; null takes those in the files or in classes.txt,
+            or else the texts, sorted, or the numbers themselves.
         mask: the column of masks, where these are the targets; null is mask, masks, annotation, annotations or
             segmentation, where there is no column of other targets.
         subset: which of several datasets in a folder is read: a `config_name` of its README.md, or a folder.
@@ -225,18 +225,10 @@ class ParquetSource(IndexedSource, ImportedSource):
         return not bool((found[1:] == found[:-1]).any())
 
     def _given_names(self, table: Table, label: str | None) -> list[str] | None:
-        """The classes by the config, README.md, the file or classes.txt; None if nothing names them."""
+        """The classes by the config, the file or classes.txt; None if nothing names them."""
         root = self.base()
-        if self.config.classes is not None:
-            return self.config.classes
-        if not root.is_dir():
-            return names_in(table.features.get(label))
-        subset = parquet_files.subset_of(root, self.config.subset)
-        return (
-            names_in_card(parquet_files.card(root), label, subset)
-            or names_in(table.features.get(label))
-            or read_names(root)
-        )
+        beside = read_names(root) if root.is_dir() else None
+        return self.config.classes or names_in(table.features.get(label)) or beside
 
 
 def _seen(numbered: tuple[int, Sequence[Any]]) -> tuple[bytes, Encoded, int]:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.image.header import extension
 from effloop.data.source.base import WHOLE
 from effloop.data.source.root import CARD
 from effloop.data.source.storage.indexed import check_complete, find_shards
@@ -35,13 +34,7 @@ _BUFFERED = 1 << 20  # bytes of a column that are read at a time, instead of all
 
 
 def find_files(root: Path, split: str, splits: set[str], subset: str | None) -> list[Path]:
-    """The files of a split, in order; empty if there are none.
-
-    Args:
-        root: the dataset's folder.
-        split: whose files are asked for; `WHOLE` is all of them.
-        splits: names of all splits that may be there.
-        subset: `data.subset`.
+    """The files of a split, in order, or of all for `WHOLE`; empty if there are none. `splits` may be there.
 
     Raises:
         ConfigError: there is no such subset, or one has to be chosen.
@@ -80,25 +73,9 @@ def patterns(root: Path, subset: str | None) -> list[str] | None:
     return [*_paths(_chosen(named, root, subset))] if named else None
 
 
-def subset_of(root: Path, subset: str | None) -> str | None:
-    """The name of the subset that is read, where README.md has several; None where it needs none."""
-    if subset is not None or len(_configs(root)) < 2:
-        return subset
-    named = _configs(root, there=True)
-    return str(_chosen(named, root, None).get("config_name", "default")) if named else None
-
-
-def card(root: Path) -> Mapping[str, Any]:
-    """The YAML at the beginning of `ROOT/README.md`; empty if there is none, or none that can be read."""
-    path = root / CARD
-    if not path.is_file():
-        return {}
-    status = path.stat()
-    return _card(path, status.st_size, status.st_mtime_ns)
-
-
 @lru_cache(maxsize=16)
 def _card(path: Path, size: int, mtime_ns: int) -> Mapping[str, Any]:
+    """The YAML at the beginning of README.md; empty if there is none that can be read."""
     del size, mtime_ns  # which card it is
     with open(path, encoding="utf-8", errors="replace") as file:
         before, _, rest = file.read(MOST_YAML).partition("---\n")
@@ -112,7 +89,9 @@ def _card(path: Path, size: int, mtime_ns: int) -> Mapping[str, Any]:
 
 def _configs(root: Path, *, there: bool = False) -> list[Mapping[str, Any]]:
     """The subsets that README.md lists with files; of which some are here."""
-    found = card(root).get("configs")
+    path = root / CARD
+    status = path.stat() if path.is_file() else None
+    found = _card(path, status.st_size, status.st_mtime_ns).get("configs") if status else None
     named = [each for each in found if isinstance(each, dict) and [*_paths(each)]] if isinstance(found, list) else []
     return [each for each in named if not there or any(True for _ in _files(root, each, None))]
 
@@ -161,24 +140,20 @@ def _paths(config: Mapping[str, Any], split: str | None = None) -> Iterator[str]
 
 
 def holds_images(path: Path) -> bool:
-    """Whether a parquet file has a column of encoded images, rather than of their paths.
+    """Whether a parquet file has a column of bytes: images, where paths would be text.
 
     Raises:
         ConfigError: pyarrow is missing.
     """
     try:
         with Table(path) as table:
-            return any(table.begins_image(name) for name in table.images_in())
+            return bool(table.images_in())
     except DataError:
         return False
 
 
 class Table:
-    """A file, and which of its columns are images and targets.
-
-    Args:
-        path: of it.
-        image, label, mask: names of its columns, as of `ParquetConfig`.
+    """A file, and which of its columns are images and targets; `image`, `label`, `mask` are those of `ParquetConfig`.
 
     Raises:
         ConfigError: pyarrow is missing.
@@ -236,16 +211,6 @@ class Table:
                 found.append(name)
         return found
 
-    def begins_image(self, column: str) -> bool:
-        """Whether a column of `images_in` has images: it is a structure, or its first value begins as an image does."""
-        if self._is_struct(column):
-            return True
-        first = next(self._parts([column]), ([], []))[0]
-        try:
-            return bool(first and first[0] and extension(first[0]))
-        except DataError:
-            return False
-
     def image(self) -> str:
         """The column of images: `data.image`, or `image`, or the only one but masks."""
         found = self.images_in()
@@ -257,11 +222,7 @@ class Table:
         raise self._lacking("image", "images", found)
 
     def mask(self) -> str | None:
-        """The column of masks, where these are the targets; None where they are labels.
-
-        Raises:
-            DataError: there is neither.
-        """
+        """The column of masks, where these are the targets; None where they are labels, a DataError without any."""
         found = self.images_in()
         if self._mask is not None:
             return self._named("mask", self._mask, found, "images")
@@ -282,13 +243,8 @@ class Table:
         return next((name for name in LABEL if name in others), named[0] if len(named) == 1 else None)
 
     def _named(self, key: str, name: str, allowed: Sequence[str], what: str) -> str:
-        if name not in self.names:
-            raise DataError(f"data.{key}: {self.path} has no column '{name}'; {choices(name, self.names)}")
         if name not in allowed:
-            raise DataError(
-                f"data.{key}: the column '{name}' of {self.path} holds no {what}, it is "
-                f"{self._schema.field(name).type}; {choices(name, allowed)}"
-            )
+            raise DataError(f"data.{key}: {self.path} has no column '{name}' of {what}; {choices(name, allowed)}")
         return name
 
     def _lacking(self, key: str, what: str, found: Sequence[str]) -> DataError:
@@ -296,10 +252,8 @@ class Table:
         return DataError(f"{self.path} has no column '{key}' of {what}; {have}: set data=parquet data.{key}=COLUMN")
 
     def values(self, column: str) -> NDArray[Any]:
-        """A column of targets: (N,) integers, floats or texts, (N, K) floats, or (N,) lists of integers or texts.
-
-        Raises:
-            DataError: it holds anything else, or nothing in a row.
+        """A column of targets: (N,) integers, floats or texts, (N, K) floats, or (N,) lists of integers or texts; a
+        DataError if it holds anything else, or nothing in a row.
         """
         types = self._arrow.types
         with self._reading():
@@ -315,21 +269,17 @@ class Table:
                 "of lists of these"
             )
         if found.null_count or inner.null_count:
-            row = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False))) if found.null_count else 0
+            row = max(0, found.is_null().index(True).as_py())
             raise DataError(f"{self.path}: row {row:,} has nothing in the column '{column}'; label it, or leave it out")
-        values = inner.to_numpy(zero_copy_only=False)
-        values = values.astype(np.int64) if is_number else values
         if not is_list:
-            return np.asarray(values)
-        ends = np.cumsum(found.value_lengths().to_numpy(zero_copy_only=False)) if len(found) else np.empty(0, int)
-        if values.dtype.kind == "f":
-            if len(values) % max(1, len(ends)) or (np.diff(ends, prepend=0) != len(values) // max(1, len(ends))).any():
-                raise DataError(f"{self.path}: the lists in the column '{column}' have different lengths; correct them")
-            return np.asarray(values.reshape(len(ends), -1))
-        lists = np.empty(len(ends), object)
-        for row, each in enumerate(np.split(values, ends[:-1])):
-            lists[row] = each.tolist()
-        return lists
+            values = inner.to_numpy(zero_copy_only=False)
+            return np.asarray(values.astype(np.int64) if is_number else values)
+        lists = found.to_pylist()
+        if not types.is_floating(inner.type):
+            return np.fromiter(lists, object, len(lists))
+        if len({*map(len, lists)}) > 1:
+            raise DataError(f"{self.path}: the lists in the column '{column}' have different lengths; correct them")
+        return np.array(lists).reshape(len(lists), -1)
 
     def _parts(self, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
         """Of some rows, the values of each column; of a structure, its bytes. `image.path` is a part of `image`."""
@@ -345,10 +295,8 @@ class Table:
                 yield found
 
     def images(self, mask: str | None = None) -> Iterator[tuple[bytes, str | None, bytes | None]]:
-        """Each row's image, the path that is stored with it, and what is in the column `mask`.
-
-        Raises:
-            DataError: an image isn't in the file.
+        """Each row's image, the path that is stored with it, and what is in the column `mask`; a DataError where there
+        is none.
         """
         column, row, has_paths = self.image(), 0, self._has_paths()
         data_in = f"{column}.bytes" if self._is_struct(column) else column
@@ -375,30 +323,13 @@ class Table:
 
 
 def names_in(feature: Any) -> list[str] | None:
-    """The classes of a feature, or of what is in its list, as `datasets` describes it in files and README.md."""
-    if isinstance(feature, list):  # as older releases write a list
-        return names_in(feature[0]) if len(feature) == 1 else None
-    if not isinstance(feature, dict):
-        return None
-    label = feature if feature.get("_type") == "ClassLabel" else feature.get("class_label")
-    if not isinstance(label, dict):
-        inner = (feature[key] for key in ("feature", "dtype", "list", "sequence") if key in feature)
-        return names_in(next(inner, None))
-    names = label.get("names")
-    if isinstance(names, dict):  # by their numbers, in whatever order these are
-        by_number = {str(number): name for number, name in names.items()}
-        names = [by_number.get(str(number)) for number in range(len(by_number))]
-    if not isinstance(names, list) or not names or not all(isinstance(name, str | int) for name in names):
-        return None
-    return [*map(str, names)]
-
-
-def names_in_card(card: Mapping[str, Any], column: str | None, subset: str | None) -> list[str] | None:
-    """The classes of a column by the YAML of README.md; None if it names none, or other ones for another subset."""
-    info = card.get("dataset_info")
-    infos = [each for each in (info if isinstance(info, list) else [info]) if isinstance(each, dict)]
-    if subset is not None:
-        infos = [each for each in infos if each.get("config_name", "default") == subset]
-    features = [each for one in infos for each in one.get("features") or () if isinstance(each, dict)]
-    found = [names_in(feature) for feature in features if feature.get("name") == column]
-    return found[0] if found and all(names == found[0] for names in found) else None
+    """The classes of a feature, or of what is in its list, as `datasets` describes it in files."""
+    while True:
+        if isinstance(feature, list) and len(feature) == 1:  # as older releases write a list
+            feature = feature[0]
+        elif isinstance(feature, dict) and "feature" in feature:
+            feature = feature["feature"]
+        else:
+            break
+    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    return [*names] if isinstance(names, list) and names and all(isinstance(name, str) for name in names) else None
