@@ -5,7 +5,7 @@ the list of those that `on_error=skip` did without.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -37,49 +37,6 @@ class OnBad(Enum):
 _ATTEMPTS = 100
 _INSTEAD = 7  # purpose of a key
 _REPLACES = 1 << 22  # of the 23 bits from `REPEAT` on: one that no repeat within an epoch reaches
-
-
-def fill_each(
-    ids: Sequence[int],
-    at: int,
-    load: Callable[[int, int], None],
-    name: Callable[[int], str],
-    draw: Callable[[int], Iterable[int]],
-) -> list[Skipped]:
-    """Load samples one by one; for one that can't be loaded, the first of others that can.
-
-    Args:
-        ids: numbers of samples in a request.
-        at: the row of the first sample.
-        load: (number, row): loads a sample into its row; raises DataError.
-        name: number -> what identifies it in messages.
-        draw: number -> the samples that may take its place; none leaves it out.
-
-    Raises:
-        DataError: none of several others can be loaded, either.
-    """
-    found = []
-    for row, number in enumerate(ids, at):
-        if (error := _error(load, number, row)) is None:
-            continue
-        others = list(draw(number))
-        instead = next((each for each in others if _error(load, each, row) is None), None)
-        if others and instead is None:
-            raise DataError(
-                f"{error}; on_error=skip drew {len(others)} samples to take its place, and none can be loaded, either: "
-                "check data.root"
-            ) from error
-        called = name(number)
-        found.append(Skipped(row, number, called, str(error).removeprefix(f"{called} "), instead))
-    return found
-
-
-def _error(load: Callable[[int, int], None], number: int, row: int) -> DataError | None:
-    try:
-        load(number, row)
-    except DataError as error:
-        return error
-    return None
 
 
 def drawn_instead(seed: int, epoch: int, num_samples: int, number: int) -> list[int]:

@@ -79,20 +79,15 @@ class MaskPlan(Plan):
     def read(self, ids: NDArray[np.int64]) -> Read:
         encoded, infos = super().read(ids)
         masked = []
-        try:
-            for sample, info in zip(without_repeats(ids).tolist(), infos, strict=True):
-                in_progress.begin(sample)
-                masked.append(MaskedInfo(info, self.source.read_mask(sample), info.height, info.width))
-        except Exception as error:
-            self._reraise(sample, error)
-        finally:
-            in_progress.end()
+        for sample, info in zip(without_repeats(ids).tolist(), infos, strict=True):
+            in_progress.begin(sample)
+            masked.append(MaskedInfo(info, self.source.read_mask(sample), info.height, info.width))
         return encoded, masked
 
-    def _decode_rows(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int) -> None:
+    def _decode_rows(self, prepared: Prepared, images: Tensor, at: int) -> None:
         rows, masks = self.output.pixels(images), masks_of(images).numpy()
-        for number in range(start, stop):
-            in_progress.begin(int(prepared.ids[number]))
+        for number, sample in enumerate(prepared.ids.tolist()):
+            in_progress.begin(sample)
             self._load_one(prepared, number, rows[at + number], masks[at + number])
 
     def _load_one(self, prepared: Prepared, number: int, out: NDArray[np.uint8], out_mask: Mask) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +15,10 @@ from torch import Tensor
 from effloop.batch import Batch, Skipped
 from effloop.data.augment import Augment
 from effloop.data.augment.base import Draws
-from effloop.data.bad import OnBad, drawn_instead, fill_each
+from effloop.data.bad import OnBad, drawn_instead
 from effloop.data.decode import Decoder
 from effloop.data.decode.base import ImageInfo, Resizes
 from effloop.data.image.encoded import EncodedImages, Headers
-from effloop.data.image.header import Encoded
 from effloop.data.in_progress import in_progress
 from effloop.data.order import SAMPLE, BatchRequest, Order, without_repeats
 from effloop.data.output import Output
@@ -49,14 +46,6 @@ class Prepared:
     encoded: EncodedImages
     infos: Sequence[ImageInfo]
     draws: Draws
-
-
-def joined(parts: Sequence[Read]) -> Read:
-    """What was read run by run, as if at once."""
-    infos = [part[1] for part in parts]
-    headers = [each for each in infos if isinstance(each, Headers)]
-    together = Headers.joined(headers) if len(headers) == len(infos) else list(chain.from_iterable(infos))
-    return EncodedImages.joined([part[0] for part in parts]), together
 
 
 def sizes_of(infos: Sequence[ImageInfo]) -> NDArray[np.int64]:
@@ -220,139 +209,108 @@ class Plan:
         ids = request.ids[start : min(stop, request.filled)]
         try:
             if len(ids):
-                self.decode(self.prepare(request.epoch, ids), images, 0, len(ids), at=start)
-        except DataError:
-            if self.on_bad is OnBad.fail:
-                raise
-            return self._fill_each(request.epoch, ids, images, start)
+                self.decode(self.prepare(request.epoch, ids), images, start)
+        except Exception:  # of any of them
+            found = [self._fill_one(request.epoch, each, images, row) for row, each in enumerate(ids.tolist(), start)]
+            return [skipped for skipped in found if skipped]
         return []
 
-    def _fill_each(self, epoch: int, ids: NDArray[np.int64], images: Tensor, start: int) -> list[Skipped]:
-        """`fill`, sample by sample, with others in the places of those that can't be loaded, or none."""
+    def _fill_one(self, epoch: int, number: int, images: Tensor, row: int) -> Skipped | None:
+        """Load a sample into its row, or by `on_bad` another one, or none; raises as `fill`."""
+        bad = self._failure(epoch, number, images, row)
+        if bad is None:
+            return None
+        if self.on_bad is OnBad.fail:
+            raise bad
+        name, instead = self.source.name(number & SAMPLE), None
+        if self.on_bad is OnBad.leave_out:
+            self.leave_out(images, row, row + 1)
+        else:
+            others = drawn_instead(self.seed, epoch, self.order.num_samples, number)
+            instead = next((each for each in others if self._failure(epoch, each, images, row) is None), None)
+            if instead is None:
+                raise DataError(
+                    f"{bad}; on_error=skip drew {len(others)} samples to take its place, and none can be loaded, "
+                    "either: check data.root"
+                ) from bad
+        return Skipped(row, number, name, str(bad).removeprefix(f"{name} "), instead)
 
-        def load(number: int, row: int) -> None:
-            self.decode(self.prepare(epoch, np.array([number])), images, 0, 1, at=row)
-
-        def name(number: int) -> str:
-            return self.source.name(number & SAMPLE)
-
-        draw = partial(drawn_instead, self.seed, epoch, self.order.num_samples)
-        found = fill_each(ids.tolist(), start, load, name, draw if self.on_bad is OnBad.replace else lambda _: ())
-        for each in found:
-            if each.instead is None:
-                self.leave_out(images, each.row, each.row + 1)
-        return found
+    def _failure(self, epoch: int, number: int, images: Tensor, row: int) -> DataError | None:
+        """Load a sample into a row; returns what is wrong with it, with its name."""
+        try:
+            with self.error_context(number & SAMPLE):
+                self.decode(self.prepare(epoch, np.array([number])), images, row)
+        except DataError as error:
+            return error
+        return None
 
     def prepare(self, epoch: int, ids: NDArray[np.int64]) -> Prepared:
-        """`read`, then `draw`: all that comes before decoding, for (N,) samples of an epoch."""
-        return self.draw(epoch, ids, *self.read(ids))
+        """Read (N,) samples, and draw their crops, flips and keys of an epoch: all that comes before decoding.
+
+        The more at once the better: drawing takes 50 µs for 64 samples, holding the GIL, and 40 for 8.
+
+        Raises:
+            DataError: a sample can't be read, or its image is too small for a crop; `fill` finds out which.
+        """
+        try:
+            encoded, infos = self.read(ids)
+        finally:
+            in_progress.end()
+        try:
+            draws = self.augment.draw(self.keys(epoch, ids), sizes_of(infos))
+        except ConfigError as error:
+            raise DataError(f"can't be augmented: {error}") from error
+        return Prepared(without_repeats(ids), encoded, infos, draws)
 
     def read(self, ids: NDArray[np.int64]) -> Read:
-        """Read encoded images and their headers.
-
-        Raises:
-            DataError: a sample can't be read; the message names it.
-        """
+        """Read encoded images and their headers; raises as `prepare`."""
         samples = without_repeats(ids)
         self.source.will_need(samples.tolist())
-        try:
-            in_progress.begin_run(samples)
-            images = self.source.read_run(samples)
-            infos = self.decoder.read_infos(images)
-            if self.decoder.uses_indexes and (indexes := self.source.entropy_indexes(samples, images)) is not None:
-                infos = self.decoder.with_indexes(infos, indexes)
-        except Exception:
-            return self._read_each(samples.tolist())  # which knows the sample that an error is about
-        finally:
-            in_progress.end()
+        in_progress.begin_run(samples)
+        images = self.source.read_run(samples)
+        infos = self.decoder.read_infos(images)
+        if self.decoder.uses_indexes and (indexes := self.source.entropy_indexes(samples, images)) is not None:
+            infos = self.decoder.with_indexes(infos, indexes)
         return images, infos
-
-    def _read_each(self, samples: list[int]) -> Read:
-        """`read`, sample by sample."""
-        encoded: list[Encoded] = []
-        infos: list[ImageInfo] = []
-        try:
-            for sample in samples:
-                in_progress.begin(sample)
-                encoded.append(self.source.read(sample))
-                infos.append(self._info(sample, encoded[-1]))
-        except Exception as error:
-            self._reraise(sample, error)
-        finally:
-            in_progress.end()
-        return EncodedImages.of(encoded), infos
-
-    def _info(self, sample: int, data: Encoded) -> ImageInfo:
-        """What the decoder needs of a sample's header, and its entropy index, where that is known and of use."""
-        index = self.source.entropy_index(sample, data) if self.decoder.uses_indexes else None
-        info = self.decoder.read_info(data)
-        return info if index is None else self.decoder.with_index(info, index)
-
-    def draw(self, epoch: int, ids: NDArray[np.int64], encoded: EncodedImages, infos: Sequence[ImageInfo]) -> Prepared:
-        """Draw crops, flips and keys of samples in an epoch, for all of them at once.
-
-        The more at once the better: 50 µs for 64 samples, holding the GIL, and 40 for 8.
-
-        Raises:
-            DataError: an image is too small for a crop; the message names it.
-        """
-        sizes, keys = sizes_of(infos), self.keys(epoch, ids)
-        try:
-            return Prepared(without_repeats(ids), encoded, infos, self.augment.draw(keys, sizes))
-        except ConfigError:
-            for row, sample in enumerate(without_repeats(ids).tolist()):
-                try:
-                    self.augment.draw(keys[row : row + 1], sizes[row : row + 1])
-                except ConfigError as error:
-                    self._reraise(sample, DataError(f"can't be augmented: {error}"))
-            raise
 
     def keys(self, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.uint64]:
         """(N,) ids of a request -> (N,) uint64 keys of these samples' random numbers in this epoch."""
         return sample_keys(self.seed, epoch, ids)
 
-    def decode(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int = 0) -> None:
-        """Decode the prepared samples `start` to `stop`, and augment them into rows of a batch.
+    def decode(self, prepared: Prepared, images: Tensor, at: int) -> None:
+        """Decode the prepared samples, whose bytes are dropped then, and augment them into rows of a batch.
 
         Args:
-            prepared: from `prepare` or `draw`; each image's bytes are dropped once it is decoded.
+            prepared: from `prepare`.
             images: (B, C, H, W), as `empty_batch` made it; written.
-            start: the first sample.
-            stop: one past the last.
-            at: the row of the first prepared sample.
+            at: the row of the first sample.
 
         Raises:
-            DataError: a sample can't be decoded; the message names it.
+            DataError: a sample can't be decoded; `fill` finds out which.
         """
         threads = set_own_threads(1)  # engines have their own, and no sum may depend on their number
         try:
-            if start < stop:
-                in_progress.begin(int(prepared.ids[start]))
-                self._decode_rows(prepared, images, start, stop, at=at)
-            prepared.encoded.drop(start, stop)
-            self.output.finish(images, at + start, at + stop)
-        except Exception as error:
-            self._reraise(in_progress.sample(), error)
+            self._decode_rows(prepared, images, at)
+            prepared.encoded.drop(0, len(prepared.ids))
+            self.output.finish(images, at, at + len(prepared.ids))
         finally:
             in_progress.end()
             set_own_threads(threads)
 
-    def _decode_rows(self, prepared: Prepared, images: Tensor, start: int, stop: int, *, at: int) -> None:
-        """`decode` of at least one sample; `in_progress` then names the sample that an exception is about."""
-        rows = self.output.pixels(images)[at + start : at + stop]
-        done = np.zeros(stop - start, np.bool_)
+    def _decode_rows(self, prepared: Prepared, images: Tensor, at: int) -> None:
+        count, draws = len(prepared.ids), prepared.draws
+        rows = self.output.pixels(images)[at : at + count]
+        done = np.zeros(count, np.bool_)
         if self.augment.fast_path:  # all of them in one call of C code, but for those that it leaves
-            in_progress.begin_run(prepared.ids[start:stop])
-            flips = prepared.draws.flips[start:stop]
-            wanted = Resizes(prepared.draws.boxes[start:stop], flips, self.augment.at_least, rows)
-            done = self.decoder.decode_resized(prepared.encoded, prepared.infos, slice(start, stop), wanted)
-        for row in range(len(done)) if self.augment.has_rest else np.flatnonzero(~done).tolist():
-            number = start + row
-            in_progress.begin(int(prepared.ids[number]))
+            in_progress.begin_run(prepared.ids)
+            wanted = Resizes(draws.boxes, draws.flips, self.augment.at_least, rows)
+            done = self.decoder.decode_resized(prepared.encoded, prepared.infos, slice(0, count), wanted)
+        for row in range(count) if self.augment.has_rest else np.flatnonzero(~done).tolist():
+            in_progress.begin(int(prepared.ids[row]))
             if done[row]:
-                self.augment.apply_rest(prepared.draws, number, rows[row])
+                self.augment.apply_rest(draws, row, rows[row])
             else:
-                self._decode_one(prepared, rows[row], number)
+                self._decode_one(prepared, rows[row], row)
 
     def _decode_one(self, prepared: Prepared, out: NDArray[np.uint8], number: int) -> None:
         """Decode and augment one sample, whose bytes are dropped before that of the next one."""
@@ -367,15 +325,12 @@ class Plan:
         try:
             yield
         except Exception as error:
-            self._reraise(sample, error)
-
-    def _reraise(self, sample: int, error: Exception) -> NoReturn:
-        name = self.source.name(sample)
-        if isinstance(error, DataError):
-            raise DataError(f"{name} {error}") from error
-        if isinstance(error, MemoryError):
-            raise ConfigError(
-                f"{name} can't be loaded: out of memory; set num_workers, batch_size or engine.prefetch lower"
-            ) from error
-        error.add_note(f"while {name} was loaded")
-        raise error
+            name = self.source.name(sample)
+            if isinstance(error, DataError):
+                raise DataError(f"{name} {error}") from error
+            if isinstance(error, MemoryError):
+                raise ConfigError(
+                    f"{name} can't be loaded: out of memory; set num_workers, batch_size or engine.prefetch lower"
+                ) from error
+            error.add_note(f"while {name} was loaded")
+            raise

@@ -364,7 +364,7 @@ def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> 
     in_loop = 1 if loader.plan.output.dtype == torch.uint8 else 2  # the model still has one
     slots = config.engine.host_batches(parallel.device.type) if workers else in_loop
     samples = _image_bytes(loader)
-    own = 2 * count * max(kept for kept, _ in samples) + max(1, workers) * max(decoded for _, decoded in samples)
+    own = count * max(kept for kept, _ in samples) + max(1, workers) * max(decoded for _, decoded in samples)
     batch = {name: each.nbytes for name, each in host_batch(loader).items()}
     masks = batch.pop("targets") if _has_masks(loader) else 0
     form = f"{slots} x {count} images of {loader.plan.augment.size} pixels, {_name(loader.plan.output.dtype)}"

@@ -57,7 +57,7 @@ class RunLengthConfig(EngineConfig):
 
     Attributes:
         run_length: samples that a worker takes at a time. null is its share of a batch, from 4 to 32:
-            processes draw crops run by run, which takes 10 µs per sample in a run of 8, 2.7 in one of 32.
+            crops are drawn run by run, which takes 10 µs per sample in a run of 8, 2.7 in one of 32.
     """
 
     run_length: int | None = None

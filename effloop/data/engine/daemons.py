@@ -60,14 +60,6 @@ class Patience:
                 f"the run ends after {self.timeout_s:g} s (engine.timeout_s)"
             )
 
-    def wait(self, future: Future[Any]) -> None:
-        """Wait until a future has a result or an exception; raises as `check`."""
-        while not future.done():
-            with suppress(TimeoutError):
-                future.exception(_STEP_S)
-            if not future.done():
-                self.check()
-
 
 def at_work(source: Source, workers: Sequence[str], samples: Sequence[int]) -> str:
     """Workers in words: each with its sample, or -1 for none."""
@@ -117,29 +109,35 @@ class DaemonThreads:
         self._calls.put((future, call, args, kwargs))
         return future
 
-    def wait(self, future: Future[Any], timeout_s: float, source: Source) -> None:
-        """Wait until a future has a result or an exception.
+    def result(self, future: Future[T], timeout_s: float, source: Source) -> T:
+        """The result of a call, once it has ended.
 
         Args:
-            future: of a call, or of what calls do.
+            future: from `submit`.
             timeout_s: how long no thread may begin or end a sample.
             source: of the samples.
 
         Raises:
             WorkerError: longer; what hangs is left to the end of the process.
         """
-        idents = [thread.ident or 0 for thread in self.threads]
-        names = [f"thread {number} of {len(idents)}" for number in range(len(idents))]
-        patience = Patience(
-            timeout_s,
-            lambda: in_progress.of(idents),
-            lambda: at_work(source, names, in_progress.of(idents)),
-        )
-        try:
-            patience.wait(future)
-        except WorkerError:
-            self.close(0)
-            raise
+        if not future.done():
+            idents = [thread.ident or 0 for thread in self.threads]
+            names = [f"thread {number} of {len(idents)}" for number in range(len(idents))]
+            patience = Patience(
+                timeout_s,
+                lambda: in_progress.of(idents),
+                lambda: at_work(source, names, in_progress.of(idents)),
+            )
+            try:
+                while not future.done():
+                    with suppress(TimeoutError):
+                        future.exception(_STEP_S)
+                    if not future.done():
+                        patience.check()
+            except WorkerError:
+                self.close(0)
+                raise
+        return future.result()
 
     def close(self, grace_s: float = GRACE_S) -> None:
         """Drop what no thread has begun, and wait for what they have begun, but not longer than this."""
@@ -151,11 +149,14 @@ class DaemonThreads:
 def _run(calls: _Calls) -> None:
     while (item := calls.get()) is not None:
         future, call, args, kwargs = item
+        result = error = None
         try:
-            future.set_result(call(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        del item, future, call, args, kwargs  # the loop may have the only reference to a batch then
+            result = call(*args, **kwargs)
+        except BaseException as raised:
+            error = raised
+        del item, call, args, kwargs  # the loop may have the only reference to a batch then
+        future.set_result(result) if error is None else future.set_exception(error)
+        del future, result, error
 
 
 def _end(calls: _Calls, threads: Sequence[threading.Thread], grace_s: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from itertools import chain
 from typing import Any, overload
 
 import numpy as np
@@ -40,16 +39,6 @@ class EncodedImages(Sequence[Encoded]):
         buffers = list(images)
         sizes = np.array([each.nbytes if isinstance(each, memoryview) else len(each) for each in buffers], np.int64)
         return cls(buffers, np.arange(len(buffers)), np.zeros_like(sizes), sizes)
-
-    @classmethod
-    def joined(cls, parts: Sequence[EncodedImages]) -> EncodedImages:
-        """All images of several, in order."""
-        if len(parts) == 1:
-            return parts[0]
-        before = np.cumsum([0, *(len(part._buffers) for part in parts)])
-        owners = np.concatenate([part._owners + first for part, first in zip(parts, before, strict=False)])
-        starts, sizes = (np.concatenate([getattr(part, name) for part in parts]) for name in ("_starts", "sizes"))
-        return cls([*chain.from_iterable(part._buffers for part in parts)], owners, starts, sizes)
 
     @cached_property
     def addresses(self) -> Int64s:
@@ -138,20 +127,6 @@ class Headers(Sequence[Header]):
 
     def __init__(self, rows: NDArray[Any], others: dict[int, Header], indexes: EncodedImages | None = None) -> None:
         self.rows, self.others, self.indexes = rows, others, indexes
-
-    @classmethod
-    def joined(cls, parts: Sequence[Headers]) -> Headers:
-        """All headers of several, in order."""
-        if len(parts) == 1:
-            return parts[0]
-        before = np.cumsum([0, *map(len, parts)]).tolist()
-        others = {
-            first + row: each for part, first in zip(parts, before, strict=False) for row, each in part.others.items()
-        }
-        indexes = None
-        if any(part.indexes for part in parts):
-            indexes = EncodedImages.joined([part.indexes or EncodedImages.of([b""] * len(part)) for part in parts])
-        return cls(np.concatenate([part.rows for part in parts]), others, indexes)
 
     @property
     def sizes(self) -> NDArray[np.int64]:

@@ -71,22 +71,23 @@ def images(engine: Engine, epoch: int = 0) -> dict[int, torch.Tensor]:
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("epoch", range(3))
 def test_every_kind_looks_as_elsewhere(train: bool, epoch: int, tmp_path: Path) -> None:
-    everything = {**PLAIN, **OTHERS}
-    plan = kinds(tmp_path, everything, train=train)
+    plan = kinds(tmp_path, PLAIN, train=train)
     wanted = images(make_engine("inline", plan), epoch)
     got = images(make_engine("dali", plan, 2), epoch)
     assert got.keys() == wanted.keys()
-    assert len(got) == len(everything)
-    for i, name in enumerate(everything):
+    assert len(got) == len(PLAIN)
+    for i, name in enumerate(PLAIN):
         far = (got[i].float() - wanted[i].float()).abs()
-        assert far.mean() <= (0 if name in OTHERS else 1), name  # the most seen: 0.17
+        assert far.mean() <= 1, name  # the most seen: 0.17
         assert far.max() <= 4, name  # 2
 
 
-@pytest.mark.parametrize("which", [PLAIN, OTHERS])
-def test_batches_of_one_sort_alone(which: dict[str, bytes], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    plan = kinds(tmp_path, which)
-    assert len(images(make_engine("dali", plan, 1))) == len(which)
+@pytest.mark.parametrize("number", [0, 7])
+def test_a_batch_with_what_dali_cant_decode(number: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan = kinds(tmp_path, {**dict([*PLAIN.items()][:number]), **OTHERS}, train=False)
+    wanted, got = images(make_engine("inline", plan)), images(make_engine("dali", plan, 1))
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(got[i], wanted[i]) for i in wanted)
     assert capfd.readouterr().err == ""
 
 
