@@ -155,6 +155,8 @@ _SUFFIXES = {
 }
 _BESIDE = {".index", ".json", ".txt", ".idx", ".lst"}
 """Of files that may lie beside a format's own."""
+_NOTES = {"", ".md", ".txt"}
+"""Of files that may lie beside folders of classes: a licence, a README."""
 
 
 def _likely(root: Path) -> str | None:
@@ -163,8 +165,10 @@ def _likely(root: Path) -> str | None:
         return _SUFFIXES.get(root.suffix)
     try:
         files, folders = _entries(root)
-        if not files and folders and all(path.name in _SPLITS for path in folders):
-            return "folder" if all(map(_has_classes, folders)) else None
+        if all(file.suffix.lower() in _NOTES for file in files):
+            splits = folders and all(path.name in _SPLITS for path in folders)
+            if all(map(_has_classes, folders)) if splits else _has_classes(root):
+                return "folder"
         files += [file for folder in islice(folders, 8) for file in _entries(folder, 1000)[0]]
     except OSError:  # which the formats report
         return None
@@ -173,12 +177,15 @@ def _likely(root: Path) -> str | None:
 
 
 def _has_classes(split: Path) -> bool:
-    """Whether a split has nothing but folders, the first of which begins with an image, and isn't of masks' images."""
+    """Whether a folder has nothing but folders of images, and notes, and they aren't images with masks."""
     files, folders = _entries(split)
-    if files or not folders or any(path.name in ("images", "masks") for path in folders):
+    if not folders or any(path.name in ("images", "masks", "annotations") for path in folders):
         return False
-    images, inner = _entries(folders[0], 1000)
-    return bool(images) and not inner and images[0].suffix.lower() in EXTENSIONS
+    for folder in folders[:8]:
+        images, inner = _entries(folder, 1000)
+        if inner or not images or not {file.suffix.lower() for file in images} <= EXTENSIONS.keys():
+            return False
+    return {file.suffix.lower() for file in files} <= _NOTES
 
 
 def _entries(folder: Path, most: int | None = None) -> tuple[list[Path], list[Path]]:
