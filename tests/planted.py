@@ -72,13 +72,13 @@ class Doze(PixelOperation):
 
 @models.register("heavy", ModelConfig)
 class Heavy(torch.nn.Sequential):
-    """A network that takes some milliseconds for an image of 32 pixels."""
+    """A network that takes some milliseconds for an image of 64 pixels."""
 
     def __init__(self, num_classes: int) -> None:
-        layers: list[torch.nn.Module] = [torch.nn.Conv2d(3, 128, 3, padding=1)]
+        layers: list[torch.nn.Module] = [torch.nn.Conv2d(3, 64, 3, padding=1)]
         for _ in range(4):
-            layers += [torch.nn.Conv2d(128, 128, 3, padding=1), torch.nn.ReLU()]
-        pool = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(128, num_classes)]
+            layers += [torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.ReLU()]
+        pool = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, num_classes)]
         super().__init__(*layers, *pool)
 
 

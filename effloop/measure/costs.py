@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
 from effloop.data.source import Source
 from effloop.data.source.view import View
-from effloop.measure.loops import Updates, endless, train_turn
+from effloop.measure.loops import Updates, endless, train_turn, turn_of
 from effloop.measure.turns import Turn, cpu_seconds, for_seconds
 from effloop.profile.tools import SyncFinder
 from effloop.system.hardware import available_cores, available_memory, file_system
@@ -209,16 +210,8 @@ def sample_ids(plan: Plan, count: int) -> NDArray[np.int64]:
 
 def loader_rate(loader: Loader, seconds: float, prefetch: int) -> float:
     """Images/s of the loader's workers alone, without transfer, once all are busy and `prefetch` batches are loaded."""
-    warm_up = prefetch + 2
     stream = itertools.chain.from_iterable(loader.host_batches(epoch) for epoch in itertools.count())
-    began, images = 0.0, 0
-    for number, batch in enumerate(for_seconds(stream, seconds, warm_up + 2)):
-        if number == warm_up:
-            began, images = time.perf_counter(), 0
-        else:
-            images += len(batch)
-        del batch
-    return images / (time.perf_counter() - began)
+    return turn_of(deque[Batch](maxlen=0).extend, stream, seconds, filling=prefetch + 2).images_per_s
 
 
 def transfer_cost(loader: Loader, seconds: float) -> float:
@@ -312,9 +305,8 @@ def storage_costs(plan: Plan, seconds: float, most: int = 256) -> StorageCosts:
             piece = _in_one_piece(files)
     read()  # so that all are in memory
     warm = read()
-    mean = sum(map(source.size, ids)) / len(ids)
-    where = file_system(files[0]) if files else ""
-    return StorageCosts(warm, cold, mean, piece, int(source.fingerprint()["bytes"]) < available_memory(), where)
+    where, num_bytes = file_system(files[0]) if files else "", source.fingerprint()["bytes"]
+    return StorageCosts(warm, cold, num_bytes / len(source), piece, num_bytes < available_memory(), where)
 
 
 def _files(source: Source, ids: Sequence[int]) -> list[Path]:

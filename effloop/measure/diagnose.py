@@ -14,6 +14,7 @@ from rich.console import Console
 
 from effloop.config import Config
 from effloop.data.loader import Loader
+from effloop.data.source.storage.kept import opening_once
 from effloop.errors import PROGRAM, warn
 from effloop.measure.costs import loading_costs
 from effloop.measure.loops import facts
@@ -147,6 +148,7 @@ class Diagnosis:
         return {"what": "diagnosis", **asdict(self)}
 
 
+@opening_once()
 def diagnose(config: Config, command: Sequence[str], seconds: float, *, top: int, rounds: int) -> Diagnosis:
     """Measure a run for about so many seconds, find what holds it back, and try the `top` overrides that may help.
 
@@ -163,7 +165,7 @@ def diagnose(config: Config, command: Sequence[str], seconds: float, *, top: int
             progress("what may help")
             offered = list(proposals(found, held.bound, seconds / 50))[:top]
             found.loader.close()  # its workers would take turns with those that are tried
-            overrides = tried(found, offered, command, rounds, min(1.0, seconds / 50), progress)
+            overrides = tried(found, offered, command, rounds, min(1.0, max(0.2, seconds / 10)), progress)
         precision, on_gpu = found.config.precision, found.device.type == "cuda"
         assert precision is not None
         return Diagnosis(

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,16 +33,18 @@ from effloop.train.trainer import Trainer
 TURN_S = 1.0
 """Seconds of one turn of a training loop."""
 
-_FILLING, _LEAST_UPDATES = 3, 4  # batches before the clock runs, and updates of a turn, however long they take
+_FILLING, _LEAST_UPDATES = 3, 4  # batches before the clock runs, and updates of a turn
+_LIMIT = 4  # times a turn's seconds after which it ends, however slowly batches come
 _UPDATES_S = 0.2  # of updates on batches in memory in one turn
 
 
 def alone(config: Config, *more: str) -> Config:
     """The config of a run that is measured in this process: nothing but loading, training, logging, evaluation.
 
-    What is `auto` in the step has its default, so that nothing is measured for it; `more` are further overrides.
+    What is `auto` in the step has its default, so that nothing is measured for it, and images aren't checked before;
+    `more` are further overrides.
     """
-    overrides = ["parallel=none", "checkpoint=none", "schedule=constant", "profile=none", "resume=null"]
+    overrides = ["parallel=none", "checkpoint=none", "schedule=constant", "profile=none", "resume=null", "data.check=0"]
     defaults = {"channels_last": "true", "cudnn_benchmark": "null", "compile": "false"}
     overrides += [f"{key}={value}" for key, value in defaults.items() if getattr(config, key) == "auto"]
     if "record=none" not in more:
@@ -84,45 +86,55 @@ def endless(trainer: Trainer, epochs: Iterable[int]) -> Generator[Batch, None, N
         yield from trainer.train.epoch(epoch)
 
 
-def train_turn(
-    trainer: Trainer, batches: Iterable[Batch], *, seconds: float | None = None, filling: int = _FILLING
+def turn_of(
+    train: Callable[[Iterator[Batch]], object],
+    batches: Iterable[Batch],
+    seconds: float,
+    filling: int = _FILLING,
+    group: int = 1,
 ) -> Turn:
-    """Train for a turn on an endless stream: whole updates, each with the wait for its data.
+    """Images/s of `train` on an endless stream that begins with nothing loaded; in whole groups of batches.
 
-    The clock runs after `filling` batches, which fill the pipeline. The trainer's recorder has been entered; its model
-    is trained.
+    The clock runs after `filling` batches, which fill the pipeline, for some groups and so many `seconds`. Where
+    that would take `_LIMIT` times as long, it ends then, and what came while the pipeline was filled counts, too.
     """
-    group = trainer.loop.accumulate
     filling = -(-filling // group) * group
-    enough = TURN_S if seconds is None else seconds
-    taken, images, waited, began = 0, 0, 0.0, 0.0
+    taken, images, waited = 0, 0, 0.0
+    started = began = time.perf_counter()
 
     def bounded() -> Iterator[Batch]:
         nonlocal taken, images, waited, began
         requested = time.perf_counter()
         for batch in batches:
-            arrived = time.perf_counter()
-            yield batch
-            size = len(batch)
-            del batch  # frees its memory for the next one
+            waited += time.perf_counter() - requested
+            images += len(batch)
             taken += 1
-            if taken == filling:
+            yield batch
+            del batch  # frees its memory for the next one
+            if taken == filling and time.perf_counter() - started < seconds * _LIMIT / 2:
                 wait_for_gpu()
-                began = time.perf_counter()
-            elif taken > filling:
-                waited += arrived - requested
-                images += size
-            timed = taken - filling
-            if timed >= _LEAST_UPDATES * group and timed % group == 0 and time.perf_counter() - began > enough:
-                return
+                images, waited, began = 0, 0.0, time.perf_counter()
             requested = time.perf_counter()
+            enough = taken >= filling + _LEAST_UPDATES * group and requested - began > seconds
+            if taken % group == 0 and (enough or (taken > group and requested - started > seconds * _LIMIT)):
+                return
 
-    trainer.progress.samples_seen = 0
-    trainer.train_epoch(bounded())
+    train(bounded())
     wait_for_gpu()
-    trainer.progress.samples_seen = 0
     total = time.perf_counter() - began
     return Turn(images / total, waited / total)
+
+
+def train_turn(
+    trainer: Trainer, batches: Iterable[Batch], seconds: float | None = None, filling: int = _FILLING
+) -> Turn:
+    """Train for a turn, as `turn_of`. The trainer's recorder has been entered; its model is trained."""
+    trainer.progress.samples_seen = 0
+    found = turn_of(
+        trainer.train_epoch, batches, TURN_S if seconds is None else seconds, filling, trainer.loop.accumulate
+    )
+    trainer.progress.samples_seen = 0
+    return found
 
 
 def reloaded(loader: Any, config: Config, workers: int, images: int | None = None, tail: Tail | None = None) -> Loader:
@@ -181,7 +193,7 @@ class Loop:
         """Train for a turn, in an epoch of its own, with the process's flags as this side's config sets them."""
         set_process_flags(self._flags)
         with closing(endless(self.trainer, itertools.repeat(next(self._epochs)))) as batches:
-            return train_turn(self.trainer, batches, seconds=seconds)
+            return train_turn(self.trainer, batches, seconds)
 
     def close(self) -> None:
         """Stop the workers, and what records."""

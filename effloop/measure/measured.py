@@ -38,6 +38,9 @@ _OVERHEAD = 0.25
 _STARVES = 0.25
 """Share of the loop's time that waits for data from which loading holds it back, whatever the step takes alone."""
 
+_WAITS = 1.5
+"""Times that loading takes longer than its cores compute, from which on more workers than cores help."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -102,6 +105,11 @@ class Measured:
     def evaluation(self) -> float:
         """Share of the run's time that evaluation takes."""
         return self.evaluation_s / (self.epoch_s + self.evaluation_s)
+
+    @property
+    def waits(self) -> bool:
+        """Whether loading waits, for a disk, a network or a sleep, more than its cores compute."""
+        return self.loading.total.wall_s > _WAITS * self.loading.total.cpu_s
 
     @property
     def slowest(self) -> str:
@@ -238,10 +246,9 @@ def verdict(found: Measured) -> Verdict:
         return Verdict(bound, f"{bound}-bound: {line}")
     bound = found.slowest
     share = getattr(found.loading, bound).wall_s / found.loading.total.wall_s
-    line = (
-        f"{bound}-bound: loading yields {load} images/s, {share:.0%} of it is {LOADING[bound]}; the step alone could "
-    )
-    line += f"take {train}; {found.wait:.0%} of the loop's time waits for data"
+    line = f"{bound}-bound: loading yields {load} images/s, {share:.0%} of it is {LOADING[bound]}"
+    line += ", most of that waiting" * found.waits
+    line += f"; the step alone could take {train}; {found.wait:.0%} of the loop's time waits for data"
     if found.workers < found.cores:
         line += f"; images are loaded {_by(found.workers)}, on {found.cores} cores"
     return Verdict(bound, line)

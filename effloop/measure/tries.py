@@ -36,9 +36,6 @@ from effloop.record.efficiency import Override
 from effloop.registry import plugin_words
 from effloop.system.hardware import available_cores, available_memory
 
-_WAITS = 1.5
-"""Times that loading takes longer than its cores compute, as it waits, from which on more workers than cores help."""
-
 _MOST_WORKERS = 64
 _SHORTEST_RUN = 4  # samples that a worker takes at a time, at least, unless engine.run_length is set
 
@@ -121,10 +118,9 @@ def _fewer_evaluations(found: Measured) -> Iterator[Proposal]:
 def _more_workers(found: Measured) -> Iterator[Proposal]:
     """As many as there are cores; more where they wait, for a disk, a network or anything else but a core."""
     total, batch = found.loading.total, found.loader.plan.order.batch_per_rank
-    waits = total.wall_s / max(total.cpu_s, 1e-9)
     engine = "" if found.config.engine.host_batches("cpu") else "engine=threads "
-    if waits > _WAITS:
-        wanted = min(_MOST_WORKERS, math.ceil(found.cores * waits))
+    if found.waits:
+        wanted = math.ceil(min(_MOST_WORKERS, found.cores * total.wall_s / max(total.cpu_s, 1e-9)))
         at_once = 2 * -(-batch // _SHORTEST_RUN)  # two batches are loaded at a time, run by run
         why = "loading waits, and not for a core"
         if wanted > at_once and hasattr(found.config.engine, "run_length"):
@@ -186,8 +182,8 @@ def _less_decoding(found: Measured) -> Iterator[Proposal]:
 def _less_augmenting(found: Measured, seconds: float) -> Iterator[Proposal]:
     """The recipe without its most expensive operation, by a faster library, or on the GPU."""
     config, cost = found.config.augment, found.loading.augment
-    if cost.wall_s > _WAITS * cost.cpu_s:
-        return  # it waits: more workers do that at the same time
+    if found.waits:
+        return  # more workers wait at the same time
     if isinstance(config, RecipeConfig) and seconds:
         plan, left = found.loader.plan, []
         sizes = np.array(_sizes(found))
@@ -211,8 +207,7 @@ def _less_augmenting(found: Measured, seconds: float) -> Iterator[Proposal]:
 def _fewer_threads(found: Measured) -> Iterator[Proposal]:
     """Of torch, where they take cores from those that load: an operation waits for the slowest of its own threads."""
     cores = available_cores()
-    waits = found.loading.total.wall_s > _WAITS * found.loading.total.cpu_s
-    crowded = found.workers and not waits and torch.get_num_threads() >= cores > 1
+    crowded = found.workers and not found.waits and torch.get_num_threads() >= cores > 1
     if found.device.type == "cpu" and crowded:
         yield Proposal(f"threads={max(1, cores // 2)}", "leaves cores to those that load")
 
@@ -281,7 +276,7 @@ def _ratio(
     found: Measured, each: Proposal, usual: Loop, few: int | None, scratch: Path, rounds: int, seconds: float
 ) -> float:
     """Images/s with a proposal over images/s without."""
-    words = [*(each.words or shlex.split(each.override)), "data.check=0"]
+    words: Sequence[str] = each.words or shlex.split(each.override)
     if each.recipe:
         copy = Path(mkdtemp(dir=scratch)) / "converted.effloop"
         _convert(found.config, each.recipe, usual, copy, few or _IMAGES)

@@ -18,6 +18,7 @@ from effloop.assemble.resolve import num_workers
 from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.source.splits import open_split
+from effloop.data.source.storage.kept import opening_once
 from effloop.errors import ConfigError
 from effloop.measure.benchmark import Column, Report
 from effloop.measure.loops import Loop, alone, per_s, reloaded, train_turn
@@ -173,9 +174,6 @@ class Search:
 
 # A user's own training loop, turn by turn, with other settings of its loader.
 
-TURN_S = 1.0
-"""Seconds of a turn, after what fills the pipeline."""
-
 _MOST_PREFETCH = 8
 _OTHER_BATCHES = 3  # sizes that are tried beside the configured one
 
@@ -246,13 +244,14 @@ class TunedLoop:
 
         try:
             with closing(batches()) as stream:
-                return train_turn(trainer, stream, seconds=TURN_S)
+                return train_turn(trainer, stream)
         except torch.OutOfMemoryError:
             return Turn(0.0)
         finally:
             loader.engine.close()
 
 
+@opening_once()
 def tune(config: Config, *, minutes: float, batch: bool) -> dict[str, Any]:
     """Measure settings of the loader until the training loop is fed, or more of them changes little; and keep that.
 

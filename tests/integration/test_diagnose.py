@@ -95,7 +95,7 @@ FAULTS = {
     "storage": (["data=far"], (256, 32, 60), r"num_workers=\d+|data\.cache=bytes"),
     "decode": ([], (48, 4, 1000, "PNG"), r"data\.cache=pixels|convert .*"),
     "augment": (["+augment.ops.spin={op:Spin}"], (256, 32, 60), r"augment\.ops\.spin=null"),
-    "compute": (["model=heavy"], (256, 32, 60), r"precision=bf16|progressive=.*"),
+    "compute": (["model=heavy", "image_size=64"], (256, 32, 60), r"precision=bf16|progressive=.*"),
     "logging": (["record=sluggish", "record.log_every=1"], (256, 32, 60), r"record\.log_every=10"),
     "evaluation": ([], (128, 512, 120), r"eval_every=\d+"),
 }

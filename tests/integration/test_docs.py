@@ -39,7 +39,6 @@ from effloop.config import Config
 from effloop.config.keys import keys_of
 from effloop.data.source.storage.writing import writers
 from effloop.errors import ConfigError
-from effloop.measure import tune
 from effloop.registry import groups, use_plugin_files
 
 registered = {name: command_named(name) for name in MODULES}
@@ -152,7 +151,7 @@ def scratch(here: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name, benchmark in BENCHMARKS.items():
         call = functools.wraps(benchmark.call)(lambda *_, **__: Mock())  # of the same options
         monkeypatch.setitem(BENCHMARKS, name, dataclasses.replace(benchmark, call=call))
-    monkeypatch.setattr(tune, "TURN_S", 0.0)
+    monkeypatch.setattr("effloop.measure.loops.TURN_S", 0.0)
     return here
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, Source, sources
-from effloop.data.source.config import DataConfig
+from effloop.data.source.config import Cache, DataConfig
 from effloop.data.source.storage.kept import once, opening_once
 from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError, EffLoopError
@@ -70,7 +70,8 @@ def find_split(config: DataConfig, split: str) -> Source:
         ConfigError, DataError: it can't be opened, or there are several.
     """
     found = config.found()
-    return once(("split", repr(found), split), lambda: _find_split(found, split))
+    key = repr(replace(found, cache=Cache.none, check=0))  # these are for what is around it
+    return once(("split", key, split), lambda: _find_split(found, split))
 
 
 def _find_split(config: DataConfig, split: str) -> Source:

@@ -176,7 +176,7 @@ def test_a_turn_is_whole_updates_of_one_epoch(photos: Path, here: Path) -> None:
     side.trainer.train_step.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[-1]))
     for size in (16, 24, 16):  # of epochs 0, 2 and 0
         seen.clear()
-        assert side.turn(0).images_per_s > 0
+        assert side.turn(0.3).images_per_s > 0
         assert set(seen) == {size}
         assert len(seen) >= 4 + 4 * 2  # two updates before the clock runs
         assert len(seen) % 2 == 0

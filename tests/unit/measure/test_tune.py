@@ -12,7 +12,7 @@ from runs import TINY, once, train
 
 from effloop.cli.main import main
 from effloop.errors import ConfigError
-from effloop.measure import tune as tuned_loop
+from effloop.measure import loops
 from effloop.measure.tune import Search, Setting, Turn
 
 USUAL = Setting(batch_size=32, accumulate=1, num_workers=4, prefetch=2)
@@ -105,7 +105,7 @@ def test_other_batches() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Turns of no time; findings of this test alone."""
-    monkeypatch.setattr(tuned_loop, "TURN_S", 0.0)
+    monkeypatch.setattr(loops, "TURN_S", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

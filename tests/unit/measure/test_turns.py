@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from plans import line
 
 from effloop.errors import ConfigError
+from effloop.measure import loops
 from effloop.measure.turns import in_turns, scratch_folder
 
 
@@ -20,6 +23,23 @@ def test_until_it_is_enough() -> None:
     numbers = iter(range(100))
     turns = in_turns({"a": lambda: next(numbers), "b": lambda: next(numbers)}, lambda found: sum(found["a"]) > 5)
     assert turns == {"a": [0, 3, 4], "b": [1, 2, 5]}
+
+
+@pytest.mark.parametrize("each_s", [0.001, 0.1, 10.0])
+def test_a_turn_takes_a_while_at_most(each_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches come in pairs; of slow ones not only the second of a pair is counted."""
+    now, taken = 0.0, 0
+    monkeypatch.setattr(loops.time, "perf_counter", lambda: now)
+
+    def stream() -> Iterator[range]:
+        nonlocal now, taken
+        for taken in itertools.count(1):
+            now += 2 * each_s * (taken % 2)
+            yield range(32)
+
+    found = loops.turn_of(list, stream(), 0.2)
+    assert now < max(4 * 0.2 + 0.1, 2 * each_s + 0.1)
+    assert found.images_per_s == pytest.approx(32 / each_s, rel=0.2)
 
 
 def test_scratch(tmp_path: Path) -> None:
