@@ -14,8 +14,7 @@ from itertools import islice
 
 from effloop.cli.command import Command, Option, command, options_of
 from effloop.config import Config, hydra_setup
-from effloop.config.keys import keys_of
-from effloop.config.overrides import meant
+from effloop.config.messages import keys_of, meant
 from effloop.errors import ConfigError
 from effloop.registry import Registry, groups
 

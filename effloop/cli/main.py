@@ -104,8 +104,7 @@ def entry() -> None:
 def _dispatch(args: list[str]) -> int:
     debug = [word for word in args if word == "--debug"]
     args = _without_plugins([word for word in args if word != "--debug"])
-    is_key = "".join(args[1:2]).startswith("=")  # `lr = 0.1` is a key, and a mistake
-    name = args[0] if args and args[0] in MODULES and not is_key else None
+    name = args[0] if args and args[0] in MODULES else None
     if {"-h", "--help"} & {*args}:
         from effloop.cli.help import of_command, overview
 
@@ -115,13 +114,13 @@ def _dispatch(args: list[str]) -> int:
         print(f"effloop {effloop.__version__}")
         return 0
     is_word = bool(args) and args[0][:1] not in ("-", "~") and "=" not in args[0]
-    if is_word and not name and not is_key:
+    if is_word and not name:
         known = f"did you mean data.root={args[0]}?" if "/" in args[0] else registry.choices(args[0], MODULES)
         raise ConfigError(f"'{args[0]}' is not a command; {known}")
     from effloop.parallel.rank_env import detect_launcher
 
     asked, words = command_named(name or "train"), args[1:] if name else args
-    _check(asked, words)
+    _refuse_flags(asked, words)
     env = detect_launcher()
     if not asked.of_ranks and env and env.world_size > 1:
         if env.rank:
@@ -133,18 +132,17 @@ def _dispatch(args: list[str]) -> int:
     return asked.run([*words, *debug])
 
 
-def _check(asked: Command, words: list[str]) -> None:
-    from effloop.config.overrides import refuse_other_styles
+def _refuse_flags(asked: Command, words: list[str]) -> None:
+    """Refuse a word with a dash before that is neither a flag nor one of the command's switches."""
+    from effloop.config.overrides import FLAGS
 
-    options = options_of(asked.options)
+    usages = [option.usage for option in options_of(asked.options)]
+    for word in words:
+        if word.startswith("-") and word.partition("=")[0] not in FLAGS and word not in usages:
+            from effloop.config.messages import keys_of, unknown_flag  # not for a run that is in order
 
-    def known() -> list[str]:
-        from effloop.config.keys import keys_of  # not for a run that is in order
-
-        names = [option.name for option in options]
-        return [*names, *registry.groups, *keys_of()] if asked.overrides else names
-
-    refuse_other_styles(words, [option.usage for option in options], known)
+            names = [option.name for option in options_of(asked.options)]
+            raise ConfigError(unknown_flag(word, [*names, *registry.groups, *keys_of()] if asked.overrides else names))
 
 
 def _without_plugins(args: list[str]) -> list[str]:

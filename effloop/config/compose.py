@@ -6,17 +6,19 @@ import errno
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from effloop.config import messages
+from effloop.config.guard import guarded
 from effloop.config.hydra_setup import EXPERIMENT, NAME, application, chosen_names, compose_tree, without_hydra
 from effloop.config.overrides import (
     flag_value,
@@ -41,6 +43,18 @@ MAX_JOBS = 1000
 """A sweep of more jobs is refused as a probable mistake."""
 
 
+@contextmanager
+def in_one_line(overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Turn errors of Hydra, OmegaConf and YAML inside the block into a one-line `ConfigError`; no config runs code."""
+    try:
+        with guarded():
+            yield
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+        from effloop.config import messages  # not for a run that is in order
+
+        raise ConfigError(messages.explain(error, overrides)) from error
+
+
 def compose(overrides: Sequence[str] = ()) -> Config:
     """The config that `effloop OVERRIDES` would use.
 
@@ -57,7 +71,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         DataError: the task is left to the data, a table that was read in vain.
     """
     overrides = with_paths(for_ranks(overrides))
-    with messages.in_one_line(overrides):
+    with in_one_line(overrides):
         return complete(compose_tree(overrides), overrides)[0]
 
 
@@ -76,7 +90,7 @@ def root_keys() -> set[str]:
 def checked(words: Sequence[str]) -> list[str]:
     """Flags and overrides as typed, with paths quoted."""
     words = with_paths(words, sweep=is_sweep(words))
-    with messages.in_one_line(words):
+    with in_one_line(words):
         refuse_contradictions([each for each in words if key_of(each) and each[0] != "-"])
     return words
 
@@ -88,17 +102,17 @@ def complete(tree: DictConfig, overrides: Sequence[str], hydras: Sequence[str] =
         ConfigError: a value is missing, invalid or contradicts another.
         ScanError: no split of the data can be opened.
     """
-    with messages.in_one_line(overrides):
+    with in_one_line(overrides):
         overrides = [*overrides, *follow_data(tree, overrides, hydras)]
     return finish(tree, overrides), overrides
 
 
 def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
     """Convert a composed tree to dataclasses, check it, and resolve its short names."""
-    with messages.in_one_line(overrides):
+    with in_one_line(overrides):
         refuse_contradictions(overrides, last_counts=True)
         unset_replaced(tree, overrides)
-        messages.refuse_unknown_keys(tree)
+        _refuse_added(tree, overrides)
         config: Any = OmegaConf.to_object(tree)
         assert isinstance(config, Config)
         for group in Config.GROUPS:
@@ -115,6 +129,21 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
         )
     config.lr = config.optim.lr = config.optim.lr if config.lr is None else config.lr
     return config
+
+
+def _refuse_added(tree: DictConfig, overrides: Sequence[str]) -> None:
+    """Check that `+key=value` added no key that no dataclass has."""
+    for key in {key_of(each) for each in overrides if each.startswith("+")} - {EXPERIMENT}:
+        node: Any = tree
+        for name in key.split("."):
+            kind = OmegaConf.get_type(node)
+            if is_dataclass(kind) and name not in kind.__dataclass_fields__:
+                from effloop.config import messages
+
+                raise ConfigError(messages.unknown_in(key, tree))
+            node = node._get_node(name)
+            if not isinstance(node, DictConfig):
+                break
 
 
 def _resolve_precision(config: Config) -> None:
@@ -163,11 +192,10 @@ class Composed:
 
 def compose_run(flags: Sequence[str], overrides: Sequence[str]) -> Composed:
     """Compose the run of flags and overrides."""
-    with messages.in_one_line(overrides):
+    with in_one_line(overrides):
         tree = compose_tree([*overrides, *searchpath(flags)], with_hydra=True)
         with _hydra_config(tree):
             task: Any = OmegaConf.to_container(tree.hydra.overrides.task)  # as typed, interpolations and all
-            os.environ.update(OmegaConf.to_container(tree.hydra.job.env_set, resolve=True))  # type: ignore[arg-type]
             config, task = complete(without_hydra(tree), task, tree.hydra.overrides.hydra)
     folder = Path(run_folder(config.out, config.run))
     _check_can_be_made(folder)
@@ -189,7 +217,7 @@ def _hydra_config(tree: DictConfig) -> Iterator[None]:
 
 def searchpath(flags: Sequence[str]) -> list[str]:
     """The override equivalent to `--config-dir FOLDER`, if it was given."""
-    given = flag_value(flags, "--config-dir", "-cd")
+    given = flag_value(flags, "--config-dir")
     if given is None:
         return []
     folder = os.path.expanduser(given)
@@ -210,12 +238,11 @@ def _check_can_be_made(folder: Path) -> None:
 def show(flags: Sequence[str], overrides: Sequence[str]) -> None:
     """Print what a flag such as --cfg shows."""
     overrides = [*overrides, *searchpath(flags)]
-    with messages.in_one_line(overrides), application() as hydra:
-        if info := flag_value(flags, "--info", "-i"):
+    with in_one_line(overrides), application() as hydra:
+        if info := flag_value(flags, "--info"):
             hydra.show_info(info, NAME, overrides)
         else:
-            kind, package = flag_value(flags, "--cfg", "-c") or "job", flag_value(flags, "--package", "-p")
-            hydra.show_cfg(NAME, overrides, kind, package, resolve="--resolve" in flags)
+            hydra.show_cfg(NAME, overrides, flag_value(flags, "--cfg") or "job", None)
 
 
 def count_jobs(overrides: Collection[Override]) -> int:

@@ -25,19 +25,6 @@ from effloop.config.overrides import key_of, parsed
 from effloop.errors import ConfigError
 from effloop.registry import choices, groups
 
-VARIABLES = frozenset(
-    """
-    ATEN_CPU_CAPABILITY BLIS_NUM_THREADS CUBLAS_WORKSPACE_CONFIG CUDA_DEVICE_MAX_CONNECTIONS CUDA_DEVICE_ORDER
-    CUDA_LAUNCH_BLOCKING CUDA_VISIBLE_DEVICES DNNL_DEFAULT_FPMATH_MODE DNNL_MAX_CPU_ISA GLOO_SOCKET_IFNAME
-    GOMP_SPINCOUNT KMP_AFFINITY KMP_BLOCKTIME MALLOC_ARENA_MAX MKL_CBWR MKL_DYNAMIC MKL_ENABLE_INSTRUCTIONS
-    MKL_NUM_THREADS
-    NCCL_ALGO NCCL_DEBUG NCCL_IB_DISABLE NCCL_IB_HCA NCCL_P2P_DISABLE NCCL_PROTO NCCL_SHM_DISABLE NCCL_SOCKET_IFNAME
-    NUMEXPR_NUM_THREADS NVIDIA_TF32_OVERRIDE OMP_DYNAMIC OMP_NUM_THREADS OMP_PLACES OMP_PROC_BIND OMP_WAIT_POLICY
-    ONEDNN_DEFAULT_FPMATH_MODE ONEDNN_MAX_CPU_ISA OPENBLAS_NUM_THREADS PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF
-    TORCH_ALLOW_TF32_CUBLAS_OVERRIDE
-    """.split()  # noqa: SIM905
-)
-"""Environment variables that `hydra.job.env_set` may set: none of them names a file, a library or a program."""
 RESOLVERS = frozenset(
     """
     effloop.run_dir hydra now oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.env oc.select
@@ -51,7 +38,6 @@ _BY_HYDRA = re.compile(r"hydra\.(runtime|overrides|job\.(num|id|config_name|over
 _PLAIN = r"[\w.,:=@/+%-]*"
 """Text of which no shell expands anything: launchers write scripts."""
 _FROM_FILES = {
-    rf"hydra\.job\.(env_set\.({'|'.join(sorted(VARIABLES))})|chdir|config\..*)$|hydra\.verbose$": ".*",
     r"hydra\.sweeper\.(?!storage|custom_search_space|.*hydra)": ".*",  # params are overrides of jobs
     r"hydra\.launcher\.(?!setup|additional_parameters|submitit_folder|temp_folder|ray)|hydra\.job\.name$": _PLAIN,
 }

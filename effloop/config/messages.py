@@ -1,73 +1,184 @@
-"""One-line messages for the errors of Hydra and OmegaConf: what, got, allowed, fix."""
+"""Every key of the config, from dataclasses and YAML files; and one line for each error of Hydra and OmegaConf."""
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import is_dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+import yaml
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
-    InterpolationKeyError,
     InterpolationResolutionError,
     MissingMandatoryValue,
-    OmegaConfBaseException,
     UnsupportedInterpolationType,
     ValidationError,
 )
-from yaml import MarkedYAMLError, YAMLError
 
-from effloop.config import guard
-from effloop.config.overrides import key_of, unknown_key
+from effloop.config import guard, hydra_setup
+from effloop.config.overrides import FLAGS, REMOVED, key_of
+from effloop.config.schema import Config
 from effloop.errors import PROGRAM, ConfigError, reason
-from effloop.registry import Registry, choices, either, groups
+from effloop.registry import Registry, choices, either, field_meanings, groups
 
-if TYPE_CHECKING:
-    from effloop.config.keys import Key
-
-_NOT_DELETED = "only an entry of a dictionary can be deleted, such as ~augment.ops.LABEL"
-_SENTENCES = {
-    r"(?:Ambiguous value for argument|Sweep parameters) '(?P<a>.*?)'": (
-        "{name}: several values are a sweep; add -m to run one after the other"
-    ),
-    r"Could not append .* is already at '(?P<a>.*?)'": "+{name}: '{name}' is set already; leave out the '+'",
-    r"Multiple values for (?P<a>\S+)\.": (
-        "{name}: a file chooses it a second time; write 'override /{name}: NAME' in its defaults"
-    ),
-    r"You must specify '(?P<a>.*?)'": (
-        f"{{name}} is missing; choose one by {{name}}=NAME, see {PROGRAM} list {{name}}"
-    ),
+_PLAIN = {
+    bool: ("true", "false"),
+    int: ("a whole number",),
+    float: ("a number",),
+    str: ("a text",),
+    Any: ("any value",),
+    NoneType: ("null",),
 }
-"""The beginning of what Hydra says -> the line."""
+_LISTS = {int: "whole numbers, [1,2]", float: "numbers, [0.1,0.2]", str: "texts, [a,b]"}
 
 
-@contextmanager
-def in_one_line(overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Turn errors of Hydra, OmegaConf and YAML inside the block into a one-line `ConfigError`; no config runs code."""
-    try:
-        with guard.guarded():
-            yield
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise ConfigError(_explain(error, overrides)) from error
+@dataclass(frozen=True)
+class Key:
+    """A key of the config.
+
+    Attributes:
+        name: e.g. `optim.lr`.
+        takes: what it takes, e.g. `a number or null`; of each part of its group that has it, by name, or under an empty
+            name.
+        meanings: likewise, from the dataclasses' docstrings.
+        defaults: likewise, as typed. Empty text: it has to be set.
+    """
+
+    name: str
+    takes: dict[str, str] = field(default_factory=dict)
+    meanings: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def allowed(self) -> str:
+        """What it takes, as one text for all parts that have the key."""
+        return "; ".join(_of_parts(self.takes, "{text} ({parts})"))
+
+    @property
+    def meaning(self) -> str:
+        """As one text."""
+        return " ".join(_of_parts(self.meanings, "{parts}: {text}"))
+
+    @property
+    def default(self) -> str:
+        """As one text."""
+        shown = {part: text or "to be set" for part, text in self.defaults.items()}
+        return ", ".join(_of_parts(shown, "{text} ({parts})"))
+
+    @property
+    def owners(self) -> str:
+        """The parts that have it, e.g. `engine=processes`; empty for all of its group."""
+        group = self.name.partition(".")[0]
+        if group not in groups or len(self.defaults) == len(groups[group].names()):
+            return ""
+        return f"{group}={','.join(self.defaults)}"
 
 
-def _explain(error: BaseException, overrides: Sequence[str]) -> str:
-    chain, link = [], error
+def _of_parts(texts: Mapping[str, str], form: str) -> list[str]:
+    """Different texts, each with its parts if there are several."""
+    parts: dict[str, list[str]] = {}
+    for part, text in texts.items():
+        parts.setdefault(text, []).append(part)
+    if len(parts) == 1:
+        return [*parts]
+    return [form.format(text=text, parts=", ".join(names)) for text, names in parts.items()]
+
+
+def keys_of() -> dict[str, Key]:
+    """{name: key} of the root and of all parts, in the order of their fields; imports all parts."""
+    found: dict[str, Key] = {}
+    for name, (hint, value) in _fields(Config, _values("", hydra_setup.NAME)).items():
+        if name in groups:
+            continue
+        if isinstance(hint, type) and is_dataclass(hint):
+            nested = _fields(hint, value)
+            entries = {f"{name}.{each}": entry for each, entry in nested.items()}
+            _add(found, "", entries, {f"{name}.{each}": text for each, text in field_meanings(hint).items()})
+        else:
+            _add(found, "", {name: (hint, value)}, field_meanings(Config))
+    for group, parts in groups.items():
+        for name in parts:
+            config = parts[name].config
+            entries = {f"{group}.{each}": entry for each, entry in _fields(config, _values(group, name)).items()}
+            entries.pop(f"{group}.name")
+            _add(found, name, entries, {f"{group}.{each}": text for each, text in field_meanings(config).items()})
+    return found
+
+
+def _add(found: dict[str, Key], part: str, entries: Mapping[str, tuple[Any, Any]], meanings: Mapping[str, str]) -> None:
+    for name, (hint, value) in entries.items():
+        key = found.setdefault(name, Key(name))
+        key.takes[part] = either(_words(hint))
+        key.meanings[part] = meanings.get(name, "").replace("`", "")
+        key.defaults[part] = _typed(value)
+
+
+def _fields(kind: type, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """{name: (type, default)}; values of a YAML file replace the dataclass's."""
+    hints, found = get_type_hints(kind), {}
+    for each in fields(kind):
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        found[each.name] = hints[each.name], values.get(each.name, default)
+    return found
+
+
+def _values(group: str, name: str) -> dict[str, Any]:
+    """What EffLoop's or a plugin's YAML file of a part sets; of a preset, which sets several parts, nothing."""
+    text = hydra_setup.yaml_text(group, name)
+    return {} if "@package" in text.partition("\n")[0] else yaml.safe_load(text) or {}
+
+
+def _words(hint: Any) -> tuple[str, ...]:
+    """What a type takes, in words."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        kinds = [each for each in args if each is not NoneType]
+        words = [word for each in kinds for word in (("auto",) if each is str and len(kinds) > 1 else _words(each))]
+        return (*words, "null") if NoneType in args else tuple(words)
+    if origin is list:
+        return (f"a list of {_LISTS.get(args[0], 'values')}",)
+    if origin is dict:
+        return ("a dictionary, {KEY:VALUE}",)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return tuple(each.name for each in hint)
+    return _PLAIN.get(hint, ("any value",))  # a plugin's may be of any type that OmegaConf takes
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed; empty for one that is missing."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, str):
+        return "" if value == "???" else value
+    if isinstance(value, dict) and value:
+        return "of the recipe"
+    return json.dumps(value, default=str)
+
+
+# What is wrong with a key or a value.
+
+
+def explain(error: BaseException, overrides: Sequence[str]) -> str:
+    """The line for an error of Hydra, OmegaConf or YAML."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
     while link is not None:
         chain.append(link)
-        link = link.__cause__ or link.__context__  # type: ignore[assignment]
+        link = link.__cause__ or link.__context__
     if known := next((each for each in chain if isinstance(each, ConfigError)), None):
         return str(known)
-    lines = (_explain_type(each, overrides) or _explain_sentence(str(each), overrides) for each in chain)
-    return next(filter(None, lines), " ".join(str(error).split()))
+    return next(filter(None, (_line(each, overrides) for each in chain)), " ".join(str(error).split()))
 
 
-def _explain_type(error: BaseException, overrides: Sequence[str]) -> str | None:
+def _line(error: BaseException, overrides: Sequence[str]) -> str | None:
     """The line for an error that has the key, or is of a kind that says enough; None for any other."""
     key = str(getattr(error, "full_key", None) or "")
     first = reason(error).rstrip(".")
@@ -75,69 +186,43 @@ def _explain_type(error: BaseException, overrides: Sequence[str]) -> str | None:
     match error:
         case ConfigAttributeError() | ConfigKeyError():
             top = error.parent_node._get_root() if error.parent_node is not None else None
-            return _unknown_key(str(error.full_key), top if isinstance(top, DictConfig) else None)
+            return unknown_in(str(error.full_key), top if isinstance(top, DictConfig) else None)
         case MissingConfigException():
             return _unknown_choice(str(error.missing_cfg_file), error.options or ())
         case OverrideParseException():
             return _not_an_override(str(error.override), str(error))
-        case MarkedYAMLError():
+        case yaml.MarkedYAMLError():
             mark = error.problem_mark or error.context_mark
             return f"{f'{mark.name}, line {mark.line + 1}' if mark else 'a YAML file'}: {error.problem}"
         case MissingMandatoryValue():
-            group = key.removesuffix(".name")
-            if group != key and group in groups:
-                return f"{group}: the file chosen names no part; begin it with 'defaults: [NAME_schema, _self_]'"
-            return f"~{key}: {_NOT_DELETED}" if f"~{key}" in overrides else f"{key} is missing; set {key}=VALUE"
-        case InterpolationKeyError():
-            return f"{key}: {first}; name a key that exists"
+            return f"{key} is missing; set {key}=VALUE"
         case UnsupportedInterpolationType():
             return f"{key}: {first}; use ${{KEY}} or ${{oc.env:VARIABLE}}"
         case InterpolationResolutionError():
-            if "Recursive" in str(error):
-                return f"{key}: its interpolations refer to each other in a circle; set {key}=VALUE"
-            variable = re.search(r"Environment variable '.*?'", str(error))
-            return f"{key}: {f'{variable[0]} not found' if variable else first}; set {key}=VALUE"
+            variable = re.search(r"Environment variable '.*?' not found", str(error))
+            circle = "Recursive" in str(error) and "its interpolations refer to each other in a circle"
+            return f"{key}: {circle or (variable[0] if variable else first)}; set {key}=VALUE"
         case ValidationError() if key:
             return _bad_value(re.sub(r"\[\d+\]$", "", key), error, first, overrides)
-    return None
-
-
-def _explain_sentence(text: str, overrides: Sequence[str]) -> str | None:
-    """The line for what is known by Hydra's words alone; None for any other."""
-    if "Config group override must be" in text:
+    if match := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'", str(error), re.DOTALL):
+        return f"{match[1]}: several values are a sweep; add -m to run one after the other"
+    if "group override must be" in first:
         given = [override for override in overrides if override.partition("=")[0] in {*groups, "experiment", ""}]
-        return f"{', '.join(given or overrides)}: a part is chosen by its name; write GROUP=NAME"
-    deleted = [override for override in overrides if override.startswith("~")]
-    if deleted and ("merging override" in text or "Could not delete" in text):
-        return f"{deleted[-1]}: {_NOT_DELETED}"
-    if match := re.match(r"In '(.*?)': Could not override '(.*?)'", text):
-        return f"{match[1]}.yaml: '{match[2]}' is not a group; {choices(match[2], groups)}"
-    for pattern, line in _SENTENCES.items():
-        if match := re.match(pattern, text, re.DOTALL):
-            name = next(filter(None, match.groups()))
-            if any(override.startswith(f"+{name}") for override in overrides):
-                return f"+{name}: '{name}' is set already; leave out the '+'"
-            return line.format(name=name)
-    return f"a YAML file is not UTF-8: {text}" if "codec can't decode" in text else None
-
-
-def _keys() -> dict[str, Key]:
-    from effloop.config.keys import keys_of  # not for a run that is in order
-
-    return keys_of()
+        return f"{', '.join(given)}: a part is chosen by its name; write GROUP=NAME"
+    if "ould not delete" in first:
+        return f"{first}; only an entry of a dictionary can be deleted, such as ~augment.ops.LABEL"
+    return None
 
 
 def _bad_value(key: str, error: BaseException, first: str, overrides: Sequence[str]) -> str:
     """`batch_size: 'abc' is not allowed; set a whole number`."""
-    keys, typed = _keys(), {key_of(override): override for override in overrides}
+    keys, typed = keys_of(), {key_of(override): override for override in overrides}
     if inner := [each for each in keys if each.startswith(f"{key}.")]:
         return f"{key}: it has keys of its own; set {either([f'{each}=VALUE' for each in inner])}"
     named = re.search(r"value '(.*?)'", first)  # may be a file's, whatever is typed
     got = named[1] if named else typed.get(key, f"{key}=null").partition("=")[2]
     got = got.lower() if got in ("True", "False") else got
-    kind = re.search(r"converted to (Integer|Float)", str(error))  # of Hydra's own config
-    words = {"Integer": "a whole number", "Float": "a number"}.get(kind[1] if kind else "", f"another value: {first}")
-    allowed = _allowed(keys[key], getattr(error, "object_type", None)) if key in keys else words
+    allowed = _allowed(keys[key], getattr(error, "object_type", None)) if key in keys else f"another value: {first}"
     return f"{key}: '{got}' is not allowed; set {allowed}"
 
 
@@ -159,8 +244,6 @@ def _unknown_choice(path: str, found: Sequence[str]) -> str:
     names = {each for each in found if not each.endswith("_schema")} | (set(parts.named_lazily()) if parts else set())
     first = parts.names() if parts else []  # before presets and lazy names, as the line may be cut
     known = [*first, *sorted(names.difference(first))]
-    if not known:
-        return f"{group or path}: no choice '{name}'; {PROGRAM} list shows all"
     return f"{group}: no choice '{name}'; {choices(name, known)}"
 
 
@@ -176,15 +259,25 @@ def _not_an_override(override: str, message: str) -> str:
     return f"'{override}' is neither a command nor an override; {fix}"
 
 
-def _unknown_key(key: str, tree: DictConfig | None) -> str:
+def unknown_flag(word: str, names: Collection[str]) -> str:
+    """The line for `--batch-size 64`, or another word with a dash before, that is no flag."""
+    flag, _, value = word.partition("=")
+    name = flag.lstrip("-").replace("-", "_")
+    if key := name if name in names else meant(name, names):
+        typed = key if "=" in key else f"{key}={value or 'VALUE'}"
+        return f"'{word}' is not a flag; keys have no dashes before: write {typed}"
+    return f"'{word}' is not a flag; {choices(flag, [*FLAGS, '--debug', '--help'])}"
+
+
+def unknown_in(key: str, tree: DictConfig | None) -> str:
     """`'momentm' is not a key; did you mean 'optim.momentum'?`; `tree` says which parts are chosen."""
-    if key.partition(".")[0] == "experiment":
+    if key.partition(".")[0] == hydra_setup.EXPERIMENT:
         return "experiment: its keys belong to the root; begin the file with the line '# @package _global_'"
     if guard.is_special(key):
         return f"{key}: {guard.by_name(key)}"
     if key.partition(".")[0] == "hydra":
         return f"'{key}' is not a key of Hydra's own config; see {PROGRAM} --cfg hydra"
-    keys = _keys()
+    keys = keys_of()
     if key in keys:  # of another part
         group, _, names = keys[key].owners.partition("=")
         owners = either([f"{group}={name}" for name in names.split(",")])
@@ -198,18 +291,84 @@ def _unknown_key(key: str, tree: DictConfig | None) -> str:
     return unknown_key(key, {name: [*each.defaults] for name, each in keys.items()}, chosen)
 
 
-def refuse_unknown_keys(tree: DictConfig) -> None:
-    """Check that `+key=value` added no key that no dataclass has."""
-    for key in _keys_without_field(tree, ""):
-        raise ConfigError(_unknown_key(key, tree))
+_OTHER_NAMES = {
+    "epochs": "max_epochs num_epochs n_epochs num_train_epochs",
+    "num_workers": "threads_per_loader num_proc dataloader_num_workers j",
+    "batch_size": "batch bs b train_batch_size per_device_train_batch_size",
+    "lr": "learning_rate base_lr max_lr init_lr",
+    "optim.weight_decay": "wd l2",
+    "optim.ema": "model_ema ema_decay use_ema",
+    "optim": "optimizer opt",
+    "schedule": "scheduler lr_scheduler sched lr_schedule",
+    "schedule.warmup_ratio": "warmup warmup_epochs warmup_steps warmup_iters",
+    "max_grad_norm": "clip_grad grad_clip clip_grad_norm gradient_clip_val max_norm clip",
+    "accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum_steps accum_iter accum_steps",
+    "image_size": "img_size imgsz input_size crop_size resolution size",
+    "amp=true": "fp16 bf16 half use_amp mixed_precision autocast",
+    "device": "accelerator",
+    "parallel=ddp": "gpus num_gpus devices strategy distributed nproc_per_node ddp",
+    "parallel.sync_batchnorm": "sync_bn",
+    "model": "arch_name architecture network net backbone model_name",
+    "model.weights=DEFAULT": "pretrained pretrain pretrained_weights",
+    "model.num_classes": "n_classes nb_classes classes",
+    "model.freeze": "freeze_backbone frozen",
+    "model.checkpointing": "gradient_checkpointing grad_checkpointing activation_checkpointing",
+    "data.root": "dataset data_dir data_path dataset_dir dataset_path train_dir",
+    "data.val_split": "val_dir valid_split validation_split val_name",
+    "data.val": "val_fraction val_ratio val_share val_size valid_pct validation_fraction",
+    "data.folds": "k_folds kfold n_folds n_splits num_folds",
+    "data.balance": "balanced_sampler class_balance oversample weighted_sampler",
+    "data.tail": "drop_last",
+    "augment": "transform transforms augmentation augmentations aug auto_augment aa",
+    "augment.mixup": "mixup_alpha",
+    "augment.cutmix": "cutmix_alpha",
+    "task.label_smoothing": "smoothing",
+    "engine.prefetch": "prefetch_factor",
+    "record.log_every": "print_freq log_interval log_freq log_every_n_steps logging_steps",
+    "run": "run_name exp_name experiment_name",
+    "out": "output_dir out_dir outdir output save_dir log_dir logdir default_root_dir project_dir",
+    "resume": "ckpt_path resume_from resume_from_checkpoint load_from",
+    "seed": "random_seed manual_seed random_state",
+    "cudnn_benchmark": "benchmark",
+    "checkpoint.best_by": "monitor metric eval_metric",
+    "objective": "metrics",
+}
+"""Key, or override -> what it is called elsewhere."""
+OTHER_NAMES = {name: key for key, names in _OTHER_NAMES.items() for name in names.split()}
+"""Name in another framework -> key, or override."""
 
 
-def _keys_without_field(tree: DictConfig, prefix: str) -> Iterator[str]:
-    kind = OmegaConf.get_type(tree)
-    known = kind.__dataclass_fields__ if kind is not None and is_dataclass(kind) else None
-    for name in map(str, tree):
-        child = tree._get_node(name)
-        if known is not None and name not in known:
-            yield f"{prefix}{name}"
-        elif isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
-            yield from _keys_without_field(child, f"{prefix}{name}.")
+def unknown_key(key: str, keys: Mapping[str, Collection[str]], chosen: Mapping[str, str]) -> str:
+    """The line for a key that the config doesn't have: `'momentm' is not a key; did you mean 'optim.momentum'?`.
+
+    Args:
+        key: as typed.
+        keys: the config's, and the parts that have them.
+        chosen: {group: part}; a key of any other part is named with its part. Empty: all parts are chosen.
+    """
+    if old := next((each for each in REMOVED if key in (each, each.partition(".")[0])), None):
+        return f"'{old}' was removed; {REMOVED[old]}"
+    here = [name for name, parts in keys.items() if chosen.get(name.partition(".")[0], "") in ("", *parts)]
+    hint = f"see {PROGRAM} list keys"
+    if found := meant(key, [*here, *groups]):
+        hint = f"write {found}" if "=" in found else f"did you mean '{found}'?"
+    elif found := meant(key, [name for name in keys if name not in here]):
+        hint = f"did you mean '{found}' of {found.partition('.')[0]}={next(iter(keys[found]))}?"
+    return f"'{key}' is not a key of the config; {hint}"
+
+
+def meant(key: str, names: Collection[str]) -> str | None:
+    """The name, or the override of one, that a key probably stands for; None if there is none."""
+    group, _, tail = key.rpartition(".")
+    other = OTHER_NAMES.get(tail.lower(), "")
+    if other.partition("=")[0] in names:
+        return other
+    by_tail = {name.rpartition(".")[2]: name for name in reversed([*names])}
+    if tail in by_tail:
+        return by_tail[tail]
+    # A misspelling of its last word, first in its own group; or of the whole of it.
+    own = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == group}
+    for candidates, text, cutoff in ((own, tail, 0.75), (by_tail, tail, 0.75), (dict.fromkeys(names), key, 0.85)):
+        if close := difflib.get_close_matches(text, candidates, n=1, cutoff=cutoff):
+            return candidates[close[0]] or close[0]
+    return None

@@ -11,8 +11,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from effloop import registry
-from effloop.config import guard, messages
-from effloop.config.compose import finish
+from effloop.config import guard
+from effloop.config.compose import finish, in_one_line
 from effloop.config.hydra_setup import compose_tree
 from effloop.config.overrides import PATHS, REMOVED, parsed, with_paths
 from effloop.config.schema import Config
@@ -73,7 +73,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
     if _holds_interpolation(plain):
         raise ConfigError(f"{where} is refused: it holds an interpolation, and a saved config has none")
     overrides = with_paths(overrides)
-    with messages.in_one_line(overrides):
+    with in_one_line(overrides):
         given = parsed(overrides)
         for override in given:
             if override.is_sweep_override():

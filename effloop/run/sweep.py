@@ -15,8 +15,8 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from effloop.config import Config, messages
-from effloop.config.compose import complete, count_jobs, searchpath
+from effloop.config import Config
+from effloop.config.compose import complete, count_jobs, in_one_line, searchpath
 from effloop.config.hydra_setup import NAME, application, compose_tree, without_hydra
 from effloop.config.overrides import by_key, parsed
 from effloop.config.schema import run_folder
@@ -44,7 +44,7 @@ def compose_shared(flags: Sequence[str], overrides: Sequence[Override]) -> tuple
     swept = {key: each for key, each in by_key(overrides).items() if each.is_choice_sweep() or each.is_range_sweep()}
     first = [f"{key}={value}" for key, each in swept.items() for value in islice(each.sweep_string_iterator(), 1)]
     words = [*shared_overrides(overrides).values(), *first]
-    with messages.in_one_line(words):
+    with in_one_line(words):
         tree = compose_tree([*words, *searchpath(flags)], with_hydra=True)
         return tree.hydra, complete(without_hydra(tree), words, searchpath(flags))[0]
 
@@ -104,7 +104,7 @@ def _folder(config: Config) -> Path:
 
 def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> None:
     """Train once for each combination of values, or as a search decides; and show how they compare."""
-    with messages.in_one_line(overrides):
+    with in_one_line(overrides):
         given = parsed(overrides)
         shared = shared_overrides(given)
         hydra, config = compose_shared(flags, given)
@@ -159,7 +159,7 @@ def _launch(job: JobRunner, overrides: list[str], go_on: str) -> EffLoopError | 
     """Have Hydra start the jobs; what went wrong beside them."""
     logging.getLogger("hydra_plugins.hydra_optuna_sweeper").setLevel(logging.ERROR)  # that a job failed has been said
     try:
-        with messages.in_one_line(overrides), application(job.folder) as hydra:
+        with in_one_line(overrides), application(job.folder) as hydra:
             hydra.multirun(NAME, job, [*overrides, "hydra.mode=MULTIRUN"])
     except (KeyboardInterrupt, BrokenPipeError):  # or nobody reads the output any more
         raise InterruptedRunError(f"interrupted; {go_on}") from None

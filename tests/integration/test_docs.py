@@ -36,7 +36,7 @@ import effloop
 from effloop.cli.bench import BENCHMARKS
 from effloop.cli.main import MODULES, command_named, main
 from effloop.config import Config
-from effloop.config.keys import keys_of
+from effloop.config.messages import keys_of
 from effloop.data.source.storage.writing import writers
 from effloop.errors import ConfigError
 from effloop.registry import groups, use_plugin_files

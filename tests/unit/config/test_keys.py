@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from effloop.config.keys import keys_of
+from effloop.config.messages import keys_of
 from effloop.model import ModelConfig, models
 
 

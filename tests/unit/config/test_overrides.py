@@ -9,9 +9,10 @@ import pytest
 from plans import line
 
 import effloop
-from effloop.config import load, messages, save
-from effloop.config.keys import keys_of
-from effloop.config.overrides import OTHER_NAMES, REMOVED, refuse_contradictions, unknown_key, with_paths
+from effloop.config import load, save
+from effloop.config.compose import in_one_line
+from effloop.config.messages import OTHER_NAMES, keys_of, unknown_key
+from effloop.config.overrides import REMOVED, refuse_contradictions, with_paths
 from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import groups
 
@@ -52,7 +53,7 @@ def test_a_url_whose_braces_the_shell_has_expanded() -> None:
     ],
 )
 def test_taken(words: str) -> None:
-    with messages.in_one_line():
+    with in_one_line():
         refuse_contradictions(words.split())
 
 
