@@ -80,7 +80,7 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
         return Forked(command[2:], **options)
 
     patched = SimpleNamespace(**{**vars(subprocess), "Popen": begin})
-    monkeypatch.setattr("effloop.system.children.subprocess", patched)
+    monkeypatch.setattr("effloop.system.processes.subprocess", patched)
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from effloop.profile import profilers
 from effloop.record import SKIPPED, Metrics, recorders
 from effloop.runs import folder as folders
 from effloop.runs.reader import flatten
-from effloop.system.command import seconds_of_command
 from effloop.system.files import keep_rows, remove_stale
+from effloop.system.processes import seconds_of_command
 from effloop.train.nan import LIST, StopOrSkip
 from effloop.train.stopping import EarlyStop
 from effloop.train.trainer import LoopConfig, Progress, Trainer

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from effloop.errors import PROGRAM, CheckpointError, reason, warn
-from effloop.system.archive import ForeignFileError, check_archive, opened
+from effloop.system.untrusted import ForeignFileError, check_archive, opened
 
 # What a checkpoint may hold: read without running code, and with a right checksum, a file can still claim anything.
 # What only one part reads is checked by that part, when it loads its state.

@@ -21,9 +21,7 @@ from effloop.errors import (
     printable,
     printable_lines,
 )
-from effloop.system.command import command_timed, escaped_output
-from effloop.system.openmp import limit_spinning
-from effloop.system.processes import discard_output
+from effloop.system.processes import command_timed, discard_output, escaped_output, limit_spinning
 
 if TYPE_CHECKING:
     from effloop.cli.command import Command

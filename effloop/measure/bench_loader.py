@@ -31,7 +31,7 @@ from effloop.optim import optimizers
 from effloop.precision import precisions
 from effloop.registry import choices
 from effloop.system.hardware import find_device
-from effloop.system.openmp import without_limit
+from effloop.system.processes import without_spin_limit
 
 Timed = Callable[[Iterable[Any]], Iterator[Any]]
 """Passes batches through, and adds up the seconds that each was waited for."""
@@ -152,7 +152,7 @@ def _report(
         runs = {}
         for name, build in builds.items():
             epochs = partial(measured_epochs, partial(build, Workload(config, root, scratch)))
-            with without_limit() if name == "bare" else nullcontext():
+            with without_spin_limit() if name == "bare" else nullcontext():
                 side = turns.apart(name, epochs, reuse_memory=config.reuse_memory)
                 runs[name] = stack.enter_context(side)
         found = turns.in_turns(runs, repeats, warm_up=1)

@@ -27,7 +27,7 @@ from effloop.data.loader import Loader
 from effloop.data.source import Cache, Tail
 from effloop.measure.turns import Turn
 from effloop.system.hardware import available_cores
-from effloop.system.saved import SavedForBackward
+from effloop.system.memory import SavedForBackward
 from effloop.train.trainer import Trainer
 
 TURN_S = 1.0

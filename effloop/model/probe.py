@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.model.base import CHANNEL_NORMS
-from effloop.system.saved import SavedForBackward
+from effloop.system.memory import SavedForBackward
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TILE = 8  # channels that tensor cores process at once in half precision

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from effloop.errors import ConfigError, optional_package, reason
 from effloop.model.base import Normalisation, Zoo
 from effloop.registry import choices
-from effloop.system.archive import ForeignFileError, check_archive, opened
+from effloop.system.untrusted import ForeignFileError, check_archive, opened
 
 _KEY, _BACKBONE_KEY = "model.weights", "model.backbone_weights"
 

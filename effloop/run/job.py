@@ -8,27 +8,25 @@ import traceback
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError, reason
 from effloop.run.execute import run
 from effloop.run.spec import JobState, RunSpec
-from effloop.system import children
-from effloop.system.command import command_timed, escaped_output
-from effloop.system.processes import discard_output
+from effloop.system import processes
 from effloop.system.signals import unblock_interrupts
 
 
 def main() -> int:
     """Carry out the run that comes as JSON on the standard input; returns the exit code."""
-    job = children.receive()
+    job = processes.receive_request()
     state = JobState(**job["state"])
     sys.argv = ["effloop", *job["spec"]["overrides"]]  # what the run folder says it was started by
     try:
         unblock_interrupts()
-        with command_timed(whole_process=True), escaped_output():
+        with processes.command_timed(whole_process=True), processes.escaped_output():
             run(RunSpec.from_plain(job["spec"]))
     except (KeyboardInterrupt, InterruptedRunError):
         state.write("stopped", "interrupted")
         return InterruptedRunError.exit_code
     except BrokenPipeError:
         state.write("stopped", "nobody reads its output any more")
-        discard_output()
+        processes.discard_output()
         return InterruptedRunError.exit_code
     except PreemptedRunError as error:
         state.write("preempted", str(error))

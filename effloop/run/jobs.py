@@ -23,19 +23,9 @@ from effloop.errors import EffLoopError, PreemptedRunError
 from effloop.run.spec import JobState, RunSpec, from_newest_checkpoint
 from effloop.runs.folder import TakenError, check_free, has_checkpoints
 from effloop.runs.reader import CONFIG, JOB, RunRecord, read_job_files, read_run
-from effloop.system import children
+from effloop.system import processes
 from effloop.system.files import numbered, remove_if_empty
-from effloop.system.openmp import with_limit
-from effloop.system.processes import (
-    describe_process,
-    end_with_parent,
-    ended_on_error,
-    how_ended,
-    is_alive,
-    output_prefixed,
-    signal_name,
-)
-from effloop.system.signals import AGAIN_S, handled, interrupts_blocked
+from effloop.system.signals import AGAIN_S, handled, interrupts_blocked, signal_name
 
 # Signals to a sweep are forwarded to its jobs, which save; no other job is started.
 
@@ -79,7 +69,7 @@ class Stops:
             (self._folder / _MARK).touch()
         passed = 0
         for job in read_job_files(self._folder).values():
-            if job.get("state") == "running" and is_alive(job):
+            if job.get("state") == "running" and processes.is_alive(job):
                 with suppress(ProcessLookupError):
                     os.kill(job["pid"], number)
                     passed += 1
@@ -150,7 +140,7 @@ class JobRunner:
     def __call__(self, tree: DictConfig) -> float | None:
         """Run a job in a process of its own and wait for it; None if it failed, and job.json says why."""
         if self.parent not in (0, os.getpid()):
-            end_with_parent(self.parent)
+            processes.end_with_parent(self.parent)
         registry.load_plugins()  # in a launcher's own process: a score of theirs may be the objective
         hydra = HydraConfig.get()
         task: Any = OmegaConf.to_container(hydra.overrides.task)  # as typed, interpolations and all
@@ -196,7 +186,7 @@ class JobRunner:
         folder = next(each for each in numbered(planned) if not (each / JOB).exists())  # an earlier start's
         folder.mkdir(parents=True, exist_ok=True)
         state = JobState(str(folder), number, own)
-        state.write("waiting", **describe_process())
+        state.write("waiting", **processes.describe_process())
         return state
 
     def _run(self, tree: DictConfig, task: list[str], state: JobState) -> RunRecord:
@@ -228,11 +218,11 @@ class JobRunner:
         streams = subprocess.PIPE if self.parallel else None
         env = {**self.environment(), **(fetched_before() if state.number else {})}  # the first job's figures have it
         with interrupts_blocked():  # until job.json says which process it is
-            process = children.start("effloop.run.job", env=env, stdout=streams, stderr=streams)
-            state.write("running", **describe_process(process.pid))
-        prefixed = output_prefixed(process, f"[job {state.number}] ")
-        with process, prefixed, ended_on_error(process), passed_on(process):
-            children.send(process, job)
+            process = processes.start_child("effloop.run.job", env=env, stdout=streams, stderr=streams)
+            state.write("running", **processes.describe_process(process.pid))
+        prefixed = processes.output_prefixed(process, f"[job {state.number}] ")
+        with process, prefixed, processes.ended_on_error(process), passed_on(process):
+            processes.send_request(process, job)
             if is_stopping(Path(self.folder)):
                 process.terminate()
             code = process.wait()
@@ -240,11 +230,11 @@ class JobRunner:
             if code == PreemptedRunError.exit_code:
                 state.write("preempted", "stopped before training began")
             else:
-                state.write("killed", f"it {how_ended(code)}")
+                state.write("killed", f"it {processes.how_ended(code)}")
 
     def environment(self) -> dict[str, str]:
         """A job's environment: with as many threads under any launcher, as their number changes results."""
         if self.threads is None:
-            return with_limit(os.environ)
+            return processes.with_spin_limit(os.environ)
         kept = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
-        return with_limit({**kept, **self.threads})
+        return processes.with_spin_limit({**kept, **self.threads})

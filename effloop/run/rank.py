@@ -35,9 +35,8 @@ from effloop.parallel.rendezvous import START_TIMEOUT_S, RankGroup, join
 from effloop.run.spec import RunSpec, from_newest_checkpoint
 from effloop.run.training import announce_end, train
 from effloop.runs.environment import effloop_version
-from effloop.system.command import command_timed, escaped_output
 from effloop.system.hardware import available_cores
-from effloop.system.processes import end_with_parent, prefix_output
+from effloop.system.processes import command_timed, end_with_parent, escaped_output, prefix_output
 from effloop.system.signals import BEFORE, ending_at_once, interrupted_once
 
 _PATIENCE_S = {"lost": 5.0, "crash": 1.0}

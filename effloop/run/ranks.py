@@ -28,10 +28,9 @@ from effloop.run.rank import run_rank
 from effloop.run.spec import RunSpec
 from effloop.run.training import interrupted, resume_hint
 from effloop.runs.folder import record_end
+from effloop.system import signals
 from effloop.system.hardware import find_device
-from effloop.system.openmp import limit_spinning
-from effloop.system.processes import how_ended, killed_by, signal_name
-from effloop.system.signals import AGAIN_S, STOPPING, handled, handlers_restored, interrupts_blocked_in_children
+from effloop.system.processes import how_ended, killed_by, limit_spinning
 
 _PATIENCE_S = 5
 """For ranks to end after SIGTERM, before they are killed."""
@@ -50,10 +49,10 @@ def launch(spec: RunSpec) -> Path:
     processes = _processes(spec.config.device, parallel.processes)
     limit_spinning()
     # torch's launcher leaves handlers of its own behind
-    ended = handlers_restored(*STOPPING, signal.SIGINT, signal.SIGQUIT)
+    ended = signals.handlers_restored(*signals.STOPPING, signal.SIGINT, signal.SIGQUIT)
     # Ranks report to this process in a folder that only this user can read.
     scratch = tempfile.TemporaryDirectory(prefix="effloop-ranks-", ignore_cleanup_errors=True)
-    with scratch as name, _quiet(), ended, interrupts_blocked_in_children():
+    with scratch as name, _quiet(), ended, signals.interrupts_blocked_in_children():
         folder = Path(name)
         forwarder = SignalForwarder(folder)
         try:
@@ -64,7 +63,7 @@ def launch(spec: RunSpec) -> Path:
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise InterruptedRunError(interrupted(_run_dir(folder, spec))) from None
-            how = f"stopped by {signal_name(error.sigval)}"
+            how = f"stopped by {signals.signal_name(error.sigval)}"
             if begun := RestartState(folder).run_dir():
                 record_end(begun, how, "preempted")
             raise PreemptedRunError(interrupted(_run_dir(folder, spec), how)) from None
@@ -171,14 +170,14 @@ class SignalForwarder:
 
     def caught(self) -> AbstractContextManager[None]:
         """Signals inside the block come here."""
-        return handled(self._pass)
+        return signals.handled(self._pass)
 
     def _pass(self, number: int, frame: Any) -> None:
         pids, now = self._ranks(), time.monotonic()
-        if not pids or (self.how and now - self._first > AGAIN_S):
-            raise SignalException(f"got {signal_name(number)}", sigval=signal.Signals(number))
+        if not pids or (self.how and now - self._first > signals.AGAIN_S):
+            raise SignalException(f"got {signals.signal_name(number)}", sigval=signal.Signals(number))
         if not self.how:
-            self.how, self._first = f"stopped by {signal_name(number)}", now
+            self.how, self._first = f"stopped by {signals.signal_name(number)}", now
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)

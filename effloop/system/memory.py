@@ -1,4 +1,4 @@
-"""What a process holds in memory, and what the kernel holds of files."""
+"""What a process holds in memory, what the kernel holds of files, and autograd of tensors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 _FIELDS = {
     **{"Rss": "rss", "Pss": "pss", "Private_Clean": "private", "Private_Dirty": "private", "Anonymous": "own"},
@@ -84,3 +87,48 @@ def share_in_cache(paths: Iterable[Path]) -> float:
         resident += int((states & 1).sum())
         pages += len(states)
     return resident / pages if pages else 0.0
+
+
+class SavedForBackward:
+    """Counts the memory of tensors that autograd saves inside the block; tensors that share memory count once.
+
+    Args:
+        besides: tensors that don't count, such as a model's parameters and buffers, nor their copies in 16 bits.
+    """
+
+    def __init__(self, besides: Iterable[Tensor]) -> None:
+        self._besides, self._numbers = set[tuple[int, int]](), set[int]()
+        for each in besides:
+            self._besides.add(_storage(each))
+            self._numbers.add(each.numel())
+        self._saved = set[tuple[int, int]]()
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        cast = tensor.dtype in (torch.float16, torch.bfloat16) and tensor.numel() in self._numbers  # by autocast
+        if not cast:
+            self._saved.add(_storage(tensor))
+        return tensor
+
+    def __enter__(self) -> SavedForBackward:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        return sum(size for _, size in self._saved - self._besides)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest one; 0 if there is none."""
+        return max((size for _, size in self._saved - self._besides), default=0)
+
+
+def _storage(tensor: Tensor) -> tuple[int, int]:
+    """Address and size of a tensor's memory."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from effloop.errors import InterruptedRunError, PreemptedRunError
-from effloop.system.processes import signal_name
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """In the order of their bits, see `StopRequest.bits`."""
@@ -283,6 +282,14 @@ def handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)
         yield
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` of 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def names(bits: int) -> str:

@@ -25,7 +25,7 @@ from effloop.data.remote.location import Location
 from effloop.data.remote.manifest import Manifest, RemoteFile
 from effloop.data.remote.stores import ChangedError, FetchError, Store, in_threads, retried, store_of
 from effloop.errors import ConfigError, EffLoopError
-from effloop.system import children
+from effloop.system import processes
 from effloop.system.files import describe_failure
 from effloop.system.signals import ignore_interrupts, ignore_stops, unblock_interrupts
 
@@ -195,7 +195,7 @@ def _serve() -> None:
     ignore_interrupts()
     ignore_stops()
     unblock_interrupts()
-    request = children.receive()
+    request = processes.receive_request()
     begun: list[Download] = []
 
     def say(**facts: Any) -> None:

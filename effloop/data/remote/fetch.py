@@ -16,9 +16,8 @@ from effloop.data.remote.cache import Cache
 from effloop.data.remote.location import Location, this_process
 from effloop.data.remote.manifest import Manifest
 from effloop.errors import ConfigError, DataError, EffLoopError
-from effloop.system import children
+from effloop.system import processes
 from effloop.system.files import describe_failure
-from effloop.system.processes import how_ended
 
 CHUNK_BYTES = 16 << 20
 """Size of the parts that a thread requests: what a killed process, or a broken connection, begins again."""
@@ -211,10 +210,10 @@ def _run_child(
 
     total = moved = 0
     with Meter(stderr=True, in_bytes=True) as meter:
-        process = children.start("effloop.data.remote.download", stdout=subprocess.PIPE, fds=[lock.fileno()])
+        process = processes.start_child("effloop.data.remote.download", stdout=subprocess.PIPE, fds=[lock.fileno()])
         assert process.stdout is not None
         try:
-            children.send(process, request)
+            processes.send_request(process, request)
             for message in map(json.loads, process.stdout):
                 if "error" in message:
                     raise (ConfigError if message["kind"] == "config" else DataError)(message["error"])
@@ -231,7 +230,7 @@ def _run_child(
             process.kill()
             process.wait()
             process.stdout.close()
-    line = f"data.root: '{request['root']}': the process that fetches (pid {process.pid}) {how_ended(code)}"
+    line = f"data.root: '{request['root']}': the process that fetches (pid {process.pid}) {processes.how_ended(code)}"
     if code >= 0:
         raise RuntimeError(line)  # a bug, of which it has printed more
     raise DataError(f"{line}; start again: what was fetched is kept")

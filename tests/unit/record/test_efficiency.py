@@ -17,7 +17,7 @@ from effloop.batch import Batch
 from effloop.record.clock import Clock, Span
 from effloop.record.efficiency import Efficiency
 from effloop.run import execute
-from effloop.system.command import command_timed, process_age_s, seconds_of_command
+from effloop.system.processes import command_timed, process_age_s, seconds_of_command
 from effloop.train.trainer import Trainer
 
 BESIDES = {"evaluation": 3.0, "checkpoint": 0.5, "other": 0.0}

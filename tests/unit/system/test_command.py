@@ -11,7 +11,7 @@ from rich.console import Console
 from effloop.cli import main as command_line
 from effloop.cli.main import main
 from effloop.errors import printable
-from effloop.system.command import EscapedStream, escaped_output
+from effloop.system.processes import EscapedStream, escaped_output
 
 TITLE, CLEAR, CLIPBOARD = "\x1b]0;taken\x07", "\x1b[2J\x1b[H", "\x1b]52;c;cm0gLXJm\x07"
 

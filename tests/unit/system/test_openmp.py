@@ -13,7 +13,7 @@ import pytest
 
 import effloop
 from effloop.run.jobs import JobRunner
-from effloop.system.openmp import SPINS, limit_spinning
+from effloop.system.processes import SPINS, limit_spinning
 
 COUNT, POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 OURS = {COUNT: str(SPINS)}
