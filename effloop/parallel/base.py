@@ -142,8 +142,7 @@ class OwnSlice:
     device: torch.device
 
 
-Slice: TypeAlias = Parallel | OwnSlice
-"""What loading asks for: `rank`, `world_size`, `sharing`, `device`."""
+Slice: TypeAlias = Parallel | OwnSlice  # what loading asks for: `rank`, `world_size`, `sharing`, `device`
 
 
 def own_slice(device: torch.device) -> OwnSlice:

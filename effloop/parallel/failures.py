@@ -30,28 +30,20 @@ from effloop.system.files import write_text
 
 @dataclass(frozen=True)
 class RankFailure:
-    """Why a rank ended.
+    """Why a rank ended."""
 
-    Attributes:
-        rank: that reports it.
-        line: for the terminal.
-        kind: `common`: an error that any rank would have, such as a ConfigError; `final`: another error that a restart
-            would repeat; `failed`: an EffLoopError that a restart may avoid, such as a worker's end; `crash`: another
-            exception; `hang`: a rank doesn't answer; `killed`: a signal ended it; `terminated`: the signal may be the
-            launcher's; `lost`: the connection to another rank broke, whose failure is the cause; `preempted`: the run
-            was asked to stop, and is saved where it could be.
-        start: number of this start of the ranks, from 0.
-        host, pid: of the process that reports it.
-        at: Unix time, s.
-    """
-
-    rank: int
-    line: str
+    rank: int  # that reports it
+    line: str  # for the terminal
+    # `common`: an error that any rank would have, such as a ConfigError; `final`: another error that a restart would
+    # repeat; `failed`: an EffLoopError that a restart may avoid, such as a worker's end; `crash`: another exception;
+    # `hang`: a rank doesn't answer; `killed`: a signal ended it; `terminated`: the signal may be the launcher's;
+    # `lost`: the connection to another rank broke, whose failure is the cause; `preempted`: the run was asked to stop,
+    # and is saved where it could be
     kind: str
-    start: int = 0
-    host: str = field(default_factory=socket.gethostname)
+    start: int = 0  # number of this start of the ranks, from 0
+    host: str = field(default_factory=socket.gethostname)  # of the process that reports it
     pid: int = field(default_factory=os.getpid)
-    at: float = field(default_factory=time.time)
+    at: float = field(default_factory=time.time)  # Unix time, s
 
     @property
     def sentence(self) -> str:
@@ -119,8 +111,7 @@ class FailureReporter:
             print(f"effloop: {failure.sentence}", file=sys.__stderr__, flush=True)  # without the rank's prefix
 
 
-_FINAL, _RUN_DIR = "effloop/final", "effloop/run_dir"
-"""Keys in the store that outlives a start of the ranks."""
+_FINAL, _RUN_DIR = "effloop/final", "effloop/run_dir"  # keys in the store that outlives a start of the ranks
 
 
 def failed_for_good(group: RankGroup) -> bool:
@@ -151,8 +142,7 @@ def root_cause(found: Iterable[RankFailure]) -> RankFailure | None:
     return min(last, key=lambda failure: (_CONSEQUENCES.get(failure.kind, 0), failure.at), default=None)
 
 
-reporter = FailureReporter()
-"""The reporter of this process."""
+reporter = FailureReporter()  # the reporter of this process
 
 
 class RestartState:

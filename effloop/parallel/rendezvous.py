@@ -21,26 +21,19 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 from effloop.errors import ConfigError, RankError
 from effloop.parallel.rank_env import RankEnv
 
-START_TIMEOUT_S = 300.0
-"""For all ranks to connect; a machine of a cluster may take minutes to load torch."""
+START_TIMEOUT_S = 300.0  # for all ranks to connect; a machine of a cluster may take minutes to load torch
 _POLL_S = 0.02
 _LATER_S = 5.0
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What a rank publishes about itself.
+    """What a rank publishes about itself."""
 
-    Attributes:
-        host, pid: its machine and process.
-        facts: {name: value} for values that have to be equal on all ranks.
-        cores: bit N is set if it may run on core N of its machine; 0 if the system doesn't tell.
-    """
-
-    host: str
+    host: str  # its machine and process
     pid: int
-    facts: Mapping[str, str]
-    cores: int = 0
+    facts: Mapping[str, str]  # {name: value} for values that have to be equal on all ranks
+    cores: int = 0  # bit N is set if it may run on core N of its machine; 0 if the system doesn't tell
 
     @classmethod
     def own(cls, facts: Mapping[str, str]) -> Peer:
@@ -51,19 +44,12 @@ class Peer:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The ranks of a run, after rendezvous.
+    """The ranks of a run, after rendezvous."""
 
-    Attributes:
-        env: of this rank.
-        base: a store that lasts as long as the ranks' launcher, including restarts.
-        store: for this start of the ranks only.
-        peers: by rank.
-    """
-
-    env: RankEnv
-    base: Store
-    store: Store
-    peers: list[Peer]
+    env: RankEnv  # of this rank
+    base: Store  # a store that lasts as long as the ranks' launcher, including restarts
+    store: Store  # for this start of the ranks only
+    peers: list[Peer]  # by rank
     current: ClassVar[RankGroup | None] = None
     """The group that this process has joined."""
 

@@ -28,10 +28,8 @@ _WAITING = ("torch.autograd.graph", "torch.distributed", "torch.cuda", "effloop.
 """Modules that wait for other ranks: in backward, in collectives, or for a GPU that runs them."""
 _TRAINING = "training"
 _SAMPLE_S = 0.05
-_WINDOW_S = 10.0
-"""After which the ranks' paces are compared."""
-_JOIN_S = 5.0
-"""For the thread to end; it may be waiting for a store that has ended."""
+_WINDOW_S = 10.0  # after which the ranks' paces are compared
+_JOIN_S = 5.0  # for the thread to end; it may be waiting for a store that has ended
 
 # A straggler takes so many times as long as the median, and costs the others this share of their time, in windows of so
 # many batches, twice in a row: a moment's load is no reason.
@@ -40,33 +38,22 @@ _FACTOR, _SHARE, _LEAST_BATCHES = 2.5, 0.25, 10
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The state of a rank, published about once a second.
+    """The state of a rank, published about once a second."""
 
-    Attributes:
-        number: of the heartbeat.
-        steps: progress: one for each batch requested, one for each received, one for each end of an epoch or
-            evaluation, and two for each collective.
-        at: the progress, for messages.
-        host, pid: of the rank.
-        space: the PID namespace of `pid`, see `this_system`: if two are equal, equal PIDs are the same process.
-        waits: whether the loop is inside torch's backward or a collective, which wait for the other ranks.
-        collective: purpose of the current collective, for messages; empty outside of one.
-        batches: that it has trained on.
-        all_s: seconds of that.
-        own_s: seconds of that in which it didn't wait for others: it loaded, computed, or slept.
-    """
-
-    number: int
+    number: int  # of the heartbeat
+    # progress: one for each batch requested, one for each received, one for each end of an epoch or evaluation, and two
+    # for each collective
     steps: int
-    at: str
-    host: str
+    at: str  # the progress, for messages
+    host: str  # of the rank
     pid: int
+    # the PID namespace of `pid`, see `this_system`: if two are equal, equal PIDs are the same process
     space: Sequence[str]
-    waits: bool = False
-    collective: str = ""
-    batches: int = 0
-    own_s: float = 0.0
-    all_s: float = 0.0
+    waits: bool = False  # whether the loop is inside torch's backward or a collective, which wait for the other ranks
+    collective: str = ""  # purpose of the current collective, for messages; empty outside of one
+    batches: int = 0  # that it has trained on
+    own_s: float = 0.0  # seconds of that in which it didn't wait for others: it loaded, computed, or slept
+    all_s: float = 0.0  # seconds of that
 
 
 def find_straggler(before: Sequence[Heartbeat], now: Sequence[Heartbeat]) -> tuple[int, float, float] | None:

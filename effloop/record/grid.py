@@ -34,8 +34,7 @@ def _voc() -> NDArray[np.uint8]:
     return colours
 
 
-PALETTE = _voc()
-"""(256, 3) uint8 RGB: a colour for each class, and white for what isn't counted."""
+PALETTE = _voc()  # (256, 3) uint8 RGB: a colour for each class, and white for what isn't counted
 
 
 def overlay(images: NDArray[np.uint8], masks: NDArray[np.uint8], *, borders: bool = False) -> NDArray[np.uint8]:

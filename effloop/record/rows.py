@@ -13,25 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from effloop.record.base import Position
-from effloop.record.clock import Span
+from effloop.record.efficiency import Span
 from effloop.record.sinks import AppendFile, EpochReport, Sink, StepReport
 from effloop.system.files import keep_rows, write_text
-from effloop.system.untrusted import MOST_ROWS, read_text
+from effloop.system.untrusted import MOST_ROWS, NewLines, read_text
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The position that a run resumes at, which decides which rows its files keep.
+    """The position that a run resumes at, which decides which rows its files keep."""
 
-    Attributes:
-        step: updates done; 0 is a run of its own.
-        within: whether the epoch of that update is unfinished: its evaluation, for one, is still to be done.
-        saved: whether the checkpoint has a row of its own in perf.jsonl.
-    """
-
-    step: int = 0
-    within: bool = False
-    saved: bool = True
+    step: int = 0  # updates done; 0 is a run of its own
+    within: bool = False  # whether the epoch of that update is unfinished: its evaluation, for one, is still to be done
+    saved: bool = True  # whether the checkpoint has a row of its own in perf.jsonl
 
 
 class Rows(Sink):
@@ -178,3 +172,59 @@ def finite(values: Any) -> Any:
     if isinstance(values, list | tuple):
         return [finite(value) for value in values]
     return None if isinstance(values, float) and not math.isfinite(values) else values
+
+
+# `skipped.jsonl`: images that `on_error=skip` did without. The data path writes it, here it is read.
+
+SKIPPED = "skipped.jsonl"  # its name in a run folder
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRow:
+    """One image, in one epoch (0 for `val`): number and name of the sample, and the one that was loaded `instead`."""
+
+    split: str
+    epoch: int
+    id: int
+    name: str
+    reason: str
+    instead: int | None
+
+
+class SkippedFile:
+    """The list of a run folder, of which only what is new is read."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._lines = NewLines(run_dir / SKIPPED)
+        self._found: dict[tuple[str, int, int], SkippedRow] = {}
+
+    def read(self) -> list[SkippedRow]:
+        """The rows in the order of epochs and samples; without what isn't a row."""
+        for line in self._lines.read():
+            with suppress(LookupError, TypeError, ValueError, OverflowError, RecursionError):
+                row = json.loads(line)
+                instead = None if row["instead"] is None else int(row["instead"])
+                key = str(row["split"]), int(row["epoch"]), int(row["id"])
+                self._found[key] = SkippedRow(*key, str(row["name"]), str(row["reason"]), instead)
+        return [self._found[key] for key in sorted(self._found)]
+
+
+def counted(rows: list[SkippedRow]) -> dict[str, int]:
+    """{split: how many different images}."""
+    splits = {row.split for row in rows}
+    return {split: len({row.id for row in rows if row.split == split}) for split in sorted(splits)}
+
+
+def lines_of(rows: list[SkippedRow], epoch: int, *, first: bool) -> list[str]:
+    """Lines for the log at the end of an epoch; `first`: the validation split was evaluated for the first time."""
+    lines = []
+    for split, different in counted(rows).items():
+        now = [row for row in rows if row.split == split and (row.epoch == epoch if split == "train" else first)]
+        if now:
+            what = "were replaced" if split == "train" else "were left out"
+            more = f"; {different:,} different ones until now" if different > len(now) else ""
+            lines.append(
+                f"skipped  {len(now):,} of {split} can't be loaded and {what}: {now[0].name} {now[0].reason}"
+                f"{', and others' * (len(now) > 1)} ({SKIPPED}){more}"
+            )
+    return lines

@@ -19,34 +19,33 @@ from rich.table import Table
 from effloop.batch import Batch
 from effloop.errors import printable
 from effloop.record.base import Metrics, Position, RecordConfig, Recorder, recorders
-from effloop.record.clock import Clock, Span
-from effloop.record.efficiency import Efficiency
-from effloop.record.rows import EpochTable, FinalFile, MetricsFile, PerfFile, Resumed, read_times
+from effloop.record.efficiency import Clock, Efficiency, Span
+from effloop.record.rows import (
+    EpochTable,
+    FinalFile,
+    MetricsFile,
+    PerfFile,
+    Resumed,
+    SkippedFile,
+    counted,
+    lines_of,
+    read_times,
+)
 from effloop.record.sinks import AppendFile, EpochReport, Sink, Sinks, StepReport
-from effloop.record.skipped import SkippedFile, counted, lines_of
 from effloop.task import Meter, Task, score_names
 
 
 @dataclass
 class EpochSoFar:
-    """The state of the epoch that is trained, as of its last line in the log.
+    """The state of the epoch that is trained, as of its last line in the log."""
 
-    Attributes:
-        sums: the task's, of all ranks; None before the first line.
-        before: those of the line before; None is the start of the epoch.
-        span: times.
-        position, lr: of the update.
-        begun: whether there is one; False from its end until the next one begins.
-        resumed: whether it continues from a checkpoint.
-    """
-
-    sums: list[float] | None = None
-    before: list[float] | None = None
-    span: Span = field(default_factory=Span)
-    position: Position | None = None
+    sums: list[float] | None = None  # the task's, of all ranks; None before the first line
+    before: list[float] | None = None  # those of the line before; None is the start of the epoch
+    span: Span = field(default_factory=Span)  # times
+    position: Position | None = None  # of the update
     lr: float = 0.0
-    begun: bool = False
-    resumed: bool = False
+    begun: bool = False  # whether there is one; False from its end until the next one begins
+    resumed: bool = False  # whether it continues from a checkpoint
 
     def report(self, task: Task, span: Span) -> StepReport:
         """The last line of the log; `span` is of what came since the one before."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from effloop.errors import EffLoopError, warn
 from effloop.record.base import Position
-from effloop.record.clock import Span
+from effloop.record.efficiency import Span
 from effloop.task import LOSS, Meter
 
 

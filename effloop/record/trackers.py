@@ -15,8 +15,7 @@ from effloop.record.sinks import CurvesSink, EpochReport, Scores
 from effloop.system.files import write_text
 from effloop.system.untrusted import read_json
 
-IDS = "loggers.json"
-"""File of a run folder: the run's ids in trackers, which a resumed run continues."""
+IDS = "loggers.json"  # file of a run folder: the run's ids in trackers, which a resumed run continues
 
 _MLFLOW = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -28,8 +27,7 @@ _MLFLOW = {
 _FLUSH_S = 10.0
 _MAX_PARAMS, _PARAM_CHARACTERS, _MAX_METRICS = 100, 6000, 1000
 """MLflow's limits: params per request, characters of a param, metrics per request."""
-_FINISH_S = 60
-"""W&B's default is to wait for its server without a limit."""
+_FINISH_S = 60  # W&B's default is to wait for its server without a limit
 
 
 def import_mlflow() -> ModuleType:

@@ -17,46 +17,30 @@ from effloop.task import Meter, check_objective, objectives
 _FORMATS = {"images/s": "{:,.0f}", "wait": "{:.1%}", "seconds": "{:,.1f}"}
 """Measurements of every run, beside its scores -> their format."""
 
-TIME_PARTS = ("wait", "step", "evaluation", "checkpoint", "other")
-"""The parts that a run's time is divided into."""
+TIME_PARTS = ("wait", "step", "evaluation", "checkpoint", "other")  # the parts that a run's time is divided into
 
-FAILED_STATES = ("failed", "killed")
-"""Runs in these states have no place in the ranking."""
+FAILED_STATES = ("failed", "killed")  # runs in these states have no place in the ranking
 
 UNKNOWN = "no reason is known"
 
-REPEATED = {"data.fold": "folds", "seed": "seeds"}
-"""Keys that repeat a run, and what their values are called."""
+REPEATED = {"data.fold": "folds", "seed": "seeds"}  # keys that repeat a run, and what their values are called
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several runs and how they compare; indices refer to `runs`.
+    """Several runs and how they compare; indices refer to `runs`."""
 
-    Attributes:
-        runs: the runs, in the order given.
-        meters: the scores of their tasks.
-        objective: what they are compared by.
-        names: short, unique names of the runs.
-        swept: {key: its value in each run, or None} for the keys that were varied.
-        values: the objective's value in each run; NaN if it is unknown, or the run failed.
-        best: index of the best of several runs; None if there is none, as of folds, each of which is validated on
-            other samples.
-        order: the runs, the best first, those without a value last.
-        series: runs that differ in their seed or fold alone, in the order of their means.
-        same_data: whether all, or all of a fold, were validated on the same data; otherwise none is the best by a
-            score.
-    """
-
-    runs: Sequence[RunRecord]
-    meters: Sequence[Meter]
-    objective: str
-    names: Sequence[str]
-    swept: Mapping[str, Sequence[Any]]
-    values: Sequence[float]
+    runs: Sequence[RunRecord]  # the runs, in the order given
+    meters: Sequence[Meter]  # the scores of their tasks
+    objective: str  # what they are compared by
+    names: Sequence[str]  # short, unique names of the runs
+    swept: Mapping[str, Sequence[Any]]  # {key: its value in each run, or None} for the keys that were varied
+    values: Sequence[float]  # the objective's value in each run; NaN if it is unknown, or the run failed
+    # index of the best of several runs; None if there is none, as of folds, each of which is validated on other samples
     best: int | None
-    order: Sequence[int]
-    series: Sequence[Sequence[int]]
+    order: Sequence[int]  # the runs, the best first, those without a value last
+    series: Sequence[Sequence[int]]  # runs that differ in their seed or fold alone, in the order of their means
+    # whether all, or all of a fold, were validated on the same data; otherwise none is the best by a score
     same_data: bool
 
     @property

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-EVALUATIONS = "eval"
-"""Folder of a run with a folder for each split that was evaluated."""
+EVALUATIONS = "eval"  # folder of a run with a folder for each split that was evaluated
 
 SCORES, WORST = "scores.json", "worst.png"
 _FACTS = ("split", "tta", "model", "epoch", "data", "samples", "scores", "skipped")
@@ -42,18 +41,13 @@ _IN_FRONT = dict.fromkeys(("percent", "unit", "names", "rows", "worst", "confusi
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model scored on a split, in detail.
+    """A model scored on a split, in detail."""
 
-    Attributes:
-        facts: the model, the data and the scores: `split`, `tta`, `model`, `epoch`, `data`, `samples`, `scores`, and
-            `skipped`, samples that were left out.
-        names: of the K outputs.
-        details: where the scores come from.
-    """
-
+    # the model, the data and the scores: `split`, `tta`, `model`, `epoch`, `data`, `samples`, `scores`, and `skipped`,
+    # samples that were left out
     facts: Mapping[str, Any]
-    names: Sequence[str]
-    details: Details
+    names: Sequence[str]  # of the K outputs
+    details: Details  # where the scores come from
 
     def to_json(self) -> str:
         """A line for each key: tables are long."""
@@ -201,8 +195,7 @@ def read_evaluation(folder: Path) -> Evaluation | None:
         return None
 
 
-MAX_CLASSES = 1_000
-"""Classes of which a whole matrix is made; it has a million cells then."""
+MAX_CLASSES = 1_000  # classes of which a whole matrix is made; it has a million cells then
 
 _MAX_DRAWN = 300  # classes of a plot: cells of more would be smaller than pixels
 _MAX_COUNTS, _MAX_NAMES = 20, 50  # classes; with more, cells have no counts, and rows and columns no names

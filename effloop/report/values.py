@@ -51,8 +51,7 @@ _FORMULA = re.compile(
 _NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
 _NUMBERS = re.compile(rf"{_NUMBER}(, ?{_NUMBER})*", re.ASCII | re.IGNORECASE)
 
-PATH = "path"
-"""The column of a table that programs open files by."""
+PATH = "path"  # the column of a table that programs open files by
 
 
 def in_cell(text: str) -> str:

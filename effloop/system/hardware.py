@@ -133,8 +133,7 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-CPUINFO = Path("/proc/cpuinfo")
-"""What Linux tells about the cores."""
+CPUINFO = Path("/proc/cpuinfo")  # what Linux tells about the cores
 
 
 def has_vnni() -> bool:
@@ -174,8 +173,7 @@ def _raise_open_files(needed: int) -> int | None:
     return None
 
 
-MOUNTS = Path("/proc/self/mountinfo")
-"""The list of mounts, see proc_pid_mountinfo(5)."""
+MOUNTS = Path("/proc/self/mountinfo")  # the list of mounts, see proc_pid_mountinfo(5)
 
 
 def file_system(path: Path) -> str:

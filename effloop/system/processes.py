@@ -21,8 +21,7 @@ from typing import IO, Any, TextIO, cast
 from effloop.errors import printable
 from effloop.system.signals import interrupts_blocked_in_children, signal_name
 
-_PATIENCE_S = 10
-"""For a child to end after it was interrupted, before it is killed."""
+_PATIENCE_S = 10  # for a child to end after it was interrupted, before it is killed
 
 
 def killed_by(number: int) -> str:
@@ -214,8 +213,7 @@ class EscapedStream(WrappedStream):
         return size
 
 
-_began: ContextVar[float | None] = ContextVar("began", default=None)
-"""By `time.perf_counter`."""
+_began: ContextVar[float | None] = ContextVar("began", default=None)  # by `time.perf_counter`
 
 
 @contextmanager

@@ -15,8 +15,7 @@ from typing import Any
 
 from effloop.errors import InterruptedRunError, PreemptedRunError
 
-STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""In the order of their bits, see `StopRequest.bits`."""
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # in the order of their bits, see `StopRequest.bits`
 
 PATIENCE_S = 30.0
 """For the loop to get on with an update: Slurm, Kubernetes and torchrun kill 30 s after SIGTERM by default."""
@@ -24,12 +23,10 @@ PATIENCE_S = 30.0
 AGAIN_S = 2.0
 """A signal that comes sooner is the same one: a scheduler signals all processes, and their launcher passes it on."""
 
-BEFORE = "before training began; type the command again"
-"""Of a signal that comes before there is something to save."""
+BEFORE = "before training began; type the command again"  # of a signal that comes before there is something to save
 
 _END_S = 5.0
-_OVER = b"\0"
-"""Sent to the thread at the end; no signal has this number."""
+_OVER = b"\0"  # sent to the thread at the end; no signal has this number
 
 # Ctrl-C: which process it reaches, and when; and signals that are left to another process.
 

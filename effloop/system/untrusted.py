@@ -16,8 +16,7 @@ import yaml
 MOST_YAML, MOST_JSON, MOST_ROWS = 4 << 20, 64 << 20, 512 << 20
 """Bytes of files that are read: 4 MiB of YAML take 3 s; a JSON file may have a name for each of many classes, a file
 of rows a line for each of many updates."""
-_DEEPEST = 100
-"""Lists and dicts within each other, in YAML: more could end the process in C."""
+_DEEPEST = 100  # lists and dicts within each other, in YAML: more could end the process in C
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C: ten times as fast
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from effloop.batch import Batch
-from effloop.record.clock import Clock, Span
+from effloop.record.efficiency import Clock, Span
 
 pytestmark = [
     pytest.mark.gpu,

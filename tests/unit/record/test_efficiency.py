@@ -14,8 +14,7 @@ from runs import train
 
 from effloop.assemble import trainer as building
 from effloop.batch import Batch
-from effloop.record.clock import Clock, Span
-from effloop.record.efficiency import Efficiency
+from effloop.record.efficiency import Clock, Efficiency, Span
 from effloop.run import execute
 from effloop.system.processes import command_timed, process_age_s, seconds_of_command
 from effloop.train.trainer import Trainer

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from effloop.batch import Batch
 from effloop.record.base import Position
-from effloop.record.clock import Clock, Span
+from effloop.record.efficiency import Clock, Span
 from effloop.record.rows import EpochTable, MetricsFile, Resumed
 from effloop.record.run import LogFile, TerminalSink
 from effloop.record.sinks import AppendFile, EpochReport, Sink, Sinks

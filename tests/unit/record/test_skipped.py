@@ -10,7 +10,7 @@ import pytest
 
 from effloop.batch import Skipped
 from effloop.data.bad import Ledger
-from effloop.record.skipped import SKIPPED, SkippedFile
+from effloop.record.rows import SKIPPED, SkippedFile
 
 
 def line(sample: int) -> str:
