@@ -29,7 +29,7 @@ from effloop.data.source.table_source import NoTargetsError, listed_images
 from effloop.errors import ConfigError, DataError
 from effloop.inference.predict import Mask, Predictions, share_columns
 from effloop.inference.trained import Trained
-from effloop.inference.writers import Columns, MaskFiles, check_writable, overlay_jpeg, rows_of, writing
+from effloop.inference.writers import Columns, MaskFiles, check_writable, rows_of, writing
 from effloop.record.grid import encode
 from effloop.system.progress import Meter as Progress
 from effloop.train.evaluation import View
@@ -51,24 +51,19 @@ def _check_options(options: PredictOptions, trained: Trained) -> None:
     task, is_spatial = trained.config.task.name, trained.task.spatial
     if options.top > 1 and not trained.task.ranks:
         raise ConfigError(f"top: {options.top}, but task={task} ranks no classes; leave top out")
-    for key in ("masks", "overlays"):
-        if getattr(options, key) and not is_spatial:
-            raise ConfigError(f"{key}: task={task} gives no pixel a class; leave {key} out")
+    if options.masks and not is_spatial:
+        raise ConfigError(f"masks: task={task} gives no pixel a class; leave masks out")
     if is_spatial and options.scores:
         raise ConfigError(f"scores: of task={task} the table has each class's share; leave scores out")
 
 
-def _mask_columns(
-    found: Predictions, masks: MaskFiles | None, overlays: MaskFiles | None, *, on_screen: bool
-) -> Batches:
+def _mask_columns(found: Predictions, masks: MaskFiles | None, *, on_screen: bool) -> Batches:
     """The columns of each batch, while files of its masks are written; on the screen the largest classes in words."""
     names = found.trained.target_names
     for ids, batch in found.masks():
         for sample, mask in zip(ids.tolist(), batch, strict=True):
             if masks and mask is not None:
                 masks.write(sample, encode(mask))
-            if overlays and mask is not None:
-                overlays.write(sample, overlay_jpeg(found.image(sample), mask))
         yield ids, {"classes": _largest(batch, names)} if on_screen else share_columns(batch, names)
 
 
@@ -90,11 +85,10 @@ class PredictOptions(RunOptions):
         paths: images, folders of images, or patterns in quotes such as 'photos/*.jpg'; or a dataset. Without any,
             the run's own data, or that of data.root.
         split: of a dataset: val, which is the default, train or any other.
-        out: a table with a row for each image: .csv, .tsv, .jsonl or .parquet; without it the first 20 are shown.
+        out: a table with a row for each image: .csv or .jsonl; without it the first 20 are shown.
         top: how many classes for each image; of a task that ranks them.
         scores: add the score of each class.
         masks: of task=segmentation: the folder for a PNG file for each image, of its size, with its pixels' classes.
-        overlays: the folder for a JPEG file for each image, with its classes in colours.
         tta: test-time augmentation, as of eval.
     """
 
@@ -104,7 +98,6 @@ class PredictOptions(RunOptions):
     top: Annotated[int, range(1, 1001)] = 1
     scores: bool = False
     masks: Path | None = None
-    overlays: Path | None = None
     tta: tuple[View, ...] = ()
 
 
@@ -128,7 +121,7 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     if shown:
         _show(shown, len(predictions), ".4f" if trained.task.digits else ".6g")
     _warn(predictions)
-    places = [str(place) for place in (options.out, options.masks, options.overlays) if place]
+    places = [str(place) for place in (options.out, options.masks) if place]
     to = f" -> {', '.join(places)}" if places else ""
     what = f"{len(predictions):,} image{'s' * (len(predictions) != 1)}"
     print(f"{what} in {seconds:.1f} s, {len(predictions) / seconds:,.0f} images/s{to}")
@@ -140,9 +133,8 @@ def _predicted(options: PredictOptions, trained: Trained, source: Source) -> tup
     predictions = Predictions(trained, source, options.tta)
     if trained.task.spatial:
         samples = predictions.loader.plan.source
-        masks = MaskFiles("masks", options.masks, ".png", samples) if options.masks else None
-        overlays = MaskFiles("overlays", options.overlays, ".jpg", samples) if options.overlays else None
-        return predictions, _mask_columns(predictions, masks, overlays, on_screen=options.out is None)
+        masks = MaskFiles(options.masks, samples) if options.masks else None
+        return predictions, _mask_columns(predictions, masks, on_screen=options.out is None)
     return predictions, predictions.columns(options.top, every=options.scores)
 
 

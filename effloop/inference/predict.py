@@ -104,11 +104,6 @@ class Predictions:
                 before = [(ids, outputs[: len(ids)], [None if each in bad else size for each, size in sizes.items()])]
             yield from before
 
-    def image(self, sample: int) -> NDArray[np.uint8]:
-        """(height, width, 3) uint8 RGB, the image of a mask."""
-        pixels = self._plan.decoder.decode(self._plan.source.read(sample))
-        return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
-
 
 def _without(values: NDArray[np.float32] | list[str], rows: list[int]) -> NDArray[np.float32] | list[str]:
     if not rows:

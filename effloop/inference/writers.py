@@ -8,19 +8,17 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from effloop.data.source import Source
-from effloop.errors import ConfigError, optional_package
-from effloop.record.grid import overlay
+from effloop.errors import ConfigError
 from effloop.registry import either
 from effloop.report.values import cell_of, in_cell
 from effloop.system.files import replacing
@@ -30,74 +28,7 @@ Columns = Mapping[str, NDArray[np.float32] | Sequence[str]]
 
 Write = Callable[[Columns], None]  # appends rows to a table
 
-
-@contextmanager
-def _json_lines(file: BinaryIO, digits: int | None) -> Iterator[Write]:
-    def write(columns: Columns) -> None:
-        for row in rows_of(columns, digits):
-            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-    yield write
-
-
-@contextmanager
-def _csv(file: BinaryIO, digits: int | None, delimiter: str = ",") -> Iterator[Write]:
-    """RFC 4180, in UTF-8, with a header. Texts are as `cell_of` gives them."""
-    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
-    rows = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-
-    def write(columns: Columns) -> None:
-        if not file.tell():
-            rows.writerow(map(in_cell, columns))
-        rows.writerows([cell_of(name, value) for name, value in row.items()] for row in rows_of(columns, digits))
-
-    yield write
-    text.detach()  # else it would close the file
-
-
-@contextmanager
-def _parquet(file: BinaryIO, digits: int | None) -> Iterator[Write]:
-    """Row groups of some 65,536 rows; numbers are float32."""
-    del digits
-    pa = optional_package("pyarrow", "out=FILE.parquet", "effloop[parquet]")
-    parquet = optional_package("pyarrow.parquet", "out=FILE.parquet", "effloop[parquet]")
-    pending: list[Any] = []
-    writer: Any = None
-
-    def flush() -> None:
-        nonlocal writer
-        table = pa.concat_tables(pending)
-        writer = writer or parquet.ParquetWriter(file, table.schema)
-        writer.write_table(table)
-        pending.clear()
-
-    def write(columns: Columns) -> None:
-        kinds = {True: pa.float32(), False: pa.string()}
-        pending.append(
-            pa.table(
-                {
-                    n: pa.array(each, kinds[isinstance(each, np.ndarray)], from_pandas=True)
-                    for n, each in columns.items()
-                }
-            )
-        )
-        if sum(map(len, pending)) >= 65_536:
-            flush()
-
-    yield write
-    if pending:
-        flush()
-    if writer:
-        writer.close()
-
-
-WRITERS: dict[str, Callable[[BinaryIO, int | None], AbstractContextManager[Write]]] = {
-    ".csv": _csv,
-    ".tsv": partial(_csv, delimiter="\t"),
-    ".jsonl": _json_lines,
-    ".parquet": _parquet,
-}
-"""By the extension of the file."""
+TABLES = (".csv", ".jsonl")  # extensions of the files
 
 
 def rows_of(columns: Columns, digits: int | None = 6) -> Iterator[dict[str, Any]]:
@@ -115,26 +46,39 @@ def _values(column: NDArray[np.float32] | Sequence[str], digits: int | None) -> 
 
 
 def check_writable(out: Path) -> None:
-    """Raise a ConfigError for a file that a table can't be written to, or whose package is missing, before there is
-    one.
-    """
-    if out.suffix.lower() not in WRITERS:
-        raise ConfigError(f"out: '{out}' is no table's file; set out=NAME with {either([*WRITERS])}")
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        what = "is a folder" if out.is_dir() else "is in no folder that exists"
-        raise ConfigError(f"out: '{out}' {what}; set out=FILE")
+    """Raise a ConfigError for a file that a table can't be written to, before there is one."""
+    if out.suffix.lower() not in TABLES:
+        raise ConfigError(f"out: '{out}' is no table's file; set out=NAME with {either(TABLES)}")
     folder = out.absolute().parent
-    with WRITERS[out.suffix.lower()](io.BytesIO(), None), _explained("out", out, "FILE"), TemporaryFile(dir=folder):
+    if out.is_dir() or not folder.is_dir():
+        raise ConfigError(
+            f"out: '{out}' {'is a folder' if out.is_dir() else 'is in no folder that exists'}; set out=FILE"
+        )
+    with _explained("out", out, "FILE"), TemporaryFile(dir=folder):
         pass
 
 
 @contextmanager
 def writing(out: Path, digits: int | None = 6) -> Iterator[Write]:
-    """What appends rows to a file, which is there when it is complete, and untouched if not; numbers as of
-    `rows_of`.
+    """What appends rows to a file, which is there when it is complete, and untouched if not; numbers as of `rows_of`.
+
+    CSV is RFC 4180's, in UTF-8, with a header. Texts are as `cell_of` gives them.
     """
-    with _explained("out", out, "FILE"), replacing(out) as file, WRITERS[out.suffix.lower()](file, digits) as write:
+    with _explained("out", out, "FILE"), replacing(out) as file:
+        text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+        cells = csv.writer(text, lineterminator="\n")
+
+        def write(columns: Columns) -> None:
+            rows = rows_of(columns, digits)
+            if out.suffix.lower() == ".jsonl":
+                text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                return
+            if not file.tell():
+                cells.writerow(map(in_cell, columns))
+            cells.writerows([cell_of(name, value) for name, value in row.items()] for row in rows)
+
         yield write
+        text.detach()  # else it would close the file
 
 
 @contextmanager
@@ -146,21 +90,15 @@ def _explained(key: str, path: Path, fix: str) -> Iterator[None]:
 
 
 class MaskFiles:
-    """A folder with a file for each image of a source: FOLDER/NAME, with the folders below the one that all are in.
+    """A folder with a PNG for each image of a source: FOLDER/NAME.png, with the folders below the one that all are in.
 
-    Args:
-        key: of the command, that named the folder.
-        folder: made if it isn't there.
-        suffix: of the files; of two images whose names differ by theirs the second one keeps its own, too.
-        source: of the images.
-
-    Raises:
-        ConfigError: the folder can't be written to, or a file would take the place of one of the source.
+    Of two images whose names differ by their extensions the second one keeps its own, too. A ConfigError if the folder
+    can't be written to, or a file would take the place of one of the source.
     """
 
-    def __init__(self, key: str, folder: Path, suffix: str, source: Source) -> None:
-        self.key, self.folder = key, folder
-        self.names = file_names([os.fsdecode(each) for each in source.raw_keys(np.arange(len(source))).items()], suffix)
+    def __init__(self, folder: Path, source: Source) -> None:
+        self.folder = folder
+        self.names = file_names([os.fsdecode(each) for each in source.raw_keys(np.arange(len(source))).items()], ".png")
         real = cache(os.path.realpath)  # of the folders, of which there are few: that of each file takes 20 µs
 
         def place(path: str) -> str:
@@ -170,16 +108,16 @@ class MaskFiles:
         for path in (os.path.join(folder, name) for name in self.names):
             if place(path) in given:
                 raise ConfigError(
-                    f"{key}: '{path}' would take the place of a file of the data; set {key} to another folder"
+                    f"masks: '{path}' would take the place of a file of the data; set masks to another folder"
                 )
-        with _explained(key, folder, "FOLDER"):
+        with _explained("masks", folder, "FOLDER"):
             folder.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=folder):
                 pass
 
     def write(self, sample: int, content: bytes) -> None:
         path = self.folder / self.names[sample]
-        with _explained(self.key, path, "FOLDER"):
+        with _explained("masks", path, "FOLDER"):
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 file.write(content)
@@ -200,10 +138,3 @@ def file_names(keys: Sequence[str], suffix: str) -> list[str]:
             path = name = path + suffix
         names[name] = None
     return [*names]
-
-
-def overlay_jpeg(image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> bytes:
-    """(height, width, 3) uint8 RGB and the classes of its pixels -> both, blended, as a JPEG file."""
-    file = io.BytesIO()
-    Image.fromarray(overlay(image, mask, borders=True)).save(file, "JPEG", quality=90)
-    return file.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.model.base import NORMS, subclassed
-from effloop.model.checkpointing import blocks_of
 from effloop.registry import choices
 
 
@@ -58,57 +56,15 @@ def modules_above_backbone(model: nn.Module) -> list[str]:
 
 
 def layers_of(model: nn.Module) -> dict[str, int]:
-    """{name of a parameter: its layer, counted from the input}.
-
-    A model of timm says itself (`group_matcher`). Of others each block (residual block, transformer layer, stage of a
-    plainer network) is a layer, in the order in which they are registered. What comes before the first block is the
-    first layer; what comes between two belongs to the one that follows; what comes after the last belongs to the
-    head. Without blocks, as in VGG, each convolution or linear layer is one, with the norms behind it.
-    """
+    """{name of a parameter: its layer, counted from the input}, as a model of timm says (`group_matcher`)."""
     matcher: Any = getattr(model, "group_matcher", None)
     if matcher is None:
-        layers = _by_block(model, _blocks(model)) or _one_by_one(model)
-        return {name: place for place, layer in enumerate(layers) for name in layer}
+        raise ConfigError("optim.layer_decay: is for models of timm, which name their layers; set model=timm, or null")
     from timm.models import group_parameters
 
     found = group_parameters(model, matcher(coarse=False), reverse=True)
     places = {layer: place for place, layer in enumerate(sorted(set(found.values())))}
     return {name: places[layer] for name, layer in found.items()}
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    children = [child for child in model.children() if not isinstance(child, nn.Sequential) and any(child.children())]
-    if children and max(Counter(map(type, children)).values()) > 1:  # GoogLeNet's: no list holds its blocks
-        return children
-    return blocks_of(model)
-
-
-def _by_block(model: nn.Module, blocks: Sequence[nn.Module]) -> list[list[str]]:
-    owner = {id(parameter): number for number, block in enumerate(blocks) for parameter in block.parameters()}
-    layers = list[list[str]]()
-    last, waiting = None, list[str]()
-    for name, parameter in model.named_parameters():
-        block = owner.get(id(parameter))
-        if block is None:
-            waiting.append(name)
-        elif block == last:
-            layers[-1].append(name)
-        else:
-            if waiting and not layers:
-                layers.append(waiting)
-                waiting = []
-            layers.append([*waiting, name])
-            last, waiting = block, []
-    return [*layers, waiting] if layers and waiting else layers
-
-
-def _one_by_one(model: nn.Module) -> list[list[str]]:
-    layers = list[list[str]]()
-    for name, parameter in model.named_parameters():
-        if parameter.ndim > 1 or not layers:  # else a bias, or of a norm
-            layers.append([])
-        layers[-1].append(name)
-    return layers
 
 
 def _name(names: Sequence[str]) -> str:
