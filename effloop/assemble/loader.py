@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from effloop.assemble.environment import Environment
-from effloop.assemble.resolve import Resolved, check_limits, resolved
+from effloop.assemble.environment import Environment, Resolved, check_limits, resolved
 from effloop.config import Config
 from effloop.data.augment import augments
 from effloop.data.augment.mix import Mix

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from effloop.assemble.resolve import Resolved
+from effloop.assemble.environment import Resolved
 from effloop.batch import ImageSize
 from effloop.checkpoint import rng
 from effloop.errors import ConfigError, EffLoopError, reason

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from effloop import config as configs
-from effloop.assemble.resolve import num_workers
+from effloop.assemble.environment import num_workers
 from effloop.cli.command import command
 from effloop.config import Config
 from effloop.convert import index, verify

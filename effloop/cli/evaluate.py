@@ -20,7 +20,7 @@ from effloop.errors import ConfigError, warn
 from effloop.inference.trained import Trained
 from effloop.report.evaluation import EVALUATIONS, Evaluation, cell_text, write_evaluation
 from effloop.task.details import NUM_BINS, Details, Row
-from effloop.train.evaluation import Collector, View, compare
+from effloop.train.evaluation import View, compare
 
 _MAX_ROWS, _MAX_MISTAKES = 20, 8
 """Classes, and pairs of them that are confused, on the screen."""
@@ -52,12 +52,12 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     loader = trained.loader(options.split)
     if options.out:
         _check_writable(options.out)
-    source, facts = loader.plan.source, Collector(trained.task)
+    source, scorers = loader.plan.source, trained.scorers(options.tta, keeps=True)
     started = time.perf_counter()
-    found = trained.evaluate(loader, options.tta, facts)
+    found = trained.evaluate(loader, options.tta, scorers)
     speed = len(source) / (time.perf_counter() - started)
     print(f"{trained.describe()}, on {loader.describe()}, {speed:,.0f} images/s")
-    details, scored = facts.details(source.target_names)
+    details, scored = scorers[-1].details(source.target_names)
     _print_scores(options, trained, found, scored)
     if left_out := len(source) - scored:
         print(f"{left_out:,} left out: on_error=skip, of images that can't be loaded")

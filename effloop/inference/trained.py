@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from effloop import config as configs
 from effloop.assemble.checks import check_same_model, check_same_tensors, check_trained_on, fitting, trained_names
+from effloop.assemble.environment import resolved
 from effloop.assemble.loader import build_loader
 from effloop.assemble.model import build_model, state_preserved
-from effloop.assemble.resolve import resolved
 from effloop.batch import ImageSize
 from effloop.checkpoint import files
 from effloop.config import Config
@@ -34,7 +34,7 @@ from effloop.record import Metrics
 from effloop.runs.compare import inputs as differing_inputs
 from effloop.system.hardware import find_device, set_reproducible, set_threads
 from effloop.task import Task, tasks
-from effloop.train.evaluation import Collector, Scorer, View, evaluate
+from effloop.train.evaluation import Scorer, View, evaluate
 
 
 def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:
@@ -226,14 +226,19 @@ class Trained:
             outputs: Tensor = self.model(images)
         return outputs
 
+    def scorers(self, views: Collection[View] = (), *, keeps: bool = False) -> list[Scorer]:
+        """New ones for an evaluation, of which the last keeps what its details need."""
+        count = 2 if views else 1
+        metrics = (Metrics(self.task.num_sums, self.device) for _ in range(count))
+        return [Scorer(self.task, each, keeps=keeps and last == count) for last, each in enumerate(metrics, 1)]
+
     def evaluate(
-        self, loader: Loader, views: Collection[View] = (), collector: Collector | None = None
+        self, loader: Loader, views: Collection[View] = (), scorers: Sequence[Scorer] = ()
     ) -> list[dict[str, float]]:
         """The task's scores on all samples of a loader, which is closed: of each image as it is and, with views,
-        second, of it with its views together; `collector` gets the outputs of all together, and the targets, too.
+        second, of it with its views together; `scorers` are those of `scorers`.
         """
-        kinds = [None, collector] if views else [collector]
-        scorers = [Scorer(self.task, Metrics(self.task.num_sums, self.device), collector=each) for each in kinds]
+        scorers = scorers or self.scorers(views)
         with closing(loader):
             return evaluate(self.model, loader.epoch(0), scorers, self.precision, views)
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from effloop.assemble.environment import Resolved, resolved
 from effloop.assemble.model import build_model, random_batch, seconds_of, state_preserved
-from effloop.assemble.resolve import Resolved, resolved
 from effloop.config import Config
 from effloop.data.source.splits import open_split
 from effloop.measure.turns import apart, in_turns, ratio_of
@@ -24,7 +24,7 @@ from effloop.parallel import Parallel
 from effloop.precision import precisions
 from effloop.system.hardware import set_reproducible
 from effloop.task import Task
-from effloop.train.step import Step
+from effloop.train.trainer import Step
 
 WARM_UP = 3
 """Calls before any is timed: the first compiles, tries algorithms and allocates the optimizer's state; CUDA graphs are

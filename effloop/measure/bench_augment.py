@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from effloop import config as configs
+from effloop.assemble.environment import num_workers
 from effloop.assemble.loader import build_loader
-from effloop.assemble.resolve import num_workers
 from effloop.config import Config
 from effloop.data.source import Tail
 from effloop.errors import ConfigError

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from effloop import config as configs
+from effloop.assemble.environment import num_workers, resolved
 from effloop.assemble.loader import build_loader
 from effloop.assemble.model import build_model
-from effloop.assemble.resolve import num_workers, resolved
 from effloop.assemble.trainer import build_trainer
 from effloop.config import Config
 from effloop.data.remote.location import is_remote

@@ -16,8 +16,8 @@ import yaml
 from rich.console import Console
 from torch import nn
 
+from effloop.assemble.environment import num_workers
 from effloop.assemble.model import seconds_of
-from effloop.assemble.resolve import num_workers
 from effloop.batch import Batch, ImageSize
 from effloop.checkpoint import rng
 from effloop.config import Config

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from effloop import config as configs
+from effloop.assemble.environment import num_workers
 from effloop.assemble.model import seconds_of, wait_for_gpu
-from effloop.assemble.resolve import num_workers
 from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch
 from effloop.checkpoint import rng

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from effloop.assemble.resolve import num_workers
+from effloop.assemble.environment import num_workers
 from effloop.config import Config
 from effloop.data.cache.cached import CachedSource
 from effloop.data.loader import Loader

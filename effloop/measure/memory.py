@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from torch import Tensor, nn
 
-from effloop.assemble.resolve import num_workers
+from effloop.assemble.environment import num_workers
 from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.cache import FOLDER

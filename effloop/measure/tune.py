@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from effloop.assemble.resolve import num_workers
+from effloop.assemble.environment import num_workers
 from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.source.splits import open_split

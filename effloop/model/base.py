@@ -173,7 +173,7 @@ models = Models(
         "cnn": "effloop.model.small",
         "efficientnet_lite0": "effloop.model.zoo",
         "small_resnet": "effloop.model.small",
-        "smp": "effloop.model.smp",
+        "smp": "effloop.model.zoo",
         "timm": "effloop.model.zoo",
         "torchvision": "effloop.model.zoo",
         "unet": "effloop.model.small",

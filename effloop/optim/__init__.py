@@ -1,7 +1,6 @@
 """Optimizers, learning-rate schedules and the EMA of weights."""
 
-from effloop.optim.ema import EMA, NoEMA
-from effloop.optim.optimizers import OptimConfig, optimizers, restore, scaled_lr
+from effloop.optim.optimizers import EMA, NoEMA, OptimConfig, optimizers, restore, scaled_lr
 from effloop.optim.schedules import ScheduleConfig, schedules
 
 __all__ = ["EMA", "NoEMA", "OptimConfig", "ScheduleConfig", "optimizers", "restore", "scaled_lr", "schedules"]

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from effloop.assemble.checks import fitting
-from effloop.assemble.resolve import memory_hint, num_workers
+from effloop.assemble.environment import memory_hint, num_workers
 from effloop.assemble.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config

@@ -27,22 +27,27 @@ def alone(value: Any) -> list[Any]:
     return [value]
 
 
-class Collector:
-    """Keeps `Task.facts` of all samples of an evaluation, which of tasks that collect are the outputs, and the targets.
+class Scorer:
+    """The scores of a model's outputs, which come batch by batch; `metrics` are of this evaluation alone.
 
-    Attributes:
-        sums: of the task, once there are scores; empty of tasks that collect.
+    With `keeps`, or where the task collects, it keeps `Task.facts` of all samples, which of such tasks are the outputs,
+    and their targets.
     """
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.sums: list[float] = []
+    def __init__(self, task: Task, metrics: Metrics, gather: Gather = alone, *, keeps: bool = False) -> None:
+        self.task, self.metrics, self.gather = task, metrics, gather
+        self._keeps = keeps or task.collects
+        self._sums: list[float] = []
         self._host: list[tuple[Tensor, ...]] = []
         self._device: list[tuple[Tensor, ...]] = []
         self._numbers = 0
 
     def add(self, outputs: Tensor, batch: Batch) -> None:
         """Add a batch: (N, K) outputs, on any device, and what they are of; its images aren't kept."""
+        if not self.task.collects:
+            self.metrics.add(self.task.sums(outputs, batch.targets, batch.valid))
+        if not self._keeps:
+            return
         kept, targets = self.task.facts(outputs, batch.targets).detach().float(), batch.targets
         if targets.ndim > 2:  # masks are as large as the images
             targets = targets.flatten(1)[:, :0]
@@ -51,59 +56,38 @@ class Collector:
         if self._numbers >= _ON_DEVICE:
             self._move()
 
-    def collected(self, gather: Gather = alone) -> tuple[NDArray[np.float32], NDArray[Any], NDArray[np.int64]]:
+    def scores(self, *, tune: bool = False) -> dict[str, float]:
+        """The task's scores of all samples of all ranks, once it has chosen what it chooses by an evaluation
+        (`tune`).
+        """
+        if not self.task.collects:
+            self._sums = self.metrics.read()
+            return self.task.scores(self._sums)
+        outputs, targets, _ = self.collected()
+        if tune:
+            self.task.tune(outputs, targets)
+        return self.task.scores_of(outputs, targets)
+
+    def details(self, names: Sequence[str]) -> tuple[Details | None, int]:
+        """The details of what was kept, once it is scored, and of how many samples; `names` are the outputs'."""
+        facts, targets, ids = self.collected()
+        return self.task.details(facts, targets, names, self._sums), len(ids)
+
+    def collected(self) -> tuple[NDArray[np.float32], NDArray[Any], NDArray[np.int64]]:
         """(N, F) facts, (N, ...) targets (of masks (N, 0)) and (N,) ids of the samples that all ranks have added, each
         once, without padding, in ascending order of their ids; every rank has to call it.
         """
         self._move()
-        parts = gather(tuple(torch.cat(column) for column in zip(*self._host, strict=True)))
+        parts = self.gather(tuple(torch.cat(column) for column in zip(*self._host, strict=True)))
         facts, targets, ids = (torch.cat(column) for column in zip(*parts, strict=True))
         order = ids.argsort(stable=True)
         return facts[order].numpy(), targets[order].numpy(), ids[order].numpy()
-
-    def details(self, names: Sequence[str]) -> tuple[Details | None, int]:
-        """The details of what was added, once it is scored, and of how many samples; `names` are the outputs'."""
-        facts, targets, ids = self.collected()
-        return self.task.details(facts, targets, names, self.sums), len(ids)
 
     def _move(self) -> None:
         for columns in self._device:
             *kept, valid = (column.cpu() for column in columns)
             self._host.append(tuple(column[valid] for column in kept))
         self._device, self._numbers = [], 0
-
-
-class Scorer:
-    """The scores of a model's outputs, which come batch by batch; `metrics` are of this evaluation alone, and a
-    collector gets all outputs, too: None is one where the task needs it.
-    """
-
-    def __init__(
-        self, task: Task, metrics: Metrics, gather: Gather = alone, collector: Collector | None = None
-    ) -> None:
-        self.task, self.metrics, self.gather = task, metrics, gather
-        self.collector = Collector(task) if collector is None and task.collects else collector
-
-    def add(self, outputs: Tensor, batch: Batch) -> None:
-        if not self.task.collects:
-            self.metrics.add(self.task.sums(outputs, batch.targets, batch.valid))
-        if self.collector is not None:
-            self.collector.add(outputs, batch)
-
-    def scores(self, *, tune: bool = False) -> dict[str, float]:
-        """The task's scores of all samples of all ranks, once it has chosen what it chooses by an evaluation
-        (`tune`).
-        """
-        if not self.task.collects:
-            sums = self.metrics.read()
-            if self.collector is not None:
-                self.collector.sums = sums
-            return self.task.scores(sums)
-        assert self.collector is not None
-        outputs, targets, _ = self.collector.collected(self.gather)
-        if tune:
-            self.task.tune(outputs, targets)
-        return self.task.scores_of(outputs, targets)
 
 
 View = Literal["flip"]  # test-time augmentation: beside an image the model sees its mirror image

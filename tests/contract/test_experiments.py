@@ -14,8 +14,8 @@ from runs import call, make_photos, rows
 
 import effloop
 from effloop import config as configs
+from effloop.assemble.environment import resolved
 from effloop.assemble.model import build_model
-from effloop.assemble.resolve import resolved
 from effloop.config import Config
 from effloop.config import hydra_setup as search
 from effloop.errors import ConfigError

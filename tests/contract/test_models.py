@@ -9,8 +9,8 @@ import torch
 from runs import composed
 
 import effloop
+from effloop.assemble.environment import resolved
 from effloop.assemble.model import build_model
-from effloop.assemble.resolve import resolved
 from effloop.errors import ConfigError
 from effloop.model import models
 

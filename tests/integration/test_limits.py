@@ -17,7 +17,7 @@ from effloop.errors import ConfigError
 from effloop.runs.reader import read_run
 from effloop.system import hardware
 from effloop.system.hardware import check_open_files, is_out_of_memory
-from effloop.train.step import Step
+from effloop.train.trainer import Step
 
 QUIET = ("record.tensorboard=false", "device=cpu")
 
@@ -98,7 +98,7 @@ def test_a_low_limit_of_open_files(photos: Path, tmp_path: Path) -> None:
 
 GREEDY = """
 import os, torch
-from effloop.train.step import Step
+from effloop.train.trainer import Step
 
 own = Step.forward
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import effloop
+from effloop.assemble.environment import resolved
 from effloop.assemble.model import state_preserved
-from effloop.assemble.resolve import resolved
 from effloop.errors import ConfigError
 from effloop.measure.auto import fastest, timed_step
 from effloop.measure.turns import apart

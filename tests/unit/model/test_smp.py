@@ -13,8 +13,7 @@ import torchvision
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.model import load_backbone, models, modules_above_backbone, norms_of_one_value
-from effloop.model.smp import SmpConfig
-from effloop.model.zoo import BackboneConfig
+from effloop.model.zoo import BackboneConfig, SmpConfig
 
 HAVE = importlib.util.find_spec("segmentation_models_pytorch") is not None
 needs_package = pytest.mark.skipif(not HAVE, reason="needs segmentation_models_pytorch: pip install 'effloop[smp]'")

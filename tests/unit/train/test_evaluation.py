@@ -15,14 +15,14 @@ from effloop.record import Metrics
 from effloop.task import Multilabel, MultilabelConfig
 from effloop.task.classification import Classification, ClassificationConfig
 from effloop.train import evaluation
-from effloop.train.evaluation import Collector, Scorer, evaluate
+from effloop.train.evaluation import Scorer, evaluate
 
 CPU = torch.device("cpu")
 TASK = Classification(ClassificationConfig("classification"))
 
 
-def collector() -> Collector:
-    return Collector(Multilabel(MultilabelConfig("multilabel")))
+def collector() -> Scorer:
+    return Scorer(Multilabel(MultilabelConfig("multilabel")), Metrics(1, CPU))
 
 
 def batch(ids: list[int], filled: int) -> Batch:
@@ -42,8 +42,9 @@ def test_each_sample_once_and_in_order_whatever_ranks_have_it(monkeypatch: pytes
             part.add(outputs[ids].bfloat16(), given)
         given.ids[:], given.targets[:], given.valid[:] = 5, 5, False
     theirs: list = []
-    other.collected(lambda value: theirs.append(value) or [value])
-    found, targets, ids = one.collected(lambda value: [value, *theirs])
+    other.gather, one.gather = lambda value: theirs.append(value) or [value], lambda value: [value, *theirs]
+    other.collected()
+    found, targets, ids = one.collected()
     assert ids.tolist() == targets.tolist() == list(range(7))
     assert found.dtype == np.float32
     assert np.array_equal(found, outputs.bfloat16().float().numpy())

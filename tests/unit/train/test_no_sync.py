@@ -32,8 +32,7 @@ from effloop.precision import Precision
 from effloop.record import Metrics, Position, Recorder
 from effloop.task import tasks
 from effloop.train.nan import NanPolicy
-from effloop.train.step import Step
-from effloop.train.trainer import LoopConfig, Trainer
+from effloop.train.trainer import LoopConfig, Step, Trainer
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

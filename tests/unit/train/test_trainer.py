@@ -25,8 +25,7 @@ from effloop.parallel import Parallel, ParallelConfig
 from effloop.precision import Precision
 from effloop.record import Metrics, Recorder
 from effloop.task.classification import Classification, ClassificationConfig
-from effloop.train.step import Step
-from effloop.train.trainer import LoopConfig, Trainer
+from effloop.train.trainer import LoopConfig, Step, Trainer
 
 CPU = torch.device("cpu")
 
