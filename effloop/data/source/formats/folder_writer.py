@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded, extension
 from effloop.data.image.mask import decode_mask, png_bytes
-from effloop.data.source.base import Kind, Source, at_most, printable
+from effloop.data.source.base import Kind, Source, printable
+from effloop.data.source.counts import class_counts
 from effloop.data.source.storage.image_files import EXTENSIONS
 from effloop.data.source.storage.indexed import NAMES
 from effloop.data.source.storage.targets import Targets, write_targets
@@ -47,10 +48,7 @@ def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -
     for split, records in dataset.splits.items():
         source = getattr(records, "source", None)
         if isinstance(source, Source):  # known before anything is written
-            # labels without a class share one more bin: the loop below raises with the record's key
-            labels = at_most(source.labels, len(dataset.classes))
-            counts = np.bincount(labels, minlength=len(dataset.classes))[: len(dataset.classes)]
-            _check_none_empty(split, dataset.classes, counts)
+            _check_none_empty(split, dataset.classes, class_counts(source))
     for split, records in dataset.splits.items():
         counts = np.zeros(len(dataset.classes), np.int64)
         for number, (key, label, data, *_) in enumerate(records):

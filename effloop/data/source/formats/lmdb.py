@@ -21,7 +21,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,8 @@ from effloop.data.source.storage.indexed import (
 )
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import PackedConfig, Split, check_header
-from effloop.data.source.storage.targets import CLASSES, Targets, read_targets, row_of
+from effloop.data.source.storage.packed import PackedConfig, Split, check_header, targets_in
+from effloop.data.source.storage.targets import Targets, read_targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
 from effloop.data.source.vocabulary import IMAGE_KEYS, LABEL_KEYS, is_of_split
 from effloop.errors import ConfigError, DataError, warn
@@ -122,40 +122,29 @@ class LmdbSource(IndexedSource, ImportedSource):
         files = self.shards(self.base())
         own = index_path(self.base(), self.split).is_file() or (bool(files) and _is_own(files[0]))
         if files and not own:
-            return self.open_copy()
+            return self._numbered(self.open_copy())
         if self.config.classes is not None and own:
             raise ConfigError(f"data.classes: {self.where} has classes of its own; leave it out")
         return super().open_split()
+
+    def _numbered(self, split: Split) -> Split:
+        """Labels without names are numbers up to the largest of any split."""
+        names = split.header["classes"]
+        if targets_in(split.header) or names != [*map(str, range(len(names)))]:
+            return split
+        for other in map(self._of_split, self._counted() - {self.split}):
+            if (files := other.shards(self.base())) and not _is_own(files[0]):
+                names = [*map(str, range(max(len(names), len(other.open_copy().header["classes"]))))]
+        return replace(split, header={**split.header, "classes": names})
 
     def originals(self) -> list[Path]:
         names = self.base() / NAMES
         return [*self.shards(self.base()), *[names] * names.is_file(), *said(self.base())]
 
     def contents(self, files: Sequence[Path]) -> Contents:
-        found, targets = self._foreign(), read_targets(self.base())
-        names = found.classes or read_names(self.base())
-        if names is None and not targets:
-            end = max(self._labels_end(split) for split in self._counted() | {self.split})
-            if end > MAX_UNNAMED:
-                raise DataError(
-                    f"{self.where} has the label {end - 1}; without names of the classes, {MAX_UNNAMED - 1} is the "
-                    "largest: correct the label, or set data.classes=[NAME,…]"
-                )
-            names = [str(label) for label in range(end)]
-        return Contents(found.records(targets), found.count, found.num_bytes, names or (), targets, found.about)
-
-    def _foreign(self) -> Foreign:
-        return Foreign(_tree(self.shards(self.base())[0]), self.config.classes)
-
-    def _labels_end(self, split: str) -> int:
-        """One more than the largest label of a split: of its copy, where there is one, or else by reading it."""
-        other = self._of_split(split)
-        if not other.shards(self.base()) or _is_own(other.shards(self.base())[0]):
-            return 0
-        copy = other.kept_copy() if split != self.split else None
-        if copy is not None and f"{split}/label" in copy:
-            return int(copy.unsigned(f"{split}/label").max()) + 1
-        return other._foreign().labels_end()
+        found, targets = Foreign(_tree(files[0]), self.config.classes), read_targets(self.base())
+        found.classes = found.classes or read_names(self.base()) or []
+        return Contents(found.records(targets), found.count, found.num_bytes, found.classes, targets, found.about)
 
     def embedded_header(self, files: Sequence[Path]) -> dict[str, Any] | None:
         tree = _tree(files[0])
@@ -233,7 +222,7 @@ class Foreign:
         count: how many they are.
         num_bytes: of their values together.
         about: how the images are encoded, as of `Contents`.
-        classes: names; None where labels are numbers without names.
+        classes: names; those of labels that are numbers without names are there when all records were read.
     """
 
     def __init__(self, tree: Tree, names: Sequence[str] | None) -> None:
@@ -255,7 +244,7 @@ class Foreign:
                 f"{tree.path} holds images without labels; write them with keys like CLASS/NAME.jpg, or as pickles of "
                 "(image, label)"
             )
-        self.classes = None if names is None else [*names]
+        self.classes = [*(names or ())]
         if self._alone and names is None:
             self.classes = [*map(printable, sorted(folders))]
             names = [*map(os.fsdecode, sorted(folders))]
@@ -277,13 +266,22 @@ class Foreign:
 
     def records(self, targets: Targets) -> Iterator[Record]:
         """All samples; raises a DataError with file and key for a value that can't be read."""
+        unnamed, end = not self.classes and not targets, 0
         for value in self._in_order():
             with self._named(value):
                 image, label = self._pair(value)
                 if isinstance(image, bytes) == self._raw:
                     raise DataError("isn't stored as the first one is; write the environment again, all alike")
                 label, target = _learned(label, targets, self._places)
+                end = max(end, label + 1)
+                if unnamed and label >= MAX_UNNAMED:
+                    raise DataError(
+                        f"has the label {label}; without names of the classes, {MAX_UNNAMED - 1} is the largest: "
+                        "correct the label, or set data.classes=[NAME,…]"
+                    )
                 yield Record(value.key, label, image if isinstance(image, bytes) else _encoded(image), target)
+        if unnamed:
+            self.classes += map(str, range(end))
 
     @contextmanager
     def _named(self, value: Value) -> Iterator[None]:
@@ -293,10 +291,6 @@ class Foreign:
         except DataError as error:
             what = f"the value of '{printable(value.key[:200])}' {error}"
             raise DataError(f"{self._tree.path}: {what}") from None
-
-    def labels_end(self) -> int:
-        """One more than the largest label; raises as `records`."""
-        return 1 + max(record.label for record in self.records(CLASSES))
 
     def _pair(self, value: Value) -> tuple[bytes | NDArray[Any], Any]:
         """Image and label of a value; the label of an image alone is the folder in its key."""

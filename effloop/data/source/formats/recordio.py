@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
 from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.columns import BlobSpool, ColumnFile, Spool
+from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.indexed import (
     Entry,
     IndexedSource,
@@ -40,34 +40,18 @@ from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, re
 from effloop.errors import DataError
 
 
-def _names(file: Path, *, alone: bool) -> Callable[[int], bytes]:
-    """The names of a file's records by their numbers, from the .lst that im2rec writes beside it ("number, tab, labels,
-    tab, path"); without it, the numbers, behind the file's name if it isn't the split's only one.
-    """
-    path = file.with_suffix(".lst")
+def _names(path: Path) -> dict[int, bytes] | None:
+    """{number of a record: its name}, from the .lst of im2rec (number, labels and path between tabs); None without."""
     if not path.is_file():
-        prefix = b"" if alone else f"{file.stem}/".encode(errors="surrogateescape")
-        return lambda number: prefix + b"%d" % number
-    numbers, names = Spool("Q"), BlobSpool()
+        return None
+    found = {}
     with path.open("rb") as lines:
         for place, text in enumerate(lines, start=1):
             number, *fields = text.rstrip(b"\r\n").split(b"\t")
             if len(fields) < 2 or not number.isdigit() or len(number) > 19:  # 19 digits are below 2^64
                 raise DataError(f"{path}: line {place} isn't a number, labels and a path between tabs; write it again")
-            numbers.append(int(number))
-            names.append(fields[-1])
-    order = np.argsort(numbers.array(), kind="stable")
-    known, blobs = numbers.array()[order], names.blobs()
-    if len(again := np.flatnonzero(known[1:] == known[:-1])):
-        raise DataError(f"{path}: the number {known[again[0]]} comes twice; write it again, or remove it")
-
-    def name(number: int) -> bytes:
-        at = int(np.searchsorted(known, np.uint64(number)))  # an int would convert the column to float
-        if at == len(known) or known[at] != number:
-            raise DataError(f"{path} doesn't name the record {number} of {file}; write it again, or remove it")
-        return bytes(blobs[int(order[at])])
-
-    return name
+            found[int(number)] = fields[-1]
+    return found
 
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
@@ -93,17 +77,21 @@ class RecordIOSource(IndexedSource):
 
     def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
         path = files[number]
-        name = _names(path, alone=len(files) == 1)
+        names = _names(path.with_suffix(".lst"))
+        prefix = b"" if len(files) == 1 else f"{path.stem}/".encode(errors="surrogateescape")
         for start, parts, record in _records(path):
             try:
                 identity, labels, payload = _unpack(record)
+                key = prefix + b"%d" % identity if names is None else names.get(identity)
+                if key is None:
+                    raise DataError(f"has the number {identity}, which its .lst doesn't name; remove that")
                 label, target = (0, row_of(labels, targets)) if targets else (_class(labels), b"")
             except DataError as error:
                 raise DataError(f"{path}: the record at byte {start:,} {error}") from None
             # Frames start at multiples of 4: an odd offset marks a sample in several frames from offset - 1 on.
             offset = start + 1 if len(parts) > 1 else parts[0][0] + payload
             size, checksum = len(record) - payload, crc32c(record[payload:])
-            yield Entry(name(identity), label, number, offset, size, checksum, target)
+            yield Entry(key, label, number, offset, size, checksum, target)
 
     @classmethod
     def claims(cls, root: Path) -> bool:

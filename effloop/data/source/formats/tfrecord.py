@@ -196,7 +196,6 @@ _HEAD, _CHECK = struct.Struct("<QI"), struct.Struct("<I")
 _FIVE = "[0-9]" * 5
 _ENDINGS = ("*.tfrecord", "*.tfrecords", f"*-{_FIVE}-of-{_FIVE}")
 _ARRAY_RECORD = ".array_record"
-_COMPRESSED_ENDINGS = ("*.tfrecord.gz", "*.tfrecords.gz")
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"\x78\xda": "zlib"}
 
 
@@ -226,7 +225,7 @@ class TFRecordSource(IndexedSource):
     duplicate_fix = "remove one of the two, or set data=tfrecord data.key=NAME (of no feature, to number the samples)"
 
     def shards(self, root: Path) -> list[Path]:
-        files = self.find(root, _ENDINGS) or self.find(root, _COMPRESSED_ENDINGS)
+        files = self.find(root, _ENDINGS) or self.find(root, ["*.tfrecord.gz"])
         if other := next((file for file in files if _ARRAY_RECORD in file.name), None):
             raise DataError(
                 f"{other} is an ArrayRecord file, which isn't read; prepare the dataset with file_format='tfrecord'"
@@ -239,7 +238,6 @@ class TFRecordSource(IndexedSource):
 
     def class_names(self, files: Sequence[Path], targets: Targets) -> list[str] | None:
         text = None if targets else read_text(self.base() / f"{self._features()[1]}{_LABELS}")
-        # As TensorFlow Datasets reads them.
         return None if text is None else [name.strip() for name in text.split("\n") if name.strip()]
 
     def _features(self) -> tuple[str, str, str]:

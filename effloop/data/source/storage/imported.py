@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,19 +104,6 @@ class ImportedSource(PackedSource):
     def open_split(self) -> Split:
         return self.open_copy()
 
-    def open_copy(self) -> Split:
-        """The copy of `self.split`, kept from an earlier run or made now."""
-        copy = self._copy(self._write)
-        self._copied = copy.path
-        return open_stored(copy, self.split)
-
-    def kept_copy(self) -> ColumnFile | None:
-        """The copy, if there is one that is current; none is made."""
-        try:
-            return self._copy(_no_copy)
-        except _NoCopyError:
-            return None
-
     def _check(self, index: int, data: Encoded) -> None:
         try:
             super()._check(index, data)
@@ -125,8 +112,8 @@ class ImportedSource(PackedSource):
                 raise
             raise DataError(f"{error}: remove {self._copied}, and it is copied again") from None
 
-    def _copy(self, make: Callable[[Path, Sequence[Path], list[Any]], None]) -> ColumnFile:
-        """The copy: kept from an earlier run, or what `make` writes."""
+    def open_copy(self) -> Split:
+        """The copy of `self.split`, kept from an earlier run or made now."""
         files = [Path(os.path.abspath(file)) for file in self.originals()]
         states = [_state(file, ends=len(files) <= _MOST_ENDS) for file in files]
         root = expand_root(self.config).resolve()
@@ -143,9 +130,11 @@ class ImportedSource(PackedSource):
                 with suppress(DataError):
                     if is_current(ColumnFile(path)):  # another process has made it meanwhile
                         return
-                make(path, files, states)
+                self._write(path, files, states)
 
-        return open_kept(self.config.name, self.config.index_dir, identity, write, is_current)
+        copy = open_kept(self.config.name, self.config.index_dir, identity, write, is_current)
+        self._copied = copy.path
+        return open_stored(copy, self.split)
 
     def _write(self, path: Path, files: Sequence[Path], states: list[Any]) -> None:
         """Make the copy, and say so."""
@@ -193,14 +182,6 @@ class ImportedSource(PackedSource):
                     f"{self.where} has the label {columns.max_label}, but {len(found.classes)} classes; correct it, or "
                     "name all classes"
                 )
-
-
-class _NoCopyError(Exception):
-    """There is no copy that is current."""
-
-
-def _no_copy(*_: object) -> None:
-    raise _NoCopyError
 
 
 def _state(file: Path, *, ends: bool) -> dict[str, Any]:

@@ -150,17 +150,15 @@ def _check_size(file: Path, expected: int, index: Path) -> int:
     try:
         size, ends = file.stat().st_size, crc32c_of_ends(file)
     except FileNotFoundError as error:
-        raise DataError(
-            f"{file} is missing ({error.strerror}); {index} expects it with {expected:,} bytes: put it back"
-        ) from None
+        what = f"is missing ({error.strerror}); {index} expects it with {expected:,} bytes: put it back"
     except OSError as error:
-        raise DataError(f"{file} can't be read: {error.strerror}") from None
-    if size != expected:
-        raise DataError(
-            f"{file} has {size:,} bytes, {index} expects {expected:,}: it is cut, or another file; "
-            "put the right one there or convert again"
-        )
-    return ends
+        what = f"can't be read: {error.strerror}"
+    else:
+        if size == expected:
+            return ends
+        what = f"has {size:,} bytes, {index} expects {expected:,}: it is cut, or another file; "
+        what += "put the right one there or convert again"
+    raise DataError(f"{file} {what}")
 
 
 def _any_sample_matches(index: ColumnFile, number: int, file: Path) -> bool:
@@ -204,8 +202,8 @@ def read_text(path: Path) -> str | None:
 
 # Files of a split, by their names.
 
+# Older releases of Hugging Face's `datasets` put a hash of its own behind the numbers of each file.
 _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(?:-[0-9a-f]{16})?(.*)", re.DOTALL)
-"""Older releases of Hugging Face's `datasets` put a hash of its own behind the numbers of each file."""
 
 
 def find_shards(root: Path, split: str, endings: Sequence[str], splits: Iterable[str] = ()) -> list[Path]:
@@ -221,25 +219,21 @@ def find_shards(root: Path, split: str, endings: Sequence[str], splits: Iterable
     if inside:
         return inside
     word = _word(split)
-    others = [other for other in splits if other != split and not _word(other).search(split)]
-    found = []
-    for file in _files(root, endings):
-        also = [other for other in others if word.search(file.name) and _word(other).search(file.name)]
-        for other in also:
-            if not word.search(other):
-                raise DataError(
-                    f"{file} may be of the split '{split}' or '{other}', by its name; rename it, or put the files of "
-                    "each split into a folder of that name"
-                )
-        if word.search(file.name) and not also:
-            found.append(file)
+    found = [file for file in _files(root, endings) if word.search(file.name)]
+    for other in (other for other in splits if other != split and not _word(other).search(split)):
+        both = [file for file in found if _word(other).search(file.name)]
+        if both and not word.search(other):
+            raise DataError(
+                f"{both[0]} may be of the split '{split}' or '{other}', by its name; rename it, or put the files of "
+                "each split into a folder of that name"
+            )
+        found = [file for file in found if file not in both]
     return [file for file in found if word.match(file.name)] or found
 
 
 def any_shard(root: Path, endings: Sequence[str]) -> Path | None:
     """A file of the split `train` or `val` that is here; None if there is none."""
-    found = (file for split in ("train", "val") for file in find_shards(root, split, endings))
-    return next((file for file in found if file.exists()), None)
+    return next((file for split in ("train", "val") for file in find_shards(root, split, endings)), None)
 
 
 def check_complete(files: Sequence[Path]) -> None:

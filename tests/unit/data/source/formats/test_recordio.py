@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -204,9 +205,10 @@ def test_a_chain_of_frames_is_not_followed_for_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("0\t1\ta\n2\t1\tb\n", "{lst} doesn't name the record 1 of {rec}; write it again, or remove it"),
-        ("", "{lst} doesn't name the record 0 of {rec}; write it again, or remove it"),
-        ("0\t1\ta\n1\t1\tb\n0\t1\tc\n", "{lst}: the number 0 comes twice; write it again, or remove it"),
+        (
+            "0\t1\ta\n2\t1\tb\n",
+            "{rec}: the record at byte 36 has the number 1, which its .lst doesn't name; remove",
+        ),
         ("0\t1\ta\nx\n1\t1\tb\n", "{lst}: line 2 isn't a number, labels and a path between tabs; write it again"),
         ("0.5\t1\ta\n", "{lst}: line 1 isn't a number, labels and a path between tabs; write it again"),
         ("0\t1\ta\n1\t1\ta\n", "{rec}: the key 'a' comes twice; remove one of the two"),
@@ -216,7 +218,7 @@ def test_a_lst_of_another_file(tmp_path: Path, text: str, wanted: str) -> None:
     write_rec(tmp_path / "train.rec", record(number=0), record(number=1))
     (tmp_path / "train.lst").write_text(text)
     paths = {"lst": tmp_path / "train.lst", "rec": tmp_path / "train.rec"}
-    with pytest.raises(DataError, match=line(wanted.format(**paths))):
+    with pytest.raises(DataError, match="^" + re.escape(wanted.format(**paths))):
         open_source("recordio", tmp_path)
 
 
