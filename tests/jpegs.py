@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import simplejpeg
 from images import encode, exif, photo
 from numpy.typing import NDArray
+
+from effloop.data.image.header import read_header
+from effloop.native import function, pointer
 
 Pixels = NDArray[np.uint8]
 Box = tuple[int, int, int, int]
@@ -93,3 +97,29 @@ def _checksum64(data: bytes) -> int:
 def _mix(state: int, word: int) -> int:
     state = (state ^ word) * 0x9E3779B97F4A7C15 % (1 << 64)
     return (state << 29 | state >> 35) % (1 << 64)
+
+
+class Part(NamedTuple):
+    """A JPEG of a part of an image, as the C parts make it on the way to its pixels."""
+
+    data: bytes
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def crop_indexed(data: bytes, index: bytes, box: Box) -> Part | None:
+    """By an entropy index."""
+    out, shown = ctypes.create_string_buffer(len(data) + (1 << 16)), (ctypes.c_int32 * 4)()
+    crop = function("effloop_jpeg_crop", "plplpiplp", "l")
+    size = crop(*pointer(data), *pointer(index), (ctypes.c_int32 * 4)(*box), 2, out, len(out), shown)
+    return Part(out.raw[:size], *shown) if size else None
+
+
+def crop_by_markers(data: bytes, box: Box, *, bottom: bool = False) -> Part | None:
+    """By restart markers; `bottom`: of a file without, all above the box's lower edge."""
+    out, shown = ctypes.create_string_buffer(len(data)), (ctypes.c_int64 * 5)()
+    crop = function("effloop_jpeg_cut", "pllpipp", "l")
+    size = crop(*pointer(data), read_header(data).sof_at, (ctypes.c_int64 * 4)(*box), bottom, out, shown)
+    return Part(out.raw[:size], *shown[:4]) if size else None

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from effloop.convert.records import build_compared, each_sample
 from effloop.convert.work import size
-from effloop.data.image.entropy import matches
+from effloop.data.image.jpeg import matches
 from effloop.data.source.base import Source
 from effloop.data.source.entropy import EntropyFile, can_have_indexes, index_path
 from effloop.errors import PROGRAM, ConfigError, DataError

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from effloop.convert.reencode import shrunk
 from effloop.data.check import check_image, check_mask, listed
 from effloop.data.decode import Decoder, decoders
-from effloop.data.image.entropy import build_index
 from effloop.data.image.header import Encoded, read_header
+from effloop.data.image.jpeg import build_index
 from effloop.data.image.mask import check_size, decode_mask, encode_mask, mask_digest, resize_mask
 from effloop.data.source.base import Fingerprint, Kind, Source, target_bytes
 from effloop.data.source.storage.writing import Record

@@ -13,7 +13,7 @@ from rich.table import Table
 from effloop.convert.records import differs_from, each_sample
 from effloop.data.check import check_mask
 from effloop.data.decode import Decoder
-from effloop.data.image.entropy import matches
+from effloop.data.image.jpeg import matches
 from effloop.data.source.base import Kind, Source
 from effloop.data.source.counts import classes_without_samples, targets_of
 from effloop.data.source.splits import check_same_classes

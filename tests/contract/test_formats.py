@@ -18,8 +18,8 @@ from arrays import ARRAYS, TRAIN, VAL, drop, opened, samples, set_header, verifi
 from images import encode, exif, photo
 from plans import READ_BY, line, open_source, read_bytes, write_as, write_records
 
-from effloop.data.image.entropy import build_index
 from effloop.data.image.header import pnm_header
+from effloop.data.image.jpeg import build_index
 from effloop.data.source import NoSplitError, sources
 from effloop.data.source.storage.columns import Comparing, comparing
 from effloop.data.source.storage.writing import writers

@@ -10,12 +10,13 @@ import cv2
 import numpy as np
 import pytest
 from images import encode, photo
+from jpegs import crop_by_markers as cut
 from numpy.typing import NDArray
 from plans import pairwise
 
 from effloop.data.decode import Decoder, common, decoders
 from effloop.data.image.header import read_header
-from effloop.data.image.jpeg import Layout, Part, crop, read_layout, with_interval_lengths
+from effloop.data.image.jpeg import Layout, read_layout, with_interval_lengths
 from effloop.data.image.orientation import with_orientation
 from effloop.data.image.resize import resize_into
 from effloop.errors import ConfigError, DataError
@@ -40,11 +41,6 @@ def laid_out(data: bytes) -> Layout:
     layout = read_layout(data, read_header(data).sof_at)
     assert layout is not None
     return layout
-
-
-def cut(data: bytes | bytearray, box: tuple[int, int, int, int], *, bottom: bool = False) -> Part | None:
-    """A smaller JPEG of a box."""
-    return crop(data, read_header(data).sof_at, box, bottom=bottom)
 
 
 def indexed(data: bytes) -> bytes:
@@ -247,15 +243,6 @@ def test_a_narrow_right_edge(decoder: Decoder) -> None:
         whole = decoder.decode(data)
         for left in range(width - 6, width):
             np.testing.assert_array_equal(decoder.decode(data, (5, left, 30, width - left)), whole[5:35, left:])
-
-
-def test_opencv_says_nothing_of_healthy_files(capfd: pytest.CaptureFixture[str]) -> None:
-    decoder = decoders.build(decoders["opencv"].config())
-    data = encode(photo(400, 500), "JPEG", quality=95)
-    assert len(data) > 4 * common.MIN_BYTES_SAVED
-    for top in range(0, 200, 40):
-        decoder.decode(data, (top, 3, 60, 80))
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("interval", [0, 1])

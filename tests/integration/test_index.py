@@ -11,8 +11,8 @@ from runs import train
 
 from effloop.cli.main import main
 from effloop.convert import records
-from effloop.data.image.entropy import build_index
 from effloop.data.image.header import Encoded
+from effloop.data.image.jpeg import build_index
 from effloop.data.source.storage.columns import ColumnFile
 
 

@@ -26,15 +26,15 @@ class DecodeConfig(PartConfig):
 
     Attributes:
         dct_scaling: decode a JPEG at 1/2, 1/4 or 1/8 of its size where the crop stays at least as large as the
-            output; libjpeg-turbo only, the others ignore it. Crops of [0.08, 1] to 224 pixels take, with the resize,
+            output; as `region`, the others ignore it. Crops of [0.08, 1] to 224 pixels take, with the resize,
             2.4 ms instead of 4.8 at 1600x1200, and 8.8 instead of 28 at 4000x3000. Off by default, because the
             pixels differ from those of full decoding by 1.3 levels (mean), 3.3 in the worst crop.
         max_pixels: an image of more pixels (height x width) is refused before it is decoded.
         region: decode only what a crop needs of a baseline JPEG: the MCUs around it by its entropy index, or the
-            intervals between its restart markers, or, where it has neither, the rows down to the crop's lower edge
-            (not with OpenCV). The pixels are the same to the bit. Damage outside of the crop is not noticed. Crops of
-            [0.08, 1] of 500x375 take 0.59 ms instead of 1.1 with an index (120 KB), 0.66 with markers and 0.94
-            without (105 KB).
+            intervals between its restart markers, or, where it has neither, the rows down to the crop's lower edge. By
+            `auto` and `turbojpeg`, with the libjpeg-turbo of Pillow's wheels. The pixels are the same to the bit. Damage
+            outside of the crop is not noticed. Crops of [0.08, 1] of 500x375 take 0.59 ms instead of 1.1 with an index
+            (120 KB), 0.66 with markers and 0.94 without (105 KB).
         exif: turn images as their EXIF orientation says, before anything else sees them.
         window: of grey images with more than 8 bits: [low, high] become 0 and 255, what is between them follows
             linearly, the rest is clipped, as a window of DICOM; [0,4095] for 12 bits in 16. `auto` takes each image's
@@ -155,7 +155,7 @@ class Decoder(ABC):
 
     @property
     def uses_indexes(self) -> bool:
-        """Whether entropy indexes (`image.entropy`) save this decoder time; without it none are looked up or built."""
+        """Whether entropy indexes (`image.jpeg`) save this decoder time; without it none are looked up or built."""
         return False
 
     def with_index(self, info: ImageInfo, index: Encoded) -> ImageInfo:

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, PpmImagePlugin, WebPImagePlugin
 
 from effloop.data.decode.base import Box, DecodeConfig, Decoder, ImageInfo, Resizes
-from effloop.data.decode.run import NEVER_CUT, decode_box, load_run
-from effloop.data.image.encoded import EncodedImages, Headers, read_headers
-from effloop.data.image.entropy import crop_indexed
+from effloop.data.image.encoded import ROW, EncodedImages, Headers, Kind, read_headers
 from effloop.data.image.grey import to_grey, to_rgb
 from effloop.data.image.header import Encoded, Header, expected_size, open_other, pnm_pixels, read_header
-from effloop.data.image.jpeg import Part, crop
 from effloop.data.image.orientation import read_orientation, stored_box, upright, upright_size
+from effloop.data.in_progress import in_progress
 from effloop.errors import DataError, reason
+from effloop.native import address, function
 
 # Whole images by Pillow, of any format that it reads: what every decoder falls back on.
 
@@ -114,6 +113,69 @@ def describe_damage(data: Encoded, header: Header, error: Exception) -> str:
     return f"{ends} of {'at least ' if header.format == 'PNG' else ''}{expected:,} bytes"
 
 
+# Samples from their bytes to their rows of a batch, many in one call, which releases the GIL: `native/load.c`.
+
+NEVER_CUT = -1
+"""No number of bytes outside of a box for which a JPEG is cut."""
+
+
+def load_run(
+    images: EncodedImages, headers: Headers, rows: slice, wanted: Resizes, least_saved: int, *, jpegs: bool
+) -> NDArray[np.bool_]:
+    """Decode boxes of plain, complete images, resize them as `resize_into`, and flip them or not.
+
+    A JPEG is scaled while it is decoded only as far as `wanted.at_least` allows, and cut before from `least_saved`
+    bytes outside of its box on; without `jpegs` raw pixels alone are decoded.
+
+    Returns:
+        (N,) which rows of `wanted.out` are written. The others are left to Python: other formats, images that libjpeg
+        as much as warns about, resizes that need PyTorch.
+    """
+    flips = np.ascontiguousarray(wanted.flips)
+    samples, kept = _samples(images, headers, rows, wanted.boxes, flips)
+    target = _target(wanted.out, wanted.at_least, least_saved, jpegs=jpegs)
+    done = np.zeros(len(wanted.out), np.bool_)
+    function("effloop_load", "ppppp")(address(samples), address(target), *in_progress.addresses(), address(done))
+    del kept
+    return done
+
+
+def decode_box(data: Encoded, header: Header, box: Box, out: NDArray[np.uint8], factor: int, least_saved: int) -> bool:
+    """Decode a box of one plain, complete JPEG at 1 / `factor` (1, 2, 4, 8) of its size; False as in `load_run`.
+
+    `out` is (h, w, C) uint8, contiguous, of the box's size over `factor`; written.
+    """
+    row = np.array([(header.sof_at, header.height, header.width, Kind.jpeg, 0, 1, 1, 0)], ROW)
+    index = None if header.index is None else EncodedImages.of([header.index])
+    one, boxes, flips = EncodedImages.of([data]), np.array([box], np.int64), np.zeros(1, np.bool_)
+    samples, kept = _samples(one, Headers(row, {}, index), slice(0, 1), boxes, flips)
+    target = _target(out[None], None, least_saved, jpegs=True)
+    done = function("effloop_decode", "ppi", "i")(address(samples), address(target), factor)
+    del kept
+    return bool(done)
+
+
+def _samples(
+    images: EncodedImages, headers: Headers, rows: slice, boxes: NDArray[np.int64], flips: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
+    """As `Samples` in native/load.c; and what has to be kept while it is used."""
+    columns: list[NDArray[Any]] = [images.addresses[rows], images.sizes[rows], headers.rows[rows]]
+    indexes = headers.indexes
+    columns += [] if indexes is None else [indexes.addresses[rows], indexes.sizes[rows]]
+    columns += [np.ascontiguousarray(boxes), flips]
+    found = [address(column) for column in columns]
+    if indexes is None:
+        found[3:3] = 0, 0
+    return np.array([len(flips), *found], np.int64), columns
+
+
+def _target(
+    out: NDArray[np.uint8], at_least: tuple[int, int] | None, least_saved: int, *, jpegs: bool
+) -> NDArray[np.int64]:
+    """As `Target` in native/load.c."""
+    return np.array([address(out), out.strides[0], *out.shape[1:], *(at_least or (0, 0)), least_saved, jpegs], np.int64)
+
+
 MIN_BYTES_SAVED = 4096
 """Bytes outside of a box from which on cropping pays: it takes 35 µs, libjpeg 10 for a KB of a photograph."""
 
@@ -125,11 +187,9 @@ class PlainDecoder(Decoder):
     implements `fast` for the usual ones.
 
     Attributes:
-        decodes_truncated: whether it decodes a JPEG with data after its last row, without printing a warning.
         has_libjpeg: whether the C parts decode JPEGs to the pixels that `fast` gives.
     """
 
-    decodes_truncated = True
     has_libjpeg = False
 
     def __init__(self, config: DecodeConfig, channels: int = 3) -> None:
@@ -164,10 +224,6 @@ class PlainDecoder(Decoder):
             region = self._compiled(data, header, box or (0, 0, header.height, header.width), at_least)
             if region is not None:
                 return region
-        if box is not None and header.format == "JPEG" and header.plain and header.complete:
-            region = self._region(data, header, box, at_least)
-            if region is not None:
-                return region
         pixels = self.fast(data, header) if header.plain and header.complete else None
         if pixels is None or pixels.shape != (header.height, header.width, self.channels):
             pixels = self.by_pillow(data, header)
@@ -185,15 +241,11 @@ class PlainDecoder(Decoder):
     def _compiled(
         self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None
     ) -> NDArray[np.uint8] | None:
-        """Pixels of a JPEG's box as `_region` and `fast` give them, by native/load.c."""
-        factor = self._factor(box, at_least)
+        """Pixels of a JPEG's box, maybe scaled down, by native/load.c; those of `fast`, where they aren't."""
+        factor = _scale_factor(box, at_least) if at_least is not None and self.config.dct_scaling else 1
         height, width = _scaled_box(box, factor)[2:]
         out = np.empty((height, width, self.channels), np.uint8)
         return out if decode_box(data, header, box, out, factor, self._least_saved) else None
-
-    def _factor(self, box: Box, at_least: tuple[int, int] | None) -> int:
-        """By how much a box is scaled down while it is decoded."""
-        return _scale_factor(box, at_least) if at_least is not None and self.config.dct_scaling else 1
 
     @property
     def _least_saved(self) -> int:
@@ -222,17 +274,9 @@ class PlainDecoder(Decoder):
             return region
         return to_grey(region) if self.channels == 1 else to_rgb(region)
 
-    def fast_truncated(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
-        """Like `fast`, for a JPEG with data after its last row."""
-        return self.fast(data, header)
-
-    def fast_scaled(self, data: Encoded, header: Header, factor: int, *, truncated: bool) -> NDArray[np.uint8] | None:
-        """Like `fast` or `fast_truncated`, for a JPEG, at 1 / `factor` (2, 4, 8) of its size, rounded up."""
-        return None
-
     @property
     def uses_indexes(self) -> bool:
-        return self.config.region
+        return self.config.region and self.has_libjpeg
 
     def with_index(self, info: ImageInfo, index: Encoded) -> ImageInfo:
         return replace(info, index=index) if isinstance(info, Header) and info.format == "JPEG" else info
@@ -241,37 +285,6 @@ class PlainDecoder(Decoder):
         if not isinstance(infos, Headers) or infos.others:
             return super().with_indexes(infos, indexes)
         return Headers(infos.rows, {}, indexes)
-
-    def _region(
-        self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None
-    ) -> NDArray[np.uint8] | None:
-        """Pixels of a box, by decoding a smaller JPEG or to a smaller size; None if the whole has to be decoded."""
-        factor = self._factor(box, at_least)
-        part = self._smaller_jpeg(data, header, box, factor) if self.config.region else None
-        if part is None and factor == 1:
-            return None
-        part = part or Part(data, 0, 0, header.height, header.width)
-        shown = Header("JPEG", part.height, part.width, True, True, header.sof_at)
-        inside = box[0] - part.top, box[1] - part.left, box[2], box[3]
-        if factor > 1:
-            pixels = self.fast_scaled(part.data, shown, factor, truncated=part.trailing_data)
-            small = -(-part.height // factor), -(-part.width // factor), self.channels
-            if pixels is not None and pixels.shape == small:
-                return _crop(pixels, _scaled_box(inside, factor))
-        pixels = (self.fast_truncated if part.trailing_data else self.fast)(part.data, shown)
-        wanted = part.height, part.width, self.channels
-        return _crop(pixels, inside) if pixels is not None and pixels.shape == wanted else None
-
-    def _smaller_jpeg(self, data: Encoded, header: Header, box: Box, factor: int) -> Part | None:
-        """A smaller JPEG that contains a box, if that saves time and the file allows it."""
-        outside = 1 - box[2] * box[3] / (header.height * header.width)
-        if len(data) * outside <= MIN_BYTES_SAVED:
-            return None
-        if header.index is not None:
-            part = crop_indexed(data, header.index, box, factor)
-            if part is not None:
-                return part
-        return crop(data, header.sof_at, box, bottom=self.decodes_truncated)
 
     def size(self, data: Encoded) -> tuple[int, int]:
         header = self.read_info(data)

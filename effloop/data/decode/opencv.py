@@ -32,8 +32,6 @@ class OpenCVDecoder(PlainDecoder):
     Where damage must be found, use a source with checksums.
     """
 
-    decodes_truncated = False  # it can, but libjpeg prints a line to stderr for each
-
     def __init__(self, config: OpenCVConfig, channels: int = 3) -> None:
         super().__init__(config, channels)
         self._cv2 = optional_package("cv2", "decode=opencv", "opencv-python-headless")

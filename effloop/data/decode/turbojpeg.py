@@ -7,17 +7,16 @@ import functools
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import PIL
 from numpy.typing import NDArray
 
 from effloop.data.decode.base import DecodeConfig, decoders
-from effloop.data.decode.common import PlainDecoder
+from effloop.data.decode.common import PlainDecoder, decode_box
 from effloop.data.decode.opencv import OpenCVConfig, OpenCVDecoder
 from effloop.data.decode.pillow import PillowDecoder
-from effloop.data.decode.run import decode_box
 from effloop.data.image.header import Encoded, Header, read_header
 from effloop.errors import ConfigError, optional_package
 from effloop.native import library
@@ -79,18 +78,8 @@ class TurboJPEGDecoder(PlainDecoder):
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         if header.format != "JPEG":
             return None
-        return self._decode(data, strict=True)
-
-    def fast_truncated(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
-        return self._decode(data, strict=False)
-
-    def fast_scaled(self, data: Encoded, header: Header, factor: int, *, truncated: bool) -> NDArray[np.uint8] | None:
-        height, width = -(-header.height // factor), -(-header.width // factor)
-        return self._decode(data, strict=not truncated, min_height=height, min_width=width, min_factor=factor)
-
-    def _decode(self, data: Encoded, **options: Any) -> NDArray[np.uint8] | None:
         try:
-            return cast(NDArray[np.uint8], self._simplejpeg.decode_jpeg(data, self._colorspace, **options))
+            return cast(NDArray[np.uint8], self._simplejpeg.decode_jpeg(data, self._colorspace))
         except ValueError:
             return None
 

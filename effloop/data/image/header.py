@@ -85,7 +85,7 @@ class Header:
             a whole file with bytes after its end, and for other formats; only decoding finds out.
         sof_at: offset of a JPEG's frame header (SOFn); 0 for other formats.
         orientation: 2 to 8 where a decoder turns the image as its EXIF data says.
-        index: a JPEG's entropy index (`image.entropy`), where there is one.
+        index: a JPEG's entropy index (`image.jpeg`), where there is one.
     """
 
     format: str

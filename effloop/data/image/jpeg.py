@@ -1,4 +1,4 @@
-"""Cropping a JPEG without decoding it; the result is an ordinary, smaller JPEG.
+"""What JPEGs are cropped by before they are decoded, in native/load.c: restart markers or an entropy index.
 
 A restart marker resets a JPEG's entropy coding, so the data between two of them can be decoded on its own. Where a
 file has them at an interval that divides its rows of blocks (DRI; `convert` writes such files), the intervals that
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.native import address, function, pointer
+from effloop.native import function, pointer
 
 _EOI, _APP9 = 0xD9, 0xE9
 _NAME = b"EffLoop\0"  # 8 bytes
@@ -25,31 +25,21 @@ _ORDER = np.arange(1 << 16, dtype=np.uint8) & 7
 
 
 class Layout(NamedTuple):
-    """Structure of a baseline JPEG with one scan; `Layout` in native/jpeg_markers.c has the same fields.
-
-    Attributes:
-        height, width: pixels.
-        mcu_height, mcu_width: pixels of a minimum coded unit (MCU).
-        size_at: offset of the height in the frame header, followed by the width; two bytes each.
-        sos_at, scan_at: offsets of the scan's header and of its entropy-coded data.
-        interval: MCUs between restart markers; 0 is none.
-        lengths_at: offset of the intervals' lengths, as `with_interval_lengths` stores them; 0 if it has none.
-        lengths: how many there are.
-    """
+    """Structure of a baseline JPEG with one scan; `Layout` in native/jpeg_markers.c has the same fields."""
 
     height: int
     width: int
-    mcu_height: int
+    mcu_height: int  # pixels of a minimum coded unit (MCU)
     mcu_width: int
-    size_at: int
-    sos_at: int
-    scan_at: int
-    interval: int
-    lengths_at: int = 0
-    lengths: int = 0
+    size_at: int  # offset of height and width in the frame header
+    sos_at: int  # of the scan's header
+    scan_at: int  # of its entropy-coded data
+    interval: int  # MCUs between restart markers; 0 is none
+    lengths_at: int  # offset of the intervals' lengths, as `with_interval_lengths` stores them; 0 if it has none
+    lengths: int  # how many there are
 
 
-_LAYOUT, _SHOWN, _BOX = (ctypes.c_int64 * length for length in (len(Layout._fields), 5, 4))
+_LAYOUT = ctypes.c_int64 * len(Layout._fields)
 
 
 def read_layout(data: Encoded, sof_at: int) -> Layout | None:
@@ -76,34 +66,6 @@ def with_interval_lengths(data: Encoded, sof_at: int) -> bytes:
     return b"".join((data[: layout.sos_at], segment, data[layout.sos_at :]))
 
 
-class Part(NamedTuple):
-    """A JPEG of a part of an image, in pixels; `trailing_data`: there is data after its last row."""
-
-    data: Encoded
-    top: int
-    left: int
-    height: int
-    width: int
-    trailing_data: bool = False
-
-
-def crop(data: Encoded, sof_at: int, box: tuple[int, int, int, int], *, bottom: bool = False) -> Part | None:
-    """A JPEG of the restart intervals that cover a box and the neighbours its chroma is interpolated from.
-
-    Of a file without restart markers it is, with `bottom`, all above the box's lower edge, where a decoder stops: the
-    same JPEG with a frame header that ends it there. The rest of the data stays, so the decoder has to be lenient.
-
-    Returns:
-        None if that saves nothing, or the file doesn't allow it: it isn't baseline, a row doesn't begin with an
-        interval, or markers aren't at their positions.
-    """
-    out, shown = np.empty(len(data), np.uint8), _SHOWN()
-    cut = function("effloop_jpeg_cut", "pllpipp", "l")
-    size = cut(*pointer(data), sof_at, _BOX(*box), bottom, address(out), shown)
-    top, left, height, width, trailing = shown
-    return Part(out.data[:size], top, left, height, width, bool(trailing)) if size else None
-
-
 def _scan_interval_lengths(data: Encoded, scan_at: int) -> NDArray[Any]:
     """Bytes of each interval with its marker (EOI for the last), by a search; empty if there are other markers."""
     scan = np.frombuffer(data, np.uint8)[scan_at:]
@@ -117,3 +79,37 @@ def _scan_interval_lengths(data: Encoded, scan_at: int) -> NDArray[Any]:
         return ends[:0]
     lengths: NDArray[Any] = np.diff(ends + 1, prepend=0)
     return lengths
+
+
+# Entropy indexes: of JPEGs without restart markers, beside the file. They hold the states of the entropy decoder at
+# every few MCUs of each row: bit position and DC predictors. With them a crop's bits are spliced into a smaller JPEG.
+
+VERSION = 1
+"""Of the format; another one's indexes match nothing."""
+
+_SHARE = 0.03  # of the file's bytes, which gives a grid of one to two MCUs to photographs of 500x375 and 110 KB
+
+
+def build_index(data: Encoded) -> bytes | None:
+    """The index of a JPEG, from its bytes alone: the same bytes give the same index.
+
+    It takes at most 3 % of the file, by its grid: a state at every MCU, at every second, and so on. It holds a checksum
+    of all of the file and one of itself, so that decoding notices when either has changed. The GIL is released
+    meanwhile.
+
+    Returns:
+        None if it can't be indexed: it isn't a JPEG, or progressive, arithmetic, of 12 bits, CMYK, in several scans,
+        has restart markers, several chroma samples in an MCU, data after its end, damage, or is so small or plain
+        that no grid fits.
+    """
+    room = int(len(data) * _SHARE)
+    out = ctypes.create_string_buffer(room)
+    size = function("effloop_jpeg_index", "plpl", "l")(*pointer(data), out, room)
+    if size < 0:
+        raise MemoryError
+    return out.raw[:size] if size else None
+
+
+def matches(data: Encoded, index: Encoded) -> bool:
+    """Whether an index is undamaged and belongs to these bytes of a file."""
+    return bool(function("effloop_jpeg_index_matches", "plpl", "l")(*pointer(data), *pointer(index)))

@@ -152,7 +152,7 @@ class Source(ABC):
         return f"the mask of {self.key(index)}"
 
     def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
-        """The entropy indexes (`image.entropy`) of (N,) samples, empty where there is none of these very bytes; None
+        """The entropy indexes (`image.jpeg`) of (N,) samples, empty where there is none of these very bytes; None
         where none has one.
 
         Args:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages
-from effloop.data.image.entropy import VERSION, build_index
 from effloop.data.image.header import Encoded
+from effloop.data.image.jpeg import VERSION, build_index
 from effloop.data.source.base import Source
 from effloop.data.source.config import DataConfig, Index
 from effloop.data.source.storage.kept import kept_folder

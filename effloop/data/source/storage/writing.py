@@ -33,7 +33,7 @@ class Record(NamedTuple):
         label: its class; 0 where targets aren't classes.
         data: the encoded image.
         target: where targets aren't classes: the sample's, as `target_bytes` gives it.
-        entropy: its entropy index (`image.entropy`); empty where it has none.
+        entropy: its entropy index (`image.jpeg`); empty where it has none.
         mask: where targets are masks: the sample's, of classes, as `mask.encode_mask` gives it.
     """
 

@@ -9,7 +9,7 @@ from jpegs import KINDS, by_opencv, picture
 
 from effloop.data.decode.base import DecodeConfig
 from effloop.data.decode.pillow import PillowDecoder
-from effloop.data.image.entropy import build_index, matches
+from effloop.data.image.jpeg import build_index, matches
 
 PIXELS = photo(240, 360)
 

@@ -14,7 +14,7 @@ from images import encode, photo
 from plans import open_source, write_as, write_records
 
 from effloop.convert.index import build_indexes
-from effloop.data.image.entropy import build_index
+from effloop.data.image.jpeg import build_index
 from effloop.data.source import DataConfig, Source, entropy
 from effloop.data.source.config import Index
 from effloop.data.source.entropy import EntropyFile, Indexed, can_have_indexes, index_path, with_indexes
