@@ -68,8 +68,8 @@ class NegativeConfig(DecodeConfig):
 @decoders.register("negative", NegativeConfig)
 class Negative(PillowDecoder):
     """Pillow's pixels, dark for light."""
-    def decode(self, data, box=None, at_least=None):
-        return self.config.white - super().decode(data, box, at_least)
+    def decode_with_info(self, data, info, box=None, at_least=None):
+        return self.config.white - super().decode_with_info(data, info, box, at_least)
 '''
 
 
