@@ -32,9 +32,9 @@ class DecodeConfig(PartConfig):
         max_pixels: an image of more pixels (height x width) is refused before it is decoded.
         region: decode only what a crop needs of a baseline JPEG: the MCUs around it by its entropy index, or the
             intervals between its restart markers, or, where it has neither, the rows down to the crop's lower edge. By
-            `auto` and `turbojpeg`, with the libjpeg-turbo of Pillow's wheels. The pixels are the same to the bit. Damage
-            outside of the crop is not noticed. Crops of [0.08, 1] of 500x375 take 0.59 ms instead of 1.1 with an index
-            (120 KB), 0.66 with markers and 0.94 without (105 KB).
+            `auto` and `turbojpeg`, with the libjpeg-turbo of Pillow's wheels. The pixels are the same to the bit.
+            Damage outside of the crop is not noticed. Crops of [0.08, 1] of 500x375 take 0.59 ms instead of 1.1 with an
+            index (120 KB), 0.66 with markers and 0.94 without (105 KB).
         exif: turn images as their EXIF orientation says, before anything else sees them.
         window: of grey images with more than 8 bits: [low, high] become 0 and 255, what is between them follows
             linearly, the rest is clipped, as a window of DICOM; [0,4095] for 12 bits in 16. `auto` takes each image's
