@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from effloop.cli.help import choices_of
-from effloop.config.keys import keys_of
+from effloop.config.messages import keys_of
 
 HEAD = """# Keys
 

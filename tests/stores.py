@@ -228,14 +228,6 @@ def pickled(of: Callable[[NDArray[np.uint8], int], Any], protocol: int = 4) -> C
     return write
 
 
-def write_lmdb_names(root: Path, splits: Splits) -> Path:
-    """LMDB of images alone, by their path."""
-    for split, (images, labels) in splits.items():
-        names = (b"%s/%02d.png" % (b"abc"[label : label + 1], number) for number, label in enumerate(labels.tolist()))
-        put(root / split, dict(zip(names, (encode(image, "PNG") for image in images), strict=True)), subdir=True)
-    return root
-
-
 def write_zip(path: Path, splits: Splits, before: str = "photos/", method: int = zipfile.ZIP_DEFLATED) -> Path:
     """An archive of class folders, as macOS makes it, in any order."""
     with zipfile.ZipFile(path, "w", method) as file:

@@ -37,7 +37,6 @@ from stores import (
     write_hdf5,
     write_hdf5_files,
     write_idx,
-    write_lmdb_names,
     write_n5,
     write_n5_array,
     write_nested,
@@ -82,13 +81,12 @@ STORES: dict[str, tuple[str, Callable[[Path, Splits], Path]]] = {
     "lmdb of bare dicts": ("lmdb", pickled(lambda image, label: {"img": encode(image, "PNG"), "y": label}, 1)),
     "lmdb of planes": ("lmdb", pickled(lambda image, y: (np.ascontiguousarray(image.transpose(2, 0, 1)), y))),
     "lmdb of pixels": ("lmdb", pickled(lambda image, label: (image, np.int64(label)))),
-    "lmdb of names": ("lmdb", write_lmdb_names),
     "set.zip": ("zip", write_zip),
     "stored.zip": ("zip", lambda root, splits: write_zip(root, splits, "", zipfile.ZIP_STORED)),
 }
-NAMED = {"set.h5", "lmdb of names", "set.zip", "stored.zip"}
+NAMED = {"set.h5", "set.zip", "stored.zip"}
 """Stores whose classes are a, b and c."""
-OF_PNG = ("folder2lmdb", "files", "lmdb of batches", "lmdb of dicts", "lmdb of bare", "lmdb of names")
+OF_PNG = ("folder2lmdb", "files", "lmdb of batches", "lmdb of dicts", "lmdb of bare")
 
 
 def wanted(name: str, split: str, number: int) -> bytes:
@@ -113,7 +111,7 @@ def test_the_same_pixels_and_labels(name: str, tmp_path: Path) -> None:
         assert type(source) is sources[data].factory
         assert source.classes == (("a", "b", "c") if name in NAMED else ("0", "1", "2"))
         expected = [(label, wanted(name, split, number)) for number, label in enumerate(labels.tolist())]
-        if name == "lmdb of names" or data == "zip":  # in the order of their paths
+        if data == "zip":  # in the order of their paths
             expected.sort(key=lambda sample: sample[0])
         found = [read_bytes(source, index) for index in range(len(source))]
         assert [*zip(source.labels.tolist(), found, strict=True)] == expected
@@ -302,11 +300,11 @@ LMDB: dict[str, tuple[dict[bytes, Any], str]] = {
     ),
     "floats": ({b"0": (np.zeros((3, 4)), 1)}, "holds an array of float64 and shape (3, 4); allowed are uint8 pixels"),
     "mixed": ({b"0": (b"x", 1), b"1": (np.zeros((3, 4), np.uint8), 1)}, "'1' isn't stored as the first one is"),
-    "no labels": ({b"a": JPEG}, "holds images without labels; write them with keys like CLASS/NAME.jpg"),
     "nothing": ({}, "has no samples in its main database, which alone is read (no named one)"),
     **{
-        name: ({b"0": data}, "the value of '0' is no image and no pickle of (image, label); write it as one")
+        name: ({b"0": data}, "the value of '0' is no pickle of (image, label); write it as one")
         for name, data in {
+            "an image": JPEG,
             "something else": b"\x01\x02 what",
             "Caffe's": b"\x08\x03\x10\x1e\x18\x1e\x22\x01x\x28\x01",
             "lz4": b"\x04\x22\x4d\x18" + b"x" * 9,

@@ -299,7 +299,7 @@ def changed(folder: Path, change: Callable[[dict[bytes, bytes]], None]) -> str:
 typed(
     "30 not ours",
     lambda place: changed(place.here / "data.lmdb", lambda records: records.update({b"a": b"b"})),
-    "{here}/data.lmdb/train/data.mdb: the value of 'a' is no image and no pickle of (image, label); write it as one",
+    "{here}/data.lmdb/train/data.mdb: the value of 'a' is no pickle of (image, label); write it as one",
 )
 
 

@@ -5,7 +5,7 @@ sample is one range of bytes in `data.mdb`. Training neither walks the tree nor 
 reopen after a fork, no reader slots, nothing that a damaged page could crash.
 
 Environments of other programs, ROOT/SPLIT.lmdb, ROOT/NAME_SPLIT_lmdb/data.mdb or a single one, are copied once. A value
-is (image, label), or a dict of both, by pickle, as folder2lmdb writes it, or an image with the key `CLASS/NAME.jpg`.
+is (image, label), or a dict of both, by pickle, as folder2lmdb writes it.
 
 EffLoop's own layout: ROOT/SPLIT/data.mdb, which any LMDB 0.9 reads, and ROOT/SPLIT.index beside the folder. Keys are
 the samples' numbers, nine decimal digits. Values, little-endian: u32 CRC-32C of the encoded image, u32 label, u16
@@ -20,7 +20,6 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -29,7 +28,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.image.header import read_header
 from effloop.data.source.base import WHOLE, printable, sources
 from effloop.data.source.formats.lmdb_pages import MAGIC, Tree, Value
 from effloop.data.source.formats.pickles import Array, unpickle
@@ -72,7 +70,7 @@ class LmdbConfig(PackedConfig):
 
     Attributes:
         classes: names of the classes of another program's environment, in the order of their labels; null: those of
-            classes.txt, or of the labels themselves.
+            classes.txt, or the numbers.
     """
 
     classes: list[str] | None = None
@@ -142,8 +140,8 @@ class LmdbSource(IndexedSource, ImportedSource):
         return [*self.shards(self.base()), *[names] * names.is_file(), *said(self.base())]
 
     def contents(self, files: Sequence[Path]) -> Contents:
-        found, targets = Foreign(_tree(files[0]), self.config.classes), read_targets(self.base())
-        found.classes = found.classes or read_names(self.base()) or []
+        targets, names = read_targets(self.base()), self.config.classes or read_names(self.base())
+        found = Foreign(_tree(files[0]), [*(names or ())])
         return Contents(found.records(targets), found.count, found.num_bytes, found.classes, targets, found.about)
 
     def embedded_header(self, files: Sequence[Path]) -> dict[str, Any] | None:
@@ -208,49 +206,27 @@ def _entry(tree: Tree, value: Value, row_bytes: int = 0) -> Entry:
 _NOT_SAMPLES = frozenset({b"length", b"num-samples", b"num_samples", b"classes"})
 """Keys of what describes an environment, as those between two underscores do."""
 
-_SIGNATURES = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"BM", b"GIF8")
-
 
 class Foreign:
-    """The samples of an environment.
+    """The samples of an environment: how many they are, bytes of their values together, and how images are stored.
 
     Args:
         tree: of the environment.
-        names: of the classes, in the order of their labels, as `data.classes` gives them.
-
-    Attributes:
-        count: how many they are.
-        num_bytes: of their values together.
-        about: how the images are encoded, as of `Contents`.
-        classes: names; those of labels that are numbers without names are there when all records were read.
+        classes: names; those of labels that are numbers without names are added when all records were read.
     """
 
-    def __init__(self, tree: Tree, names: Sequence[str] | None) -> None:
-        self._tree = tree
+    def __init__(self, tree: Tree, classes: list[str]) -> None:
+        self._tree, self.classes = tree, classes
         self.count = self.num_bytes = 0
-        self._lengths, folders = set[int](), set[bytes]()
+        self._lengths = set[int]()  # of keys that are numbers; 0 where one is none
         for value in self._samples(None):
             self.count, self.num_bytes = self.count + 1, self.num_bytes + value.size
             self._lengths.add(len(value.key) if value.key.isdigit() else 0)
-            folders.add(_folder(value.key))
         if not self.count:
             raise DataError(
                 f"{tree.path} has no samples in its main database, which alone is read (no named one); write them there"
             )
-        first = next(self._in_order())
-        self._alone = _is_image(self._data(first))
-        if self._alone and b"" in folders:
-            raise DataError(
-                f"{tree.path} holds images without labels; write them with keys like CLASS/NAME.jpg, or as pickles of "
-                "(image, label)"
-            )
-        self.classes = [*(names or ())]
-        if self._alone and names is None:
-            self.classes = [*map(printable, sorted(folders))]
-            names = [*map(os.fsdecode, sorted(folders))]
-        self._places = {name: place for place, name in enumerate(names or ())}
-        with self._named(first):
-            self._raw = not isinstance(self._pair(first)[0], bytes)
+        self._raw = not isinstance(self._pair(next(self._in_order()))[0], bytes)
         self.about = RAW if self._raw else ORIGINAL
 
     def _samples(self, length: int | None) -> Iterator[Value]:
@@ -266,13 +242,14 @@ class Foreign:
 
     def records(self, targets: Targets) -> Iterator[Record]:
         """All samples; raises a DataError with file and key for a value that can't be read."""
-        unnamed, end = not self.classes and not targets, 0
+        places = {name: place for place, name in enumerate(self.classes)}
+        unnamed, end = not places and not targets, 0
         for value in self._in_order():
-            with self._named(value):
-                image, label = self._pair(value)
+            image, label = self._pair(value)
+            try:
                 if isinstance(image, bytes) == self._raw:
                     raise DataError("isn't stored as the first one is; write the environment again, all alike")
-                label, target = _learned(label, targets, self._places)
+                label, target = _learned(label, targets, places)
                 end = max(end, label + 1)
                 if unnamed and label >= MAX_UNNAMED:
                     raise DataError(
@@ -280,34 +257,23 @@ class Foreign:
                         "correct the label, or set data.classes=[NAME,…]"
                     )
                 yield Record(value.key, label, image if isinstance(image, bytes) else _encoded(image), target)
+            except DataError as error:
+                raise self._wrong(value, error) from None
         if unnamed:
             self.classes += map(str, range(end))
 
-    @contextmanager
-    def _named(self, value: Value) -> Iterator[None]:
-        """Within it errors name the file and the key."""
-        try:
-            yield
-        except DataError as error:
-            what = f"the value of '{printable(value.key[:200])}' {error}"
-            raise DataError(f"{self._tree.path}: {what}") from None
-
     def _pair(self, value: Value) -> tuple[bytes | NDArray[Any], Any]:
-        """Image and label of a value; the label of an image alone is the folder in its key."""
-        data = self._data(value)
-        if self._alone:  # whether it is an image is checked as in all formats
-            return data, os.fsdecode(_folder(value.key))
-        if data[:1] not in (b"\x80", b"(", b"]", b"}"):
-            raise DataError("is no image and no pickle of (image, label); write it as one")
-        return _pair_of(unpickle(data))
+        """Image and label of a value."""
+        data = self._tree.data[value.offset : value.offset + value.size]
+        try:
+            if data[:1] not in (b"\x80", b"(", b"]", b"}"):
+                raise DataError("is no pickle of (image, label); write it as one")
+            return _pair_of(unpickle(data))
+        except DataError as error:
+            raise self._wrong(value, error) from None
 
-    def _data(self, value: Value) -> bytes:
-        return self._tree.data[value.offset : value.offset + value.size]
-
-
-def _folder(key: bytes) -> bytes:
-    """The class in a key like `train/CLASS/NAME.jpg`; empty without a folder."""
-    return key.rpartition(b"/")[0].rpartition(b"/")[2]
+    def _wrong(self, value: Value, error: DataError) -> DataError:
+        return DataError(f"{self._tree.path}: the value of '{printable(value.key[:200])}' {error}")
 
 
 def _pair_of(found: Any) -> tuple[bytes | NDArray[Any], Any]:
@@ -357,16 +323,6 @@ def _learned(label: Any, targets: Targets, places: dict[str, int]) -> tuple[int,
             "data=lmdb data.classes=[NAME,…]"
         )
     return label, b""
-
-
-def _is_image(data: bytes) -> bool:
-    if data.startswith(_SIGNATURES):  # a damaged one, too
-        return True
-    try:
-        read_header(data)
-    except DataError:
-        return False
-    return True
 
 
 # What EffLoop writes.

@@ -162,7 +162,7 @@ def test_not_written_by_effloop(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     environment(tmp_path / "train", k=b"what")
     file = tmp_path / "train/data.mdb"
-    assert refusal(tmp_path) == f"{file}: the value of 'k' is no image and no pickle of (image, label); write it as one"
+    assert refusal(tmp_path) == f"{file}: the value of 'k' is no pickle of (image, label); write it as one"
     environment(tmp_path / "train", effloop=b"short")
     assert refusal(tmp_path) == (
         f"{file} is damaged: the record 'effloop' was not written by EffLoop; convert the images again"
@@ -203,7 +203,7 @@ def test_a_damaged_meta_page_leaves_the_other(bare: Path) -> None:
     for at in (0, 4096):
         file.write_bytes(whole[: at + 16] + bytes(4) + whole[at + 20 :])
         if at == newest:
-            assert "the value of '000000000' is no image" in refusal(bare)
+            assert "the value of '000000000' is no pickle" in refusal(bare)
         else:
             assert read_all(bare) == TRAIN
 
@@ -246,16 +246,12 @@ def samples_of(photos: Path, split: str) -> Samples:
     return [(source.key(i), read_bytes(source, i), int(source.labels[i])) for i in range(len(source))]
 
 
-def named(root: Path, split: str, samples: Samples) -> None:
-    """Images alone, by their path."""
-    put(root / split, {name.encode(): data for name, data, _ in samples}, subdir=True)
-
-
 def test_a_single_environment(photos: Path, here: Path) -> None:
     """A file or a folder that has no splits is divided."""
     samples = samples_of(photos, "train")
-    put(here / "all.lmdb", {b"%d" % n: pickle.dumps((data, y)) for n, (_, data, y) in enumerate(samples)})
-    named(here / "set", "photos_train_lmdb", samples)
+    pairs = {b"%d" % n: pickle.dumps((data, y)) for n, (_, data, y) in enumerate(samples)}
+    put(here / "all.lmdb", pairs)
+    put(here / "set/photos_train_lmdb", pairs, subdir=True)
     assert main(["show", "data.root=set/photos_train_lmdb", "data.val=0.2", "batch_size=8", "out=shown.png"]) == 0
     for root in (here / "all.lmdb", here / "set/photos_train_lmdb"):
         assert len(open_source("lmdb", root, ".")) == len(samples)
@@ -264,21 +260,19 @@ def test_a_single_environment(photos: Path, here: Path) -> None:
 
 
 def test_names_of_classes(photos: Path, tmp_path: Path) -> None:
-    """`data.classes` names numbers, and orders texts and folders; it has to name all."""
+    """`data.classes` names numbers, and orders texts; it has to name all."""
     samples = samples_of(photos, "train")
     for name, value in (("numbers", lambda y: y), ("texts", lambda y: "xyz"[y])):
         put(
             tmp_path / name / "train.lmdb",
             {b"%d" % n: pickle.dumps((data, value(y))) for n, (_, data, y) in enumerate(samples)},
         )
-    named(tmp_path / "folders", "train", samples)
-    order = {"numbers": "xyz", "texts": "zyx", "folders": "cba"}
+    order = {"numbers": "xyz", "texts": "zyx"}
     for name, names in order.items():
         source = open_source("lmdb", tmp_path / name, classes=[*names])
         assert source.classes == tuple(names)
-        of = "abc" if name == "folders" else "xyz"
         found = {read_bytes(source, i): source.classes[int(source.labels[i])] for i in range(len(source))}
-        assert found == {data: of[y] for _, data, y in samples}
+        assert found == {data: "xyz"[y] for _, data, y in samples}
         with pytest.raises((DataError, ConfigError)) as error:
             open_source("lmdb", tmp_path / name, classes=[*names[:2]])
         assert "\n" not in str(error.value)
