@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from effloop import config as configs
 from effloop.assemble.environment import num_workers
 from effloop.cli.command import command
 from effloop.config import Config
 from effloop.convert import index, verify
-from effloop.convert.convert import convert
-from effloop.convert.options import ConvertOptions, Splits, split_names
+from effloop.convert.convert import ConvertOptions, Splits, convert, split_names
 from effloop.data.decode import decoders
 from effloop.data.source import Source
 from effloop.data.source.config import Index
@@ -44,11 +42,9 @@ class VerifyOptions:
 
     Attributes:
         split: which of the splits data.train_split and data.val_split.
-        out: a text file for all problems; the first 50 are printed.
     """
 
     split: Splits = "both"
-    out: Path | None = None
 
 
 @command("verify", VerifyOptions, "data.root=/data/pets split=val")
@@ -58,14 +54,14 @@ def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
     The exit code is 1 if anything is wrong.
     """
     config = configs.compose(overrides)
-    with verify.Problems(options.out) as problems:
-        with comparing(Comparing.kept):  # a damaged column is a problem among others
-            opened = _open_splits(config, split_names(options.split), problems.add)
-        data = config.data if config.data.index is Index.none else replace(config.data, index=Index.read)
-        opened = {name: with_indexes(source, data) for name, source in opened.items()}
-        reports = verify.verify(opened, decoders.build(config.decode), num_workers(config), problems)
+    problems: list[str] = []
+    with comparing(Comparing.kept):  # a damaged column is a problem among others
+        opened = _open_splits(config, split_names(options.split), problems.append)
+    data = config.data if config.data.index is Index.none else replace(config.data, index=Index.read)
+    opened = {name: with_indexes(source, data) for name, source in opened.items()}
+    reports = verify.verify(opened, decoders.build(config.decode), num_workers(config), problems)
     verify.show(reports, problems)
-    return 1 if problems.count else 0
+    return 1 if problems else 0
 
 
 @dataclass(frozen=True)

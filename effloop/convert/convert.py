@@ -2,29 +2,139 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from effloop.convert.options import ConvertOptions
-from effloop.convert.records import Inspector, SplitRecords, Spool, first_of_each_class
+from effloop.convert.records import Inspector, Reencoded, SplitRecords, estimated_bytes, read
 from effloop.convert.reencode import Recipe, Recode
-from effloop.convert.work import WorkFolder, is_disk_full, size
+from effloop.convert.work import WorkFolder, size
 from effloop.data.decode import Decoder
+from effloop.data.image.header import Encoded
 from effloop.data.source import Kind, sources
 from effloop.data.source.base import Source
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
-from effloop.data.source.storage.writing import Dataset, writers
-from effloop.errors import PROGRAM, ConfigError, DataError, EffLoopError
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
+from effloop.data.source.view import View
+from effloop.errors import PROGRAM, ConfigError, DataError
 from effloop.system.progress import Meter, duration
+
+Splits = Annotated[
+    Literal["both"] | tuple[Literal["train", "val"], ...],
+    "their names in the data are data.train_split and data.val_split",
+]
+Side = Annotated[int, range(1, 65_501)]
+"""Pixels that a JPEG's side may have, for libjpeg."""
+
+_MB = 1 << 20
+_RECODING = ("max_side", "quality", "color", "restart")
+"""Options that ask for other bytes than the original's."""
+_EXCLUDED = {
+    ("to", "folder"): ("shuffle",),
+    ("payload", "original"): _RECODING,
+    ("payload", "raw"): ("quality", "restart"),
+}
+"""Options that contradict an option's value."""
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """What is to be written.
+
+    Attributes:
+        to: the format.
+        out: the file or folder to write; with several sizes a dataset for each, NAME-500, NAME-256.
+        payload: the images' bytes as they are, JPEG, or decoded pixels; without it original, and jpeg with any of
+            max_side, quality, color and restart.
+        quality: of a JPEG, 90 without it; source keeps the original's tables.
+        max_side: scale the longer side down to so many pixels.
+        restart: MCUs between restart markers, which let a crop be decoded alone; auto, without it: every 32 pixels
+            or so.
+        index: auto adds entropy indexes, up to 3 % of the bytes, with which crops of JPEGs without restart markers
+            are decoded alone, if they are baseline; none leaves them out.
+        color: make all images RGB, or all grey; without it grey ones stay grey.
+        skip_bad: leave out images that can't be read or decoded, instead of writing nothing.
+        shuffle: write the samples of the training split in an order that `seed` shuffles, instead of the source's.
+        split: which of the splits data.train_split and data.val_split.
+        shard_mb: a file of a format that has several ends with the sample that reaches this (MiB).
+
+    Raises:
+        ConfigError: options contradict each other, or `out` can't be written.
+    """
+
+    to: Annotated[str, writers]
+    out: Path
+    payload: Literal["original", "jpeg", "raw"] | None = None
+    quality: Literal["source"] | Annotated[int, range(1, 101)] | None = None
+    max_side: tuple[Side, ...] = ()
+    restart: Literal["auto", "none"] | Side | None = None
+    index: Literal["auto", "none"] = "auto"
+    color: Literal["rgb", "gray"] | None = None
+    skip_bad: bool = False
+    shuffle: bool = False
+    split: Splits = "both"
+    shard_mb: Annotated[int, range(1, (1 << 30) + 1)] = SHARD_BYTES // _MB
+
+    def __post_init__(self) -> None:
+        for (key, value), others in _EXCLUDED.items():
+            for other in others:
+                if getattr(self, key) == value and getattr(self, other):
+                    raise ConfigError(f"{other}: contradicts {key}={value}; drop one of them")
+        if self.shuffle and "train" not in self.splits:
+            raise ConfigError("shuffle: only the training split is shuffled; drop it, or split=val")
+        if not os.path.isdir(self._out.parent):  # unlike Path's own, it never raises
+            raise ConfigError(
+                f"out: '{self.out}' can't be made, the folder {self._out.parent} is not there; make it or set out=PATH"
+            )
+        if not self._out.name:
+            raise ConfigError(f"out: '{self.out}' has no name; set out=PATH")
+
+    @property
+    def _out(self) -> Path:
+        return Path(os.path.abspath(os.path.expanduser(self.out)))
+
+    @property
+    def outputs(self) -> dict[Path, Recipe | None]:
+        """{path or URL: how its images are re-encoded}, a dataset for each size; None copies them as they are."""
+        if self.payload == "original" or not any(getattr(self, key) for key in ("payload", *_RECODING)):
+            return {self._out: None}
+        keys = ("payload", "quality", "restart", "color")
+        recipe: dict[str, Any] = {key: getattr(self, key) for key in keys if getattr(self, key)}
+        if len(self.max_side) < 2:
+            return {self._out: Recipe(**recipe, max_side=next(iter(self.max_side), None))}
+        name = PurePosixPath(self._out.name)
+        sized = {size: self._out.with_name(f"{name.stem}-{size}{name.suffix}") for size in self.max_side}
+        return {out: Recipe(**recipe, max_side=size) for size, out in sized.items()}
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Which of `train` and `val`."""
+        return split_names(self.split)
+
+    @property
+    def writes_indexes(self) -> bool:
+        """Whether entropy indexes are written; images in files of their own have no column for them."""
+        return self.index == "auto" and self.to != "folder"
+
+    @property
+    def shard_bytes(self) -> int:
+        """A file of a format that has several ends with the sample that reaches this."""
+        return self.shard_mb * _MB
+
+
+def split_names(split: Splits) -> tuple[str, ...]:
+    """`train`, `val`, or both in this order."""
+    return tuple(name for name in ("train", "val") if split == "both" or name in split)
+
 
 READ_BY = {"zarr2": "zarr", "n5": "zarr"}
 """`convert to=NAME` -> `data=NAME`, where they differ."""
@@ -51,98 +161,72 @@ def convert(options: ConvertOptions, splits: Mapping[str, Source], decoder: Deco
         DataError: an image can't be read or decoded, or the format can't hold it; the line names it. Or
             the source's index is damaged, or what was written doesn't read back.
     """
+    started = time.monotonic()
     if len(splits) > 1:
         check_same_classes(splits["train"], splits["val"])
     recodes = {out: Recode(recipe, decoder) if recipe else None for out, recipe in options.outputs.items()}
+    recoding, threads = any(recodes.values()), max(1, threads)
     work = WorkFolder([*recodes])
     work.check_absent()
-    if options.skip_bad:
-        with Meter() as meter:
-            splits = Inspector(splits, decoder, threads, meter, whole=any(recodes.values())).sound()
-    with work.held():
-        conversion = _Conversion(options, splits, decoder, max(1, threads), work)
-        with conversion.explained():
-            with Meter() as conversion.meter:
-                conversion.check_sources(recoding=any(recodes.values()))
-                results = {out: conversion.write_output(out, recode) for out, recode in recodes.items()}
-            work.publish()
+    with work.held(), Meter() as meter:
+        for source in splits.values():
+            source.verify_index()
+        inspector = Inspector(splits, decoder, threads, meter, whole=recoding and options.skip_bad)
+        if options.skip_bad:
+            splits = inspector.sound()
+        elif recoding:  # before hours of work; copies are looked at while they are made, in 4 % of their time
+            inspector.refuse()
+        check = read if options.skip_bad or recoding else inspector.read
+        conversion = _Conversion(options, splits, decoder, threads, work, meter, check)
+        results = {out: conversion.write_output(out, recode) for out, recode in recodes.items()}
+        work.publish()
     for out, num_bytes in results.items():
         _show(out, splits, num_bytes)
-    print(conversion.summary())
+    verify = f"{PROGRAM} verify {shlex.quote(f'data.root={work.outs[0]}')}"
+    note = "" if recoding else f"; headers and ends are checked, nothing is decoded: {verify} checks every pixel"
+    print(f"took {duration(time.monotonic() - started)}{note}")
 
 
+@dataclass
 class _Conversion:
-    """One call of `convert`, with the state that its error messages need."""
+    """One call of `convert`."""
 
-    def __init__(
-        self, options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, threads: int, work: WorkFolder
-    ) -> None:
-        self.options, self.splits, self.decoder, self.threads, self.work = options, splits, decoder, threads, work
-        self.meter: Meter
-        self._started = time.monotonic()
-        self._needed = self._recoded = 0
-        self._recoding_s = 0.0
-        self._records: dict[str, SplitRecords] = {}
-
-    def check_sources(self, *, recoding: bool) -> None:
-        """Compare the splits' indexes with their checksums; and look at all images before hours of work on them. Copies
-        are looked at while they are made, in 4 % of their time.
-        """
-        for source in self.splits.values():
-            source.verify_index()
-        if recoding and not self.options.skip_bad:
-            self._inspector.refuse()
-
-    @property
-    def _inspector(self) -> Inspector:
-        return Inspector(self.splits, self.decoder, self.threads, self.meter)
+    options: ConvertOptions
+    splits: Mapping[str, Source]
+    decoder: Decoder
+    threads: int
+    work: WorkFolder
+    meter: Meter
+    read: Callable[[Source, int], Encoded]
 
     def write_output(self, out: Path, recode: Recode | None) -> dict[str, int]:
         """Write one output, short of publishing it; returns the bytes of each split's images."""
-        if recode:
-            self._records = self._recode(out, recode)
-        else:
-            read = None if self.options.skip_bad else self._inspector.read
-            self._records = {name: self._split(name, image=read and partial(read, name)) for name in self.splits}
-        num_bytes = {name: records.num_bytes for name, records in self._records.items()}
-        self._needed = sum(num_bytes.values())
-        self.work.check_free(self._needed, str(out))
-        self._write(out, self._records, recode.recipe if recode else None)
-        self._read_back(out, copied=recode is None)
-        for name in self.splits:
-            self._spool(name).unlink(missing_ok=True)
+        splits = self._recoded(out, recode) if recode else self.splits
+        side, indexes = recode.recipe.max_side if recode else None, self.options.writes_indexes
+        how = self.read, self.threads, indexes, side, self.decoder.size
+        records = {name: SplitRecords(source, self.meter, name, *how) for name, source in splits.items()}
+        num_bytes = {name: each.num_bytes for name, each in records.items()}
+        self.work.check_free(sum(num_bytes.values()), str(out))
+        self._write(out, records, recode.recipe if recode else None)
+        self._read_back(out, records, copied=recode is None)
+        for name in splits if recode else ():
+            self._images(name).unlink()
         return num_bytes
 
-    def _split(self, name: str, **options: Any) -> SplitRecords:
-        common = {"threads": self.threads, "size_of": self.decoder.size, "indexes": self.options.writes_indexes}
-        return SplitRecords(self.splits[name], self.meter, name, **{**common, **options})
-
-    def _spool(self, split: str) -> Path:
-        return self.work.path / f"{split}.images"
-
-    def _recode(self, out: Path, recode: Recode) -> dict[str, SplitRecords]:
+    def _recoded(self, out: Path, recode: Recode) -> dict[str, Source]:
         """Re-encode all images, into files."""
         # Fails early where a package is missing or the file system doesn't suit the format.
-        firsts = {
-            name: self._split(name, ids=first_of_each_class(source), copies=False, indexes=False)
+        firsts = {name: View(source, np.arange(1)) for name, source in self.splits.items()}
+        self._write(out, {name: SplitRecords(first, self.meter, name) for name, first in firsts.items()}, recode.recipe)
+        needed = 2 * sum(estimated_bytes(source, recode, self.threads) for source in self.splits.values())
+        self.work.check_free(needed, f"{out} with its temporary files")
+        return {
+            name: Reencoded(source, self._images(name), recode, self.threads, self.meter, name)
             for name, source in self.splits.items()
         }
-        self._write(out, firsts, recode.recipe)
-        self.work.writing(out)  # away with them
-        spools = {name: Spool(source, self._spool(name), recode) for name, source in self.splits.items()}
-        # In these files, and in the output.
-        self._needed = 2 * int(sum(each.estimate(self.threads) for each in spools.values()))
-        self.work.check_free(self._needed, f"{out} with its temporary files")
-        started = time.monotonic()
-        for name, spool in spools.items():
-            spool.write(self.threads, self.meter, name)
-            self._recoded += len(self.splits[name])
-        self._recoding_s += time.monotonic() - started
-        common = {"copies": False, "max_side": recode.recipe.max_side}
-        return {
-            name: self._split(name, image=spool.image, num_bytes=int(spool.ends[-1]), **common)
-            for name, spool in spools.items()
-        }
+
+    def _images(self, split: str) -> Path:
+        return self.work.path / f"{split}.images"
 
     def _write(self, out: Path, records: Mapping[str, SplitRecords], recipe: Recipe | None) -> None:
         first = next(iter(self.splits.values()))
@@ -150,7 +234,7 @@ class _Conversion:
         dataset = Dataset(first.classes, records, about, Targets.of(first))
         writers[self.options.to](self.work.writing(out), dataset, self.options.shard_bytes)
 
-    def _read_back(self, out: Path, copied: bool) -> None:
+    def _read_back(self, out: Path, records: Mapping[str, SplitRecords], *, copied: bool) -> None:
         """Open what was written as training will open it, and compare it with what went in.
 
         Raises:
@@ -158,7 +242,7 @@ class _Conversion:
         """
         written, to = self.work.written(out), self.options.to
         for split, source in self.splits.items():
-            wanted = self._records[split].fingerprint()
+            wanted = records[split].fingerprint()
             if copied and wanted != source.fingerprint():
                 raise DataError(
                     f"{source.where} has changed while it was read, or its keys, labels or sizes don't match its "
@@ -186,34 +270,6 @@ class _Conversion:
                     f"out: what was written as {to} reads back differently, split '{split}': {'; '.join(differ)}; "
                     "convert again"
                 )
-
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Around the work: a line for a full disk, or one that can't be written."""
-        try:
-            yield
-        except Exception as error:
-            if is_disk_full(error, self.work.path):
-                wrote = sum(self._spool(name).stat().st_size for name in self.splits if self._spool(name).exists())
-                wrote += sum(each.bytes_taken for each in self._records.values())
-                raise ConfigError(
-                    f"out: the disk of {self.work.path.parent} is full after {size(wrote)}; {size(self._needed)} of "
-                    "images are needed, and what the format adds; make room or set out=PATH"
-                ) from error
-            if isinstance(error, OSError) and not isinstance(error, EffLoopError):
-                raise self.work.unwritable(error) from error
-            raise
-
-    def summary(self) -> str:
-        """`took 2 s; 1,856 images re-encoded, 1,203 images/s (threads: 2)`."""
-        line = f"took {duration(time.monotonic() - self._started)}"
-        if not any(self.options.outputs.values()):
-            verify = f"{PROGRAM} verify {shlex.quote(f'data.root={self.work.outs[0]}')}"
-            return f"{line}; headers and ends are checked, nothing is decoded: {verify} checks every pixel"
-        if not self._recoded:
-            return line
-        speed = self._recoded / self._recoding_s
-        return f"{line}; {self._recoded:,} images re-encoded, {speed:,.0f} images/s (threads: {self.threads})"
 
 
 def _about(splits: Sequence[Source]) -> Mapping[str, Any]:

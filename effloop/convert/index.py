@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -19,34 +20,17 @@ from effloop.errors import PROGRAM, ConfigError, DataError
 from effloop.system.progress import Meter
 
 
-@dataclass
-class Report:
-    """The indexes of a split, or of a sample.
+class Report(NamedTuple):
+    """The indexes of a split."""
 
-    Attributes:
-        samples: how many it has.
-        where: the file of the indexes; None if the split has its own, or restart markers.
-        indexed: have an index.
-        built: of these and of those that can't have one, so many were looked at now.
-        unreadable: can't be read.
-        index_bytes: of the indexes.
-        image_bytes: of the images that have one.
-        build_s: seconds of a core for those that were built now.
-    """
-
-    samples: int = 0
-    where: Path | None = None
+    samples: int
+    where: Path | None = None  # their file; None if the split has its own, or restart markers
     indexed: int = 0
-    built: int = 0
+    built: int = 0  # of these and of those that can't have one, so many were looked at now
     unreadable: int = 0
     index_bytes: int = 0
-    image_bytes: int = 0
-    build_s: float = 0.0
-
-    def add(self, counts: Mapping[str, float]) -> None:
-        """Add the counts of a sample, by the names of the attributes."""
-        for name, count in counts.items():
-            setattr(self, name, getattr(self, name) + count)
+    image_bytes: int = 0  # of those that have one
+    build_s: float = 0.0  # of a core, for those that were built now
 
 
 def build_indexes(splits: Mapping[str, Source], index_dir: str | None, num_threads: int) -> dict[str, Report]:
@@ -66,33 +50,27 @@ def build_indexes(splits: Mapping[str, Source], index_dir: str | None, num_threa
     Raises:
         ConfigError: the cache folder can't be written.
     """
-    reports = {}
+    reports = {name: Report(len(source)) for name, source in splits.items()}
     with Meter() as meter:
         for name, source in splits.items():
-            meter.begin(name, total=len(source))
-            reports[name] = _build_split(source, index_dir, num_threads, meter)
+            if not can_have_indexes(source):
+                continue
+            path, totals = index_path(source, index_dir), [0] * 6
+            try:
+                look = partial(_look, source, EntropyFile(path, len(source)))
+                for counts in each_sample(source, look, num_threads, meter, name):
+                    totals = [total + count for total, count in zip(totals, counts, strict=True)]
+            except OSError as error:
+                raise ConfigError(
+                    f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH of the "
+                    "source, or XDG_CACHE_HOME, to another folder"
+                ) from None
+            reports[name] = Report(len(source), path, *totals)
     return reports
 
 
-def _build_split(source: Source, index_dir: str | None, num_threads: int, meter: Meter) -> Report:
-    if not can_have_indexes(source):
-        return Report(len(source))
-    path = index_path(source, index_dir)
-    report = Report(len(source), path)
-    try:
-        file = EntropyFile(path, len(source))
-        for counts in each_sample(source, lambda sample: _look(source, file, sample), num_threads, meter.advance):
-            report.add(counts)
-    except OSError as error:
-        raise ConfigError(
-            f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH of the source, or "
-            "XDG_CACHE_HOME, to another folder"
-        ) from None
-    return report
-
-
-def _look(source: Source, file: EntropyFile, sample: int) -> dict[str, float]:
-    """Build the index of a sample if it is missing; returns its counts, by the names of `Report`.
+def _look(source: Source, file: EntropyFile, sample: int) -> tuple[Any, ...]:
+    """Build the index of a sample if it is missing; returns the last six numbers of `Report`.
 
     Raises:
         OSError: the file can't be written to.
@@ -100,19 +78,16 @@ def _look(source: Source, file: EntropyFile, sample: int) -> dict[str, float]:
     try:
         data = source.read(sample)
     except DataError:
-        return {"unreadable": 1}
-    counts: dict[str, float] = {}
-    name = source.raw_key(sample)
+        return 0, 0, 1, 0, 0, 0.0
+    name, built, build_s = source.raw_key(sample), 0, 0.0
     index = file.get(name, len(data))
     # That there can't be an index, which is kept as an empty one, is believed of a file of the same size.
     if index is None or (index and not matches(data, index)):
         started = time.thread_time()
         index = build_compared(data, sample, source.name(sample))
-        counts |= {"built": 1, "build_s": time.thread_time() - started}
+        built, build_s = 1, time.thread_time() - started
         file.put(name, len(data), index, wait_s=5)
-    if index:
-        counts |= {"indexed": 1, "index_bytes": len(index), "image_bytes": len(data)}
-    return counts
+    return (1, built, 0, len(index), len(data), build_s) if index else (0, built, 0, 0, 0, build_s)
 
 
 def show(reports: Mapping[str, Report]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,14 +19,14 @@ from effloop.data.decode import Decoder, decoders
 from effloop.data.image.header import Encoded, read_header
 from effloop.data.image.jpeg import build_index
 from effloop.data.image.mask import check_size, decode_mask, encode_mask, mask_digest, resize_mask
-from effloop.data.source.base import Fingerprint, Kind, Source, target_bytes
+from effloop.data.source.base import Fingerprint, Kind, Source, fingerprint_of, target_bytes
 from effloop.data.source.storage.writing import Record
 from effloop.data.source.view import View
 from effloop.errors import DataError, warn
 from effloop.system.progress import Meter, in_threads
 
 _AHEAD = 256  # samples that the source is asked to read ahead
-_LABELS = 1 << 20  # that are sorted at a time
+_RUN = 8  # samples that a thread takes at a time
 
 R = TypeVar("R")
 
@@ -36,31 +37,31 @@ def read(source: Source, sample: int) -> Encoded:
     Raises:
         DataError: it can't be read or is damaged; the message names it.
     """
-    try:
+    with _named(source, sample):
         source.verify(sample)  # whatever `data.checksums` says: a copy gets a checksum of its own
         return source.read(sample)
+
+
+@contextmanager
+def _named(source: Source, sample: int) -> Iterator[None]:
+    try:
+        yield
     except DataError as error:
         raise DataError(f"{source.where}/{source.key(sample)} {error}") from error
 
 
-def each_sample(
-    source: Source,
-    look: Callable[[int], R],
-    num_threads: int,
-    advance: Callable[[int], None],
-    start: int = 0,
-    run: int = 32,
-) -> Iterator[R]:
-    """`look` at each sample, from one on, in order; threads take `run` at a time, and `advance` gets their number."""
+def each_sample(source: Source, look: Callable[[int], R], num_threads: int, meter: Meter, title: str) -> Iterator[R]:
+    """`look` at each sample, by threads, in order; `meter` shows the progress."""
 
     def look_at(first: int) -> list[R]:
-        samples = range(first, min(first + run, len(source)))
+        samples = range(first, min(first + _RUN, len(source)))
         source.will_need(samples)
         return [look(sample) for sample in samples]
 
-    for found in in_threads(look_at, range(start, len(source), run), num_threads):
+    meter.begin(title, total=len(source))
+    for found in in_threads(look_at, range(0, len(source), _RUN), num_threads):
         yield from found
-        advance(len(found))
+        meter.advance(len(found))
 
 
 def _stored_size(data: Encoded) -> tuple[int, int]:
@@ -134,54 +135,39 @@ class SplitRecords:
         source: the split.
         meter: shows the progress.
         title: of the progress.
-        image: a sample -> its encoded image; None reads it, and compares it with its checksum.
-        ids: the samples; None takes all.
-        num_bytes: of these images; -1 takes the source's sizes.
-        copies: whether images are the source's, which then have the sizes that its index says.
+        read: reads an image, and compares it with its checksum.
         threads: how many encode masks and build indexes.
         indexes: whether JPEGs get entropy indexes.
         max_side: pixels of a mask's longer side, at most, as of its image.
         size_of: an encoded image -> its (height, width) as decoded, which its mask has to have.
 
     Attributes:
-        bytes_taken: of the images that a writer took in its last iteration.
+        num_bytes: of the images, which writers make room for.
     """
 
     source: Source
     meter: Meter
     title: str
-    image: Callable[[int], Encoded] | None = None
-    ids: Sequence[int] | None = None
-    num_bytes: int = -1
-    copies: bool = True
+    read: Callable[[Source, int], Encoded] = read
     threads: int = 1
     indexes: bool = False
     max_side: int | None = None
     size_of: Callable[[Encoded], tuple[int, int]] = _stored_size
 
     def __post_init__(self) -> None:
-        if self.num_bytes < 0:  # writers make room for them
-            whole = self.ids is None
-            self.num_bytes = self.source.fingerprint()["bytes"] if whole else sum(map(self.source.size, self.ids or ()))
-        self.ids = range(len(self.source)) if self.ids is None else self.ids
-        self._begin()
-
-    def _begin(self) -> None:
-        self.bytes_taken = 0
+        self.num_bytes: int = self.source.fingerprint()["bytes"]
         self._seen = Fingerprint()
 
     def __len__(self) -> int:
-        assert self.ids is not None
-        return len(self.ids)
+        return len(self.source)
 
     def __iter__(self) -> Iterator[Record]:
-        self._begin()
+        self._seen = Fingerprint()
         if self.indexes or self.source.kind is Kind.masks:
             records = in_threads(self._complete, self._numbered(), self.threads)
         else:
-            records = (record for _, _, record in self._numbered())
+            records = (record for _, record in self._numbered())
         for record in self.meter.track(records, f"{self.title}: writing", len(self)):
-            self.bytes_taken += len(record.data)
             self._seen.add(record.key, record.label, len(record.data), record.target)
             yield record
 
@@ -189,104 +175,95 @@ class SplitRecords:
         """Of the records that a writer took in its last iteration."""
         return self._seen.result()
 
-    def _numbered(self) -> Iterator[tuple[int, int, Record]]:
-        """(number, sample, its record without mask and index)."""
-        assert self.ids is not None
+    def _numbered(self) -> Iterator[tuple[int, Record]]:
+        """(sample, its record without mask and index)."""
+        source = self.source
         for start in range(0, len(self), _AHEAD):
-            ids = self.ids[start : start + _AHEAD]
-            self.source.will_need(ids)
-            rows = self.source.target_rows[slice(ids.start, ids.stop) if isinstance(ids, range) else ids]
-            for place, (sample, target) in enumerate(zip(ids, rows, strict=True)):
-                data = self.image(sample) if self.image else read(self.source, sample)
-                if self.copies and len(data) != self.source.size(sample):
+            samples = range(start, min(start + _AHEAD, len(self)))
+            source.will_need(samples)
+            for sample, target in zip(samples, source.target_rows[start : samples.stop], strict=True):
+                data = self.read(source, sample)
+                if len(data) != source.size(sample):
                     raise DataError(
-                        f"{self.source.where}/{self.source.key(sample)} has {len(data):,} bytes, the index says "
-                        f"{self.source.size(sample):,}; if it was replaced, touch its folder and convert again"
+                        f"{source.where}/{source.key(sample)} has {len(data):,} bytes, the index says "
+                        f"{source.size(sample):,}; if it was replaced, touch its folder and convert again"
                     )
-                label, stored = (int(target), b"") if self.source.kind is Kind.classes else (0, target_bytes(target))
-                yield start + place, sample, Record(self.source.raw_key(sample), label, data, stored)
+                label, stored = (int(target), b"") if source.kind is Kind.classes else (0, target_bytes(target))
+                yield sample, Record(source.raw_key(sample), label, data, stored)
 
-    def _complete(self, numbered: tuple[int, int, Record]) -> Record:
+    def _complete(self, numbered: tuple[int, Record]) -> Record:
         """A record with mask and index."""
-        number, sample, record = numbered
+        sample, record = numbered
         if self.source.kind is Kind.masks:
             record = self._with_mask(sample, record)
         if not self.indexes:
             return record
-        return record._replace(entropy=build_compared(record.data, number, self.source.name(sample)) or b"")
+        return record._replace(entropy=build_compared(record.data, sample, self.source.name(sample)) or b"")
 
     def _with_mask(self, sample: int, record: Record) -> Record:
-        try:
+        with _named(self.source, sample):
             mask = decode_mask(self.source.read_mask(sample), self.source.mask_format)
             if mask_digest(mask) != record.target:
                 raise DataError("has a mask that was changed since it was looked at; convert again")
             height, width = mask.shape
             mask = resize_mask(mask, *shrunk(height, width, self.max_side))
             check_size(mask.shape, *self.size_of(record.data))
-        except DataError as error:
-            raise DataError(f"{self.source.where}/{self.source.key(sample)} {error}") from error
         return record._replace(target=mask_digest(mask), mask=encode_mask(mask))
 
 
-def first_of_each_class(source: Source) -> list[int]:
-    """Samples to try a writer with before hours of work: the first one, or that of each class."""
-    if source.kind is not Kind.classes:
-        return [0]
-    first: dict[int, int] = {}
-    for start in range(0, len(source), _LABELS):
-        labels, places = np.unique(source.labels[start : start + _LABELS], return_index=True)
-        first = dict(zip(labels.tolist(), (start + places).tolist(), strict=True)) | first
-        if len(first) == len(source.classes):
-            break
-    return sorted(first.values())
-
-
-class Spool:
-    """Re-encoded images of a split in a file, one behind the other: writers need the number of their bytes beforehand.
+class Reencoded(View):
+    """A split whose images are re-encoded, into a file, one behind the other: writers need the number of their bytes
+    beforehand.
 
     Args:
         source: the split.
         path: of the file.
         recode: re-encodes an image.
+        num_threads: how many do that at the same time.
+        meter: shows the progress.
+        title: of the progress.
 
-    Attributes:
-        ends: where each ends.
+    Raises:
+        DataError: an image can't be read or re-encoded; the message names it.
+        OSError: the file can't be written.
     """
 
-    def __init__(self, source: Source, path: Path, recode: Callable[[Encoded], bytes]) -> None:
-        self.source, self.path, self.recode = source, path, recode
-
-    def write(self, num_threads: int, meter: Meter, title: str) -> None:
-        """Re-encode the images.
-
-        Raises:
-            DataError: an image can't be read or re-encoded; the message names it.
-            OSError: the file can't be written.
-        """
-        meter.begin(f"{title}: recoding", len(self.source))
-        sizes: list[int] = []
-        with self.path.open("wb") as file:
-            for image in each_sample(self.source, self._recoded, num_threads, meter.advance, run=4):
+    def __init__(
+        self, source: Source, path: Path, recode: Callable[[Encoded], bytes], num_threads: int, meter: Meter, title: str
+    ) -> None:
+        super().__init__(source)
+        look, sizes = functools.partial(_recoded, source, recode), []
+        with path.open("wb") as file:
+            for image in each_sample(source, look, num_threads, meter, f"{title}: recoding"):
                 sizes.append(file.write(image))
-        self.ends = np.cumsum(sizes)
-        self._mapped = np.memmap(self.path, np.uint8, "r").data
+        self._ends = np.cumsum([0, *sizes])
+        self._mapped = np.memmap(path, np.uint8, "r").data
 
-    def _recoded(self, sample: int) -> bytes:
-        data = read(self.source, sample)
-        try:
-            return self.recode(data)
-        except DataError as error:
-            raise DataError(f"{self.source.where}/{self.source.key(sample)} {error}") from error
+    def read(self, index: int) -> Encoded:
+        return self._mapped[self._ends[index] : self._ends[index + 1]]
 
-    def image(self, sample: int) -> Encoded:
-        """A sample's image as it was written."""
-        return self._mapped[int(self.ends[sample - 1]) if sample else 0 : int(self.ends[sample])]
+    def size(self, index: int) -> int:
+        return int(self._ends[index + 1] - self._ends[index])
 
-    def estimate(self, num_threads: int) -> float:
-        """Bytes of all images when re-encoded, extrapolated from 64."""
-        count = len(self.source)
-        ids = np.unique(np.linspace(0, count - 1, min(64, count)).astype(np.int64)).tolist()
-        return count * sum(map(len, in_threads(self._recoded, ids, num_threads))) / len(ids)
+    def verify(self, index: int) -> None:
+        """Nothing: the original was compared when it was re-encoded."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        return fingerprint_of(self)
+
+
+def _recoded(source: Source, recode: Callable[[Encoded], bytes], sample: int) -> bytes:
+    data = read(source, sample)
+    with _named(source, sample):
+        return recode(data)
+
+
+def estimated_bytes(source: Source, recode: Callable[[Encoded], bytes], num_threads: int) -> int:
+    """Bytes of all images when re-encoded, extrapolated from 64."""
+    count = len(source)
+    ids = np.unique(np.linspace(0, count - 1, min(64, count)).astype(np.int64)).tolist()
+    look = functools.partial(_recoded, source, recode)
+    return count * sum(map(len, in_threads(look, ids, num_threads))) // len(ids)
 
 
 @dataclass
@@ -307,31 +284,25 @@ class Inspector:
     meter: Meter
     whole: bool = False
 
-    def read(self, split: str, sample: int) -> Encoded:
-        """Read a sample, and, if it is bad, look at all behind it.
+    def read(self, source: Source, sample: int) -> Encoded:
+        """Read a sample, and, if it is bad, look at all.
 
         Raises:
             DataError: it is bad; the message names up to 20 that are.
         """
-        source = self.splits[split]
         try:
-            data = read(source, sample)
-            check_mask(source, sample, *check_image(data, self.decoder))
+            return self._look(source, sample)
         except DataError:
-            self.refuse(split, sample)
+            self.refuse()
             raise  # it is readable by now
-        return data
 
-    def refuse(self, split: str | None = None, sample: int = 0) -> None:
-        """Look at every sample, from one on.
+    def refuse(self) -> None:
+        """Look at every sample.
 
         Raises:
             DataError: some are bad; the message names up to 20 of them.
         """
-        names = [*self.splits]
-        later = names[names.index(split) :] if split else names
-        bad = {name: self._find(name, sample if name == split else 0) for name in later}
-        if any(bad.values()):
+        if any(bad := [*self._find().values()]):
             raise DataError(self._described(bad, "repair or remove what is bad, or set skip_bad=true"))
 
     def sound(self) -> dict[str, Source]:
@@ -340,40 +311,42 @@ class Inspector:
         Raises:
             DataError: nothing of a split is left.
         """
-        bad = {name: self._find(name) for name in self.splits}
+        bad, sound = self._find(), dict(self.splits)
         if any(bad.values()):
-            warn(self._described(bad, "left out"))
-        sound: dict[str, Source] = {}
+            warn(self._described([*bad.values()], "left out"))
         for name, source in self.splits.items():
             if len(bad[name]) == len(source):
                 raise DataError(f"{source.where}: no image can be used; set data.root=PATH to images, or split=NAME")
-            sound[name] = View(source, np.delete(np.arange(len(source)), [*bad[name]])) if bad[name] else source
+            if bad[name]:
+                sound[name] = View(source, np.delete(np.arange(len(source)), [*bad[name]]))
         return sound
 
-    def _find(self, split: str, start: int = 0) -> dict[int, str]:
-        """{bad sample of a split, from one on: what is wrong with it}."""
-        source = self.splits[split]
-        self.meter.begin(f"{split}: checking", total=len(source), done=start)
-        found = each_sample(
-            source, lambda sample: self._look(source, sample), self.num_threads, self.meter.advance, start
-        )
-        return {sample: line for sample, line in enumerate(found, start) if line}
+    def _find(self) -> dict[str, dict[int, str]]:
+        """Split -> {bad sample: what is wrong with it}."""
 
-    def _look(self, source: Source, sample: int) -> str:
-        try:
-            data = read(source, sample)
-        except DataError as error:
-            return str(error)
-        try:
-            size = check_image(data, self.decoder)
-            check_mask(source, sample, *size, whole=self.whole)
+        def line(source: Source, sample: int) -> str:
+            try:
+                self._look(source, sample)
+            except DataError as error:
+                return str(error)
+            return ""
+
+        found = {}
+        for name, source in self.splits.items():
+            look = functools.partial(line, source)
+            lines = each_sample(source, look, self.num_threads, self.meter, f"{name}: checking")
+            found[name] = {sample: text for sample, text in enumerate(lines) if text}
+        return found
+
+    def _look(self, source: Source, sample: int) -> Encoded:
+        data = read(source, sample)
+        with _named(source, sample):
+            check_mask(source, sample, *check_image(data, self.decoder), whole=self.whole)
             if self.whole:
                 self.decoder.decode(data)
-        except DataError as error:
-            return f"{source.where}/{source.key(sample)} {error}"
-        return ""
+        return data
 
-    def _described(self, bad: Mapping[str, Mapping[int, str]], fix: str) -> str:
-        lines = [line for found in bad.values() for line in found.values()]
+    def _described(self, bad: Sequence[Mapping[int, str]], fix: str) -> str:
+        lines = [line for found in bad for line in found.values()]
         of = f"{len(lines):,} of {sum(map(len, self.splits.values())):,} images can't be used"
         return listed(of, lines, fix)

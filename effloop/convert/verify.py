@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -18,51 +18,11 @@ from effloop.data.source.base import Kind, Source
 from effloop.data.source.counts import classes_without_samples, targets_of
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
-from effloop.errors import ConfigError, DataError
+from effloop.errors import DataError
 from effloop.system.progress import Meter
 
-
-class Problems:
-    """A line for each problem: the first are kept for the screen, a file gets all.
-
-    Args:
-        out: a text file that isn't there yet; None is none.
-
-    Raises:
-        ConfigError: the file is there already, or can't be written.
-    """
-
-    SHOWN = 50
-
-    def __init__(self, out: Path | None = None) -> None:
-        self.out = out
-        self.first: list[str] = []
-        self.count = 0
-        try:
-            self._file = out.open("x", encoding="utf-8", errors="backslashreplace") if out else None
-        except FileExistsError:  # it could be the very dataset
-            raise ConfigError(
-                f"out: {out} is there already, and nothing is overwritten; remove it or set out=FILE"
-            ) from None
-        except OSError as error:
-            raise ConfigError(f"out: {out} can't be written: {error.strerror}; set out=FILE") from None
-
-    def add(self, line: str) -> None:
-        """Add a problem."""
-        self.count += 1
-        if self.count <= self.SHOWN:
-            self.first.append(line)
-        if self._file:
-            self._file.write(line + "\n")
-
-    def __enter__(self) -> Problems:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._file:
-            self._file.close()
-            if self.out and kind and not self.count:  # nothing was checked
-                self.out.unlink(missing_ok=True)
+SHOWN = 50
+"""Problems that a terminal gets; a file or pipe gets all."""
 
 
 @dataclass
@@ -85,7 +45,7 @@ class SplitReport:
 
 
 def verify(
-    splits: Mapping[str, Source], decoder: Decoder, num_threads: int, problems: Problems
+    splits: Mapping[str, Source], decoder: Decoder, num_threads: int, problems: list[str]
 ) -> dict[str, SplitReport]:
     """Check every sample of some splits, and their indexes, and show the progress.
 
@@ -106,32 +66,23 @@ def verify(
         try:
             check_same_classes(splits["train"], splits["val"])
         except DataError as error:
-            problems.add(str(error))
+            problems.append(str(error))
     reports = {}
     with Meter() as meter:
         for name, source in splits.items():
-            meter.begin(name, total=len(source))
-            reports[name] = verify_split(source, decoder, num_threads, problems, meter.advance)
+            before, report = len(problems), SplitReport(source, empty=classes_without_samples(source))
+            try:
+                source.verify_index()
+            except DataError as error:
+                problems.append(str(error))
+            found = each_sample(source, partial(_check, source, decoder), num_threads, meter, name)
+            for sample, (num_bytes, decoded, wrong) in enumerate(found):
+                report.bytes += num_bytes
+                report.decoded += decoded
+                problems += [f"{source.where}/{source.key(sample)} {what}" for what in wrong]
+            report.problems = len(problems) - before
+            reports[name] = report
     return reports
-
-
-def verify_split(
-    source: Source, decoder: Decoder, num_threads: int, problems: Problems, advance: Callable[[int], None]
-) -> SplitReport:
-    """Check the index and every sample of one split; `advance` is called with the number of samples checked."""
-    before, report = problems.count, SplitReport(source, empty=classes_without_samples(source))
-    try:
-        source.verify_index()
-    except DataError as error:
-        problems.add(str(error))
-    found = each_sample(source, lambda sample: _check(source, decoder, sample), num_threads, advance)
-    for sample, (num_bytes, decoded, wrong) in enumerate(found):
-        report.bytes += num_bytes
-        report.decoded += decoded
-        for what in wrong:
-            problems.add(f"{source.where}/{source.key(sample)} {what}")
-    report.problems = problems.count - before
-    return report
 
 
 def _check(source: Source, decoder: Decoder, sample: int) -> tuple[int, bool, list[str]]:
@@ -168,7 +119,7 @@ def _wrong_target(source: Source, sample: int) -> str | None:
     return f"has the label {target}; allowed are 0 to {classes - 1}" if target >= classes else None
 
 
-def show(reports: Mapping[str, SplitReport], problems: Problems) -> None:
+def show(reports: Mapping[str, SplitReport], problems: Sequence[str]) -> None:
     """Print a table, then notes and problems line by line."""
     table = Table()
     outputs = "numbers" if any(report.source.kind is Kind.numbers for report in reports.values()) else "classes"
@@ -188,9 +139,9 @@ def show(reports: Mapping[str, SplitReport], problems: Problems) -> None:
             names = ", ".join(report.empty[:8]) + (", …" if len(report.empty) > 8 else "")
             of = f"{len(report.empty):,} of its {len(report.source.classes):,} classes"
             print(f"of note: {name} has no samples of {of}: {names}")
-    for line in problems.first:
+    shown = problems[:SHOWN] if sys.stdout.isatty() else problems
+    for line in shown:
         print(line)
-    if more := problems.count - len(problems.first):
-        where = f"all of them are in {problems.out}" if problems.out else "out=FILE writes all of them"
-        print(f"... and {more:,} more; {where}")
-    print(f"problems: {problems.count:,}" if problems.count else "nothing is wrong")
+    if more := len(problems) - len(shown):
+        print(f"... and {more:,} more; `> FILE` writes all of them")
+    print(f"problems: {len(problems):,}" if problems else "nothing is wrong")

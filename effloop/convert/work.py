@@ -33,6 +33,7 @@ class WorkFolder:
     def __init__(self, outs: Sequence[Path]) -> None:
         self.outs = outs
         self.path = outs[0].parent / f".{outs[0].name}.partial"
+        self._needed = 0
 
     def check_absent(self) -> None:
         """Refuse outputs that are there.
@@ -49,12 +50,13 @@ class WorkFolder:
         """Hold the folder, which is empty at first, and removed at the end.
 
         Raises:
-            ConfigError: it can't be made, another process holds it, or an output is there already.
+            ConfigError: it can't be made or written, another process holds it, an output is there already, or the disk
+                is full.
         """
         try:
             lock = self._lock()
         except OSError as error:
-            raise self.unwritable(error) from None
+            raise self._unwritable(error) from None
         try:
             self.check_absent()
             for path in self.path.iterdir():
@@ -63,6 +65,15 @@ class WorkFolder:
                 elif path.name != "lock":
                     path.unlink()
             yield
+        except Exception as error:
+            if is_disk_full(error, self.path):
+                raise ConfigError(
+                    f"out: the disk of {self.path.parent} is full; {size(self._needed)} of images are needed, and what "
+                    "the format adds; make room or set out=PATH"
+                ) from error
+            if isinstance(error, OSError):
+                raise self._unwritable(error) from error
+            raise
         finally:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(lock)
@@ -109,8 +120,7 @@ class WorkFolder:
             os.rename(self.written(out), out)
         fsync(self.path.parent)
 
-    def unwritable(self, error: OSError) -> ConfigError:
-        """The error where the folder can't be written."""
+    def _unwritable(self, error: OSError) -> ConfigError:
         return ConfigError(f"out: {describe_failure(self.path, error)}; set out=PATH")
 
     def check_free(self, needed: int, what: str) -> None:
@@ -119,6 +129,7 @@ class WorkFolder:
         Raises:
             ConfigError: with both numbers.
         """
+        self._needed = needed
         if needed > (free := shutil.disk_usage(self.path).free):
             raise ConfigError(
                 f"out: {what} needs {size(needed)}, {self.path} has {size(free)} free; make room or set out=PATH"

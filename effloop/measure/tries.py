@@ -291,8 +291,7 @@ def _ratio(
 
 def _convert(config: Config, recipe: Mapping[str, Any], usual: Loop, out: Path, images: int) -> None:
     """Write the first images of both splits, re-encoded; what `convert` prints is left out."""
-    from effloop.convert.convert import convert
-    from effloop.convert.options import ConvertOptions
+    from effloop.convert.convert import ConvertOptions, convert
 
     opened = {split: open_split(config.data, split) for split in ("train", "val")}
     splits = {split: View(source, np.arange(min(images, len(source)))) for split, source in opened.items()}

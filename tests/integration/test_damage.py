@@ -212,4 +212,4 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     said = subprocess.run(words, check=True, env=environment, cwd=tmp_path, capture_output=True, text=True).stdout
     lines = [line.split("|") for line in said.splitlines()]
     assert [line[:3] for line in lines] == [[to, "2", "[]"] for to in (*PACKED, "folder")], said
-    assert all(line[3].startswith(f"effloop: out: the disk of {disk} is full after ") for line in lines), said
+    assert all(line[3].startswith(f"effloop: out: the disk of {disk} is full; ") for line in lines), said

@@ -8,7 +8,7 @@ import pytest
 from plans import line
 
 from effloop.cli.command import parse as parse_words
-from effloop.convert.options import ConvertOptions
+from effloop.convert.convert import ConvertOptions
 from effloop.convert.reencode import Recipe
 from effloop.data.source.storage.writing import SHARD_BYTES, writers
 from effloop.errors import PROGRAM, ConfigError

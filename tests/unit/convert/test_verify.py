@@ -7,7 +7,7 @@ import pytest
 from images import encode, photo
 from plans import line, open_source, read_bytes, write_as, write_records
 
-from effloop.convert.verify import Problems, SplitReport, verify, verify_split
+from effloop.convert.verify import SplitReport, verify
 from effloop.data.decode import Decoder, decoders
 from effloop.data.source import Source, sources
 from effloop.data.source.splits import check_same_classes
@@ -27,11 +27,10 @@ def copy(photos: Path, tmp_path: Path) -> Path:
 
 
 def look(source: Source, decoder: Decoder, num_threads: int = 2) -> tuple[SplitReport, list[str]]:
-    problems, done = Problems(), []
-    report = verify_split(source, decoder, num_threads, problems, done.append)
-    assert sum(done) == len(source)
-    assert report.problems == problems.count
-    return report, problems.first
+    problems: list[str] = []
+    (report,) = verify({"train": source}, decoder, num_threads, problems).values()
+    assert report.problems == len(problems)
+    return report, problems
 
 
 def test_every_sample_is_looked_at(copy: Path, decoder: Decoder) -> None:
@@ -71,19 +70,10 @@ def test_other_classes(photos: Path, tmp_path: Path, decoder: Decoder) -> None:
     )
     with pytest.raises(DataError, match=line(wanted)):
         check_same_classes(splits["train"], splits["val"])
-    problems = Problems()
+    problems: list[str] = []
     reports = verify(splits, decoder, 1, problems)
-    assert problems.first == [wanted]
+    assert problems == [wanted]
     assert [report.problems for report in reports.values()] == [0, 0]
-
-
-def test_no_list_of_what_was_not_looked_at(tmp_path: Path) -> None:
-    with pytest.raises(DataError), Problems(tmp_path / "x"):
-        raise DataError("can't be opened")
-    assert not (tmp_path / "x").exists()
-    with Problems(tmp_path / "x"):
-        pass
-    assert (tmp_path / "x").read_text() == ""
 
 
 @pytest.mark.parametrize("name", sorted(set(writers) - {"folder"}))  # which holds no checksums

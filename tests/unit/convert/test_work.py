@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 from plans import line
-from tabled import Tabled
 
-from effloop.convert import records
 from effloop.convert.work import WorkFolder, is_disk_full, size
 from effloop.errors import ConfigError, DataError
 
@@ -49,12 +47,6 @@ def test_what_a_killed_conversion_has_left_is_removed(tmp_path: Path) -> None:
     with work.held():
         assert [path.name for path in left.iterdir()] == ["lock"]
     assert not [*tmp_path.iterdir()]
-
-
-def test_the_first_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_LABELS", 2)
-    labels = [1, 1, 1, 0, 0, 2, 1]
-    assert records.first_of_each_class(Tabled(["x"] * len(labels), labels)) == [0, 3, 5]
 
 
 class TestRefusals:

@@ -14,7 +14,7 @@ from plans import Listed, line, make_decoder, open_source
 from tfrecord.reader import tfrecord_loader
 from webdataset.autodecode import basichandlers
 
-from effloop.convert.verify import Problems, verify_split
+from effloop.convert.verify import verify
 from effloop.data.source import Kind, Source
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter, Comparing, comparing
@@ -97,11 +97,11 @@ def test_verify_names_what_no_sample_may_have(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(offset + 3)
         file.write(b"\x07")
-    problems = Problems()
+    problems: list[str] = []
     with comparing(Comparing.kept):
         source = open_source("memmap", path)
-    report = verify_split(source, make_decoder(), 1, problems, lambda _: None)
-    assert problems.first == [
+    (report,) = verify({"train": source}, make_decoder(), 1, problems).values()
+    assert problems == [
         f"{path} is damaged: its column 'train/target' doesn't match the checksum that it was written with; "
         "convert it again",
         f"{path}:train/1.jpg has 7 for 'dog'; allowed are 0 and 1",
