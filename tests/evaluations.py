@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from effloop.batch import Preview
 from effloop.report.evaluation import Evaluation, write_evaluation
 from effloop.task.details import of_classes
 
@@ -26,4 +27,5 @@ def write(folder: Path, found: Evaluation, side: int = 16) -> list[str]:
     """The files of an evaluation, with pictures of so many pixels."""
     worst = found.details.worst
     pictures = np.random.default_rng(0).integers(256, size=(len(worst), side, side, 3), dtype=np.uint8)
-    return write_evaluation(folder, found, [f"{row['target']}/{row['id']}.jpg" for row in worst], pictures)
+    keys = [f"{row['target']}/{row['id']}.jpg" for row in worst]
+    return write_evaluation(folder, found, keys, Preview(pictures[:, None], tuple(keys), ("image",)))

@@ -57,3 +57,10 @@ def ycck(cmyk_jpeg: bytes) -> bytes:
     at = cmyk_jpeg.index(b"Adobe") + 11
     assert cmyk_jpeg[at] == 0
     return cmyk_jpeg[:at] + b"\x02" + cmyk_jpeg[at + 1 :]
+
+
+def occurs(picture: NDArray[np.uint8], tile: NDArray[np.uint8]) -> bool:
+    """Whether a picture shows a tile, pixel for pixel."""
+    height, width = tile.shape[:2]
+    corners = (picture[: len(picture) - height + 1, : picture.shape[1] - width + 1] == tile[0, 0]).all(axis=2)
+    return any(np.array_equal(picture[y : y + height, x : x + width], tile) for y, x in np.argwhere(corners))

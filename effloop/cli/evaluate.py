@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from effloop.batch import Preview
 from effloop.cli.command import RunOptions, command
 from effloop.data.loader import Loader
 from effloop.errors import ConfigError, warn
@@ -141,8 +142,10 @@ def _write(options: EvalOptions, found: Evaluation, trained: Trained, loader: Lo
     worst, folder = [row["id"] for row in found.details.worst], _folder(options)
     keys = [loader.plan.source.key(sample) for sample in worst]
     try:
-        spatial = trained.task.spatial
-        pictures = compare(trained.model, loader, trained.precision, worst) if spatial else loader.pictures(worst)
+        if trained.task.spatial:
+            pictures = compare(trained.model, loader, trained.precision, worst)
+        else:
+            pictures = Preview(loader.pictures(worst)[:, None], rows=tuple(keys), columns=("image",))
         names = write_evaluation(folder, found, keys, pictures)
     except OSError as error:
         warn(f"'{error.filename or folder}' can't be written: {error.strerror}; set out=FOLDER for tables and pictures")

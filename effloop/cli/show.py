@@ -15,7 +15,7 @@ from effloop.errors import ConfigError
 from effloop.record import grid
 from effloop.runs.folder import RunInfo, claim_run_dir, unlock, write_run_info
 
-_MAX_PIXELS = 80_000_000  # Pillow and others warn of, or refuse, pictures of more than 89 million
+_MAX_PIXELS = 60_000_000  # with names below 89 million, of which Pillow and others warn
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ShowOptions:
 def show(options: ShowOptions, overrides: list[str]) -> int:
     """A picture of samples as the model will see them.
 
-    It has a column for each epoch and is samples.png in a run folder of its own.
+    It has each sample in some epochs and is samples.png in a run folder of its own.
     """
     flags, overrides = parse_flags(overrides)
     if is_sweep(flags) or only_shows(flags):
@@ -49,10 +49,10 @@ def show(options: ShowOptions, overrides: list[str]) -> int:
     with closing(build_loader(few, options.split)) as loader:
         source = loader.plan.source
         samples = min(options.samples, len(source))
-        pixels = grid.Layout(config.size, samples, epochs).pixels
+        pixels = samples * epochs * config.size.pixels
         if pixels > _MAX_PIXELS:
             raise ConfigError(
-                f"samples: {samples} x {epochs} epochs of image_size={config.size.word} are, with their names, "
+                f"samples: {samples} x {epochs} epochs of image_size={config.size.word} are "
                 f"{pixels / 1e6:.1f} million pixels; at most {_MAX_PIXELS // 10**6} are allowed: set fewer samples or "
                 "epochs, or a smaller image_size"
             )

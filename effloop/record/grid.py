@@ -1,19 +1,19 @@
-"""Pictures of samples: grids, galleries, masks with their colours and legends."""
+"""Pictures of samples, and of masks with their colours and legends."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from effloop.batch import ImageSize, Preview
+from effloop.batch import Preview
 
 IGNORED = 255  # the value of pixels that aren't counted
 MAX_COLOURED = 256  # classes that a mask of uint8, and its palette, can distinguish
@@ -83,68 +83,48 @@ def class_name(value: int, names: Sequence[str]) -> str:
 
 _GAP = 2
 _FONT_SIZE = 11
-_MIN_CELL = (30, 60)  # height and width in pixels: a name of two lines, and `epoch 63`
-_LEFT, _TOP = 190, 24  # margins in pixels: 25 characters of DejaVu Sans Mono at this size, one line
-_MAX_CHARACTERS, _MAX_LINES = 25, 2
+_MAX_CHARACTERS = 25  # of a class's name in a legend
 _BACKGROUND, _INK = "#181818", "#e0e0e0"
 _STYLE: dict[str, Any] = {"color": _INK, "size": _FONT_SIZE, "family": "DejaVu Sans Mono", "parse_math": False}
 _CHARACTER, _LINE = 6.63, 14  # width and height of this font, in pixels
-_SHOWN = (96, 224)  # least and most pixels of the longer side of a gallery's pictures
+_SHOWN = (96, 224)  # least and most pixels of the longer side of pictures that are fitted
 _SWATCH, _LEGEND_LINE = 14, 20  # pixels of a class's colour, and of a line with its name
 _MAX_CLASSES = 64  # named in a legend
-_COLUMNS, _CELL = 8, 150  # pictures in a gallery's row, and the least width of one, for the caption
+_COLUMNS, _CELL = 8, 150  # images in a row, and the least width of a sample, for its name
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The positions, in pixels, of tiles of a size, in rows (samples) and columns (epochs)."""
+def draw(preview: Preview, *, fitted: bool = False) -> NDArray[np.uint8]:
+    """Draw each sample's images side by side, with up to three lines of its name below; and the classes of masks.
 
-    tile: ImageSize
-    rows: int
-    columns: int
-
-    @property
-    def cell(self) -> tuple[int, int]:
-        """Vertical and horizontal distance from a tile to the next; small tiles are spread out for their names."""
-        return max(self.tile.height, _MIN_CELL[0]) + _GAP, max(self.tile.width, _MIN_CELL[1]) + _GAP
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the picture."""
-        return _TOP + self.rows * self.cell[0], _LEFT + self.columns * self.cell[1]
-
-    @property
-    def pixels(self) -> int:
-        """Number of pixels of the picture."""
-        return self.size[0] * self.size[1]
-
-    def corner(self, row: int, column: int) -> tuple[int, int]:
-        """The top left pixel of a tile: y, x."""
-        height, width = self.cell
-        top, left = (height - _GAP - self.tile.height) // 2, (width - _GAP - self.tile.width) // 2
-        return _TOP + row * height + top, _LEFT + column * width + left
-
-
-def draw(preview: Preview) -> NDArray[np.uint8]:
-    """Draw a row for each sample, a column for each epoch, and their names; below them the classes of masks.
+    As many samples are in a row as have eight images together. With `fitted` small images are magnified and large ones
+    reduced, otherwise they are drawn pixel for pixel.
 
     Returns:
-        (H, W, 3) uint8 RGB; the images are not scaled.
+        (H, W, 3) uint8 RGB.
     """
-    rows, columns, *size = preview.images.shape[:4]
-    tile = ImageSize(*size)
-    layout = Layout(tile, rows, columns)
-    texts = [
-        _Text(6, layout.corner(row, 0)[0] + tile.height / 2, _shortened(name, _MAX_CHARACTERS, _MAX_LINES), "left")
-        for row, name in enumerate(preview.rows)
-    ]
-    texts += [
-        _Text(layout.corner(0, column)[1] + tile.width / 2, _TOP / 2, name)
-        for column, name in enumerate(preview.columns)
-    ]
-    tiles = [(*layout.corner(row, column), _tile(preview, row, column)) for row, column in np.ndindex(rows, columns)]
-    picture = _picture(*layout.size, texts, tiles)
-    return np.concatenate([picture, _classes_of(preview, layout.size[1])]) if preview.masks else picture
+    rows, parts = preview.images.shape[:2]
+    images = [[_tile(preview, row, part) for part in range(parts)] for row in range(rows)]
+    if fitted:
+        images = [[*map(_fitted, row)] for row in images]
+    height, part_width = images[0][0].shape[0], images[0][0].shape[1] + _GAP
+    columns, width = min(max(1, _COLUMNS // parts), rows), max(parts * part_width, _CELL) + 4 * _GAP
+    head = (_LINE + 2 * _GAP) * (parts > 1)
+    pitch = height + 3 * _LINE + 8 * _GAP
+    texts, tiles = [], []
+    for column, (part, name) in itertools.product(range(columns), enumerate(preview.columns)):
+        if head and len(name) * _CHARACTER < part_width:
+            left = column * width + (width - parts * part_width) / 2
+            texts.append(_Text(left + (part + 0.5) * part_width, head / 2, name))
+    for number, (row, caption) in enumerate(zip(images, preview.rows, strict=True)):
+        y, x = head + number // columns * pitch + 2 * _GAP, number % columns * width
+        text = _shortened(caption, int(width / _CHARACTER) - 2, 3)
+        texts.append(_Text(x + width / 2, y + height + 2 * _GAP, text, va="top"))
+        left = x + (width - parts * part_width) // 2
+        tiles += [(y, left + part * part_width, tile) for part, tile in enumerate(row)]
+    picture = _picture(head + math.ceil(rows / columns) * pitch, columns * width, texts, tiles)
+    if shown := [mask for mask in preview.masks if mask is not None]:
+        picture = np.concatenate([picture, legend(classes_in(shown), preview.classes, picture.shape[1])])
+    return picture
 
 
 def _tile(preview: Preview, row: int, column: int) -> NDArray[np.uint8]:
@@ -173,42 +153,9 @@ def legend(values: Sequence[int], classes: Sequence[str], width: int) -> NDArray
     return _picture(height, width, texts, tiles)
 
 
-def gallery(images: NDArray[np.uint8], captions: Sequence[str], parts: int = 1) -> NDArray[np.uint8]:
-    """Draw pictures, (N, h, w, 3) uint8 RGB, in rows of eight, with a caption of up to three lines below each.
-
-    Small ones are magnified, large ones reduced. Each may consist of several `parts` side by side, with fewer in a row.
-    """
-    fitted = [_fitted(image, parts) for image in images]
-    tile_height, tile_width = fitted[0].shape[:2]
-    columns = min(_COLUMNS // parts, len(fitted))
-    cell_height, cell_width = tile_height + 3 * _LINE + 8 * _GAP, max(tile_width, _CELL) + 4 * _GAP
-    rows = math.ceil(len(fitted) / columns)
-    texts, tiles = [], []
-    for number, (tile, caption) in enumerate(zip(fitted, captions, strict=True)):
-        y, x = number // columns * cell_height + 2 * _GAP, number % columns * cell_width
-        text = _shortened(caption, int(cell_width / _CHARACTER) - 2, 3)
-        texts.append(_Text(x + cell_width / 2, y + tile_height + 2 * _GAP, text, va="top"))
-        tiles.append((y, x + (cell_width - tile_width) // 2, tile))
-    return _picture(rows * cell_height, columns * cell_width, texts, tiles)
-
-
-def rows_gallery(preview: Preview, captions: Sequence[str]) -> NDArray[np.uint8]:
-    """`gallery` of a preview's rows, each with its columns side by side, and below them the classes of its masks."""
-    rows, columns = preview.images.shape[:2]
-    tiles = [np.concatenate([_tile(preview, row, place) for place in range(columns)], axis=1) for row in range(rows)]
-    picture = gallery(np.stack(tiles), captions, parts=columns)
-    return np.concatenate([picture, _classes_of(preview, picture.shape[1])])
-
-
-def _classes_of(preview: Preview, width: int) -> NDArray[np.uint8]:
-    """The legend of a preview's masks; nothing, of no height, where it has none."""
-    shown = [mask for mask in preview.masks if mask is not None]
-    return legend(classes_in(shown), preview.classes, width) if shown else np.empty((0, width, 3), np.uint8)
-
-
-def _fitted(image: NDArray[np.uint8], parts: int) -> NDArray[np.uint8]:
+def _fitted(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """An image of a size to look at: pixels that are shown several times, or fewer of them."""
-    longest = max(image.shape[0], image.shape[1] // parts)
+    longest = max(image.shape[:2])
     if longest <= _SHOWN[1]:
         times = math.ceil(_SHOWN[0] / longest)
         return image.repeat(times, axis=0).repeat(times, axis=1)

@@ -212,27 +212,22 @@ _IDENTITY_KEYS = ("out", "run", "resume", "sweep", "objective")
 def swept_values(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """{key: its value in each run} for the keys that were varied.
 
-    For the jobs of one sweep these are the overrides, as typed. For other runs they are the config keys that differ,
-    without those implied by another: `optim.lr` by `lr`, and a key of one part alone, if it is constant, by the part.
+    For the jobs of one sweep these are the overrides, as typed. For other runs they are the config keys that differ
+    and that all of them have, without `optim.lr` where that is `lr`.
     """
     sweeps = {next((path for path in run.path.parents if (path / SWEEP).is_file()), None) for run in runs}
     if len(sweeps) == 1 and all("overrides" in run.job for run in runs):
         return differing_values([_parse_overrides(run.job["overrides"]) for run in runs])
-    columns = differences([run.config for run in runs])
-    found = {key: values for key, values in columns.items() if key.split(".")[0] not in _IDENTITY_KEYS}
-    if "model.name" in found and "model.arch" in found:  # users type model=resnet50
-        models = zip(found["model.name"], found["model.arch"], strict=True)
-        found["model.name"] = [arch if name == "torchvision" else name for name, arch in models]
-    for part in [key.removesuffix(".name") for key in found if key.endswith(".name") and key.count(".") == 1]:
-        shared = set.intersection(*(set(flatten(run.config)) for run in runs if run.config))
-        names = found[f"{part}.name"]
-        for key in [key for key in found if key.startswith(f"{part}.") and key not in shared]:
-            # Runs of the same part have the same value.
-            if all(value == found[key][names.index(name)] for value, name in zip(found[key], names, strict=True)):
-                del found[key]
+    configs = [flatten(run.config) for run in runs if run.config]
+    shared = set.intersection(*map(set, configs)) if configs else set()
+    found = {
+        key.removesuffix(".name") if key.count(".") == 1 else key: values
+        for key, values in differences([run.config for run in runs]).items()
+        if key.split(".")[0] not in _IDENTITY_KEYS and (key in shared or key == "model.arch")
+    }
     if found.get("lr") == found.get("optim.lr"):
         found.pop("optim.lr", None)
-    return {key.removesuffix(".name") if key.count(".") == 1 else key: values for key, values in found.items()}
+    return found
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.batch import Preview
-from effloop.data.source import printable
 from effloop.record import grid
 from effloop.record.rows import finite
 from effloop.report import charts
@@ -35,8 +34,6 @@ SCORES, WORST = "scores.json", "worst.png"
 _FACTS = ("split", "tta", "model", "epoch", "data", "samples", "scores", "skipped")
 _ARRAYS = {"confusion": (np.int64, (-1, 3)), "calibration": (np.float64, (-1, 3)), "points": (np.float64, None)}
 """Arrays of `Details` -> their types and shapes."""
-_IN_FRONT = dict.fromkeys(("percent", "unit", "names", "rows", "worst", "confusion", "calibration", "points"))
-"""The order of keys in scores.json."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,7 @@ class Evaluation:
         own |= {name: own[name].tolist() for name in _ARRAYS if own[name] is not None}
         if own["points"]:
             own["points"] = np.vectorize(_six_digits)(own["points"]).tolist()
-        plain = {**self.facts, "calibration_error": self.details.calibration_error, **_IN_FRONT, **own}
-        plain["names"] = self.names
+        plain = {**self.facts, "calibration_error": self.details.calibration_error, "names": self.names, **own}
         lines = (f"{json.dumps(key)}: {json.dumps(finite(value))}" for key, value in plain.items() if value is not None)
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -78,13 +74,10 @@ class Evaluation:
         return found
 
 
-def write_evaluation(
-    folder: Path, found: Evaluation, keys: Sequence[str], pictures: NDArray[np.uint8] | Preview
-) -> list[str]:
+def write_evaluation(folder: Path, found: Evaluation, keys: Sequence[str], pictures: Preview) -> list[str]:
     """Write scores.json, tables and plots; files of these names are replaced.
 
-    `keys` name the worst samples, and `pictures` are (n, H, W, 3) uint8 RGB of them, as the model sees them; or of each
-    a row of pictures, with masks.
+    `keys` name the worst samples, and `pictures` has them as the model sees them.
 
     Returns:
         The names of the files.
@@ -104,9 +97,8 @@ def write_evaluation(
         for name, figure in figures.items():
             with replacing(folder / f"{name}.png") as file:
                 charts.save_png(figure, file)
-    gallery: Any = grid.rows_gallery if isinstance(pictures, Preview) else grid.gallery
     with replacing(folder / WORST) as file:
-        file.write(grid.png(gallery(pictures, [_caption(row) for row in worst])))
+        file.write(grid.png(grid.draw(replace(pictures, rows=tuple(map(_caption, worst))), fitted=True)))
     write_text(folder / SCORES, found.to_json())  # the last: what it is read by is there
     return [SCORES, *(f"{name}.csv" for name in tables), *(f"{name}.png" for name in figures), WORST]
 
@@ -125,15 +117,12 @@ def plots(found: Evaluation) -> dict[str, Any]:
 
 
 def _tables(found: Evaluation) -> dict[str, list[list[Any]]]:
-    """Rows of classes or outputs, and the confusion matrix; of very many classes only the pairs that there are."""
+    """Rows of classes or outputs, and the confusion matrix."""
     rows, confusion, names = found.details.rows, found.details.confusion, found.names
     tables = {f"per_{next(iter(rows[0]))}": _table(rows)}
     if confusion is not None and len(names) <= MAX_CLASSES:
         matrix = confusion_matrix(confusion, len(names)).tolist()
         tables["confusion"] = [["class", *names], *([name, *row] for name, row in zip(names, matrix, strict=True))]
-    elif confusion is not None:
-        pairs = ([names[target], names[other], samples] for target, other, samples in confusion.tolist())
-        tables["confusion"] = [["class", "taken_for", "samples"], *pairs]
     return tables
 
 
@@ -146,15 +135,10 @@ def _caption(row: Mapping[str, Any]) -> str:
     probability = f" {row['probability']:.0%}" if "probability" in row else ""
     path = f"{row['path']}: IoU {row['iou']:.0%}" if "iou" in row else row["path"]
     target, predicted = (
-        one_line(value) if isinstance(value, str) else ", ".join(f"{as_number(number):.4g}" for number in value)
+        to_text(value) if isinstance(value, str) else ", ".join(f"{as_number(number):.4g}" for number in value)
         for value in (row["target"], row["predicted"])
     )
     return "\n".join([path, target, f"→ {predicted}{probability}"])
-
-
-def one_line(text: str) -> str:
-    """A name on one line; control characters are escaped."""
-    return printable(text.encode("utf-8", "surrogatepass"))
 
 
 def _cell(value: Any) -> Any:
@@ -162,7 +146,7 @@ def _cell(value: Any) -> Any:
     if isinstance(value, list):
         return ", ".join("" if (number := _cell(each)) is None else str(number) for each in value)
     if isinstance(value, str):
-        return in_cell(one_line(value))
+        return in_cell(to_text(value))
     if isinstance(value, float):
         return _six_digits(value) if math.isfinite(value) else None
     return value
@@ -175,7 +159,7 @@ def _six_digits(value: float) -> float:
 def cell_text(value: Any, *, percent: bool) -> str:
     """A value of a row, to be read: `84.2%`, `1,024`, a name on one line."""
     if isinstance(value, str):
-        return one_line(value)
+        return to_text(value)
     number = as_number(value)
     if not math.isfinite(number):
         return "-"
@@ -201,7 +185,6 @@ _MAX_DRAWN = 300  # classes of a plot: cells of more would be smaller than pixel
 _MAX_COUNTS, _MAX_NAMES = 20, 50  # classes; with more, cells have no counts, and rows and columns no names
 _MAX_NAME, _MAX_TITLE = 20, 32  # characters
 _CELL, _MIN_SIDE, _MAX_SIDE = 0.42, 2.2, 7.0  # inches
-_FAINTEST = 0.12  # opacity of a cell with one of very many samples
 
 
 def confusion_matrix(confusion: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
@@ -225,7 +208,8 @@ def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], unit: str = 
     margin = 1.6 if labelled else 0.6
     figure = Figure(figsize=(side + margin, side + margin), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(_cells(matrix), interpolation="none", extent=(-0.5, count - 0.5, count - 0.5, -0.5))
+    shares = np.sqrt(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))  # the root: few of many are seen, too
+    axes.imshow(shares * (2 * np.eye(count) - 1), cmap="RdBu", vmin=-1, vmax=1, interpolation="none")
     axes.grid(visible=False)
     percent = ", % of a class's pixels" * (unit == "pixels" and count <= _MAX_COUNTS)
     axes.set(xlabel="taken for", ylabel="class", title=f"Confusion matrix{percent}")
@@ -239,19 +223,6 @@ def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], unit: str = 
                 text = f"{samples:,}" if unit == "samples" else f"{100 * samples / matrix[row].sum():.1f}"
                 axes.text(column, row, text, ha="center", va="center", fontsize=7)
     return figure
-
-
-def _cells(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(K, K) samples -> (K, K, 4) colours, transparent where there are none: white on white, black on black."""
-    from matplotlib.colors import to_rgb
-
-    blue, red = colours(4)[0], colours(4)[3]
-    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    cells = np.empty((*matrix.shape, 4))
-    cells[..., :3] = to_rgb(red)
-    np.einsum("iic->ic", cells)[:, :3] = to_rgb(blue)
-    cells[..., 3] = np.where(matrix > 0, _FAINTEST + (1 - _FAINTEST) * np.sqrt(shares), 0)
-    return cells
 
 
 def plot_calibration(details: Details) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,19 +63,14 @@ _MAX_ROWS = 50  # of classes or outputs
 _MAX_SIDE, _QUALITY = 1200, 70  # of the worst samples' picture
 
 
-def describe_evaluations(comparison: Comparison) -> dict[str, Any]:
-    """The evaluations that run folders have, in the order of the table, and how many are left out; to be called in
-    `charts.style`.
-    """
-    folders = [(run, each) for run in comparison.order for each in find_evaluations(comparison.runs[run].path)]
-    shown: list[dict[str, Any]] = []
-    for number, (run, folder) in enumerate(folders):
-        if len(shown) == _MAX_EVALUATIONS:
-            return {"evaluations": shown, "more_evaluations": len(folders) - number}
-        found = read_evaluation(folder)
-        with suppress(ValueError, TypeError, LookupError, AttributeError):  # a damaged one is left out
-            shown += [_shown(comparison, run, folder, found)] if found else []
-    return {"evaluations": shown, "more_evaluations": 0}
+def _evaluations(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """The evaluations that run folders have, in the order of the table; to be called in `charts.style`."""
+    for run in comparison.order:
+        for folder in find_evaluations(comparison.runs[run].path):
+            found = read_evaluation(folder)
+            with suppress(ValueError, TypeError, LookupError, AttributeError):  # a damaged one is left out
+                if found:
+                    yield _shown(comparison, run, folder, found)
 
 
 def _shown(comparison: Comparison, run: int, folder: Path, found: Evaluation) -> dict[str, Any]:
@@ -117,10 +113,6 @@ def _jpeg(path: Path) -> str:
     return ""
 
 
-_MAX_VALUES = 12  # of a key, in the table of differences
-_MAX_LABELS = 16  # runs whose buttons are labelled with the swept values; more are shown by name
-
-
 def render_page(comparison: Comparison, title: str) -> str:
     """The report as HTML, all contents of run folders escaped; to be called in `charts.style`."""
     jinja = environment()
@@ -145,12 +137,11 @@ def render_page(comparison: Comparison, title: str) -> str:
             for index, run in enumerate(runs)
             if run.state in FAILED_STATES or run.reason
         ],
-        max_labels=_MAX_LABELS,
         time_parts=TIME_PARTS,
         bars=_bars(comparison),
         verdicts=[*_verdicts(comparison)],
         **_pictures(comparison),
-        **describe_evaluations(comparison),
+        evaluations=[*itertools.islice(_evaluations(comparison), _MAX_EVALUATIONS)],
         **_config(comparison),
         data=_differing(comparison, [run.data for run in runs]),
         environment=_differing(
@@ -218,15 +209,13 @@ def _config(comparison: Comparison) -> dict[str, Any]:
     return {"config": _differing(comparison, configs), "same_config": same}
 
 
-def _differing(
-    comparison: Comparison, trees: Sequence[Mapping[str, Any]]
-) -> list[tuple[str, list[tuple[str, list[str]]], int]]:
-    """For each key that differs: its name, each value with the runs that have it, and how many values are left out."""
-    rows = []
+def _differing(comparison: Comparison, trees: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[str]]]:
+    """For each key that differs each value, and the runs that have it."""
+    rows = {}
     for key, values in differences(trees).items():
         runs_of: dict[str, list[str]] = {}
         for name, value, tree in zip(comparison.names, values, trees, strict=True):
             if tree:
                 runs_of.setdefault(to_text(value), []).append(to_text(name))
-        rows.append((key, list(runs_of.items())[:_MAX_VALUES], max(0, len(runs_of) - _MAX_VALUES)))
+        rows[key] = runs_of
     return rows

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from images import occurs
 from masked import NAMES, make_masks, mask_of
 from numpy.typing import NDArray
 from PIL import Image
@@ -21,7 +22,7 @@ from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.errors import DataError
 from effloop.inference.trained import Trained
-from effloop.record.grid import PALETTE, Layout, draw, overlay
+from effloop.record.grid import PALETTE, draw, overlay
 
 SMALL = ("image_size=16", "epochs=2", "batch_size=4", "model=unet", "model.width=4", "model.depth=2", "num_workers=0")
 
@@ -142,14 +143,12 @@ def test_show_has_overlays_of_the_augmented_masks(few: Path, here: Path) -> None
     assert main(once("show", f"data.root={few}", *SEEN, "run=x", "samples=3", "epochs=2")) == 0
     config = effloop.compose([f"data.root={few}", *SEEN])
     loader = effloop.build_loader(config)
-    found, layout = pixels(here / "outputs/x/samples.png"), Layout(config.size, 3, 2)
+    found = pixels(here / "outputs/x/samples.png")
     for epoch in range(2):
         batch = loader.samples([0, 3, 7], epoch)
         wanted = overlay(loader.as_pictures(batch), batch.targets.numpy())
         for row in range(3):
-            y, x = layout.corner(row, epoch)
-            assert np.array_equal(found[y : y + 24, x : x + 32], wanted[row])
-    assert len(found) > layout.size[0]
+            assert occurs(found, wanted[row])
     assert np.array_equal(found, draw(loader.preview(3, 2)))
 
 

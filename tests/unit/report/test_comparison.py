@@ -163,10 +163,9 @@ class TestSwept:
         runs = [run_differences({"model": {"name": "torchvision", "arch": arch}}) for arch in ("resnet18", "resnet50")]
         assert swept_values(runs) == {"model.arch": ["resnet18", "resnet50"]}
         cnn = run_differences({"model": {"name": "cnn", "width": 8}})
-        assert swept_values([*runs, cnn]) == {"model": ["resnet18", "resnet50", "cnn"]}
-        assert swept_values([runs[0], cnn, run_differences({"model": {"name": "cnn", "width": 16}})]) == {
-            "model": ["resnet18", "cnn", "cnn"],
-            "model.width": [None, 8, 16],
+        assert swept_values([*runs, cnn]) == {
+            "model": ["torchvision", "torchvision", "cnn"],
+            "model.arch": ["resnet18", "resnet50", None],
         }
 
 

@@ -97,12 +97,9 @@ def test_numbers(tmp_path: Path, count: int) -> None:
 
 
 def test_very_many_classes(tmp_path: Path) -> None:
-    """Pairs that there are, as the matrix would have more than a million cells."""
+    """Without a matrix, which would have more than a million cells."""
     found = make_evaluation([f"c{label}" for label in range(MAX_CLASSES + 1)])
-    assert "confusion.png" not in write(tmp_path, found)
-    rows = table(tmp_path / "confusion.csv")
-    assert rows[0] == ["class", "taken_for", "samples"]
-    assert sum(int(row[2]) for row in rows[1:]) == 500
+    assert not {"confusion.png", "confusion.csv"} & {*write(tmp_path, found)}
 
 
 def test_names_can_do_nothing(tmp_path: Path) -> None:
@@ -110,7 +107,7 @@ def test_names_can_do_nothing(tmp_path: Path) -> None:
     names = ["=1+1", "@SUM(A1)", "a\nb\x1b[31m", "-1", "ä, \"'", "\udcff"]
     write(tmp_path / "eval/val", make_evaluation(names))
     written = table(tmp_path / "eval/val/confusion.csv")[0][1:]
-    assert written == ["'=1+1", "'@SUM(A1)", r"a\nb\x1b[31m", "-1", "ä, \"'", r"\xed\xb3\xbf"]
+    assert written == ["'=1+1", "'@SUM(A1)", r"a\nb\x1b[31m", "-1", "ä, \"'", r"\udcff"]
     (found,) = read_all(tmp_path).values()
     assert [*found.names] == names
     values = (0.8421, 1024, None, float("nan"), "dress", "a\nb")
