@@ -16,7 +16,7 @@ from effloop.errors import ConfigError
 from effloop.measure.bench_augment import augment
 from effloop.measure.bench_inference import inference
 from effloop.measure.bench_loader import loader, train
-from effloop.measure.bench_step import ablate, loop, step
+from effloop.measure.bench_step import ablate, step
 from effloop.measure.bench_storage import storage
 from effloop.measure.benchmark import Report
 
@@ -42,7 +42,6 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "loop": Benchmark(loop, 25),
     "step": Benchmark(step, 7),
     "ablate": Benchmark(ablate, 5),
     "loader": Benchmark(loader, 5),
@@ -59,9 +58,9 @@ class BenchOptions:
     """Options of `bench`.
 
     Attributes:
-        what: Trainer beside a bare loop, each key of the training step, what each thing is worth to the whole
-            loop, the loader beside others, whole training beside a bare loop, the storage formats, the libraries that
-            augment, or a trained model in the formats of export.
+        what: each key of the training step, what each thing is worth to the whole loop, the loader beside others,
+            whole training beside a bare loop, the storage formats, the libraries that augment, or a trained model in
+            the formats of export.
         repeats: how often each side is measured; without it as often as the benchmark needs.
         out: a JSON file for the figures, with a .csv and a .png beside it; outputs/bench/WHAT-DATE without it.
         run: inference: the folder of a run, or a .ckpt file.
@@ -70,13 +69,12 @@ class BenchOptions:
         knobs: step, ablate: names with commas between, or all.
         vs: loader: the others' names with commas between, or none.
         formats: storage, inference: names with commas between, or all.
-        table: augment: libraries, device or both.
         grid: augment: BATCHxWORKERS with commas between.
         cores: inference: numbers of threads with commas between, or auto, for 1 and as many as there are cores.
         batch: inference: images in a batch.
     """
 
-    what: Annotated[str, BENCHMARKS] = "loop"
+    what: Annotated[str, BENCHMARKS] = "step"
     repeats: Annotated[int, range(1, 1_000_001)] | None = None
     out: Path | None = None
     run: Path | None = field(default=None, metadata={"positional": "RUN"})
@@ -85,7 +83,6 @@ class BenchOptions:
     knobs: str | None = None
     vs: str | None = None
     formats: str | None = None
-    table: Literal["both", "libraries", "device"] | None = None
     grid: str | None = None
     cores: Literal["auto"] | tuple[Annotated[int, range(1, 65_537)], ...] | None = None
     batch: Annotated[int, range(1, 65_537)] | None = None

@@ -18,7 +18,7 @@ from torch import nn
 from effloop import config as configs
 from effloop.assemble.environment import num_workers, resolved
 from effloop.assemble.loader import build_loader
-from effloop.assemble.model import build_model
+from effloop.assemble.model import build_model, wait_for_gpu
 from effloop.assemble.trainer import build_trainer
 from effloop.config import Config
 from effloop.data.remote.location import is_remote
@@ -195,6 +195,7 @@ def measured_epochs(build: Callable[[], Epoch]) -> Callable[[], Measurement]:
         waited_s = 0.0
         started, cpu = time.perf_counter(), turns.cpu_seconds()
         num_images = epoch(next(numbers), timed)
+        wait_for_gpu()
         seconds = time.perf_counter() - started
         return {
             "images_per_s": num_images / seconds,
@@ -233,7 +234,8 @@ def _pairs(batches: Iterable[Any]) -> Epoch:
     return lambda _, timed: sum(len(targets) for _, targets in timed(batches))
 
 
-def _effloop(workload: Workload) -> Epoch:
+def loading(workload: Workload) -> Epoch:
+    """EffLoop's loader."""
     loader = build_loader(workload.config)
     return lambda number, timed: sum(map(len, timed(loader.epoch(number))))
 
@@ -242,7 +244,7 @@ def _own(engine: str, count: int | None, workload: Workload) -> Epoch:
     """EffLoop with another engine, and with so many workers."""
     workload.config.engine = configs.compose([f"engine={engine}"]).engine
     workload.config.num_workers = workload.config.num_workers if count is None else count
-    return _effloop(workload)
+    return loading(workload)
 
 
 def _effloop_training(workload: Workload) -> Epoch:
@@ -275,8 +277,6 @@ def _bare_training(workload: Workload) -> Epoch:
             precision.backward(loss)
             precision.step(optimizer)
             num_images += len(images)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
         return num_images
 
     return epoch
@@ -355,7 +355,7 @@ OWN: dict[str, Callable[[Workload], Epoch]] = {
 """EffLoop's engines by the names that `vs=` takes: how they scale. They read `data.root`."""
 
 LOADERS: dict[str, Callable[[Workload], Epoch]] = {
-    "effloop": _effloop,
+    "effloop": loading,
     **OWN,
     "torchvision": _torchvision,
     "pillow": _pillow,

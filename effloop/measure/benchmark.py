@@ -61,7 +61,7 @@ class Report:
         columns: of the printed table.
         title: above it.
         notes: lines below it.
-        drawn: key of the rows -> its unit, for a panel of the plot each; `reported_` and the key is a mark in it.
+        drawn: key of the rows -> its unit, for a panel of the plot each.
         groups: keys of the rows that name a group of bars, and a bar in it.
     """
 
@@ -119,10 +119,6 @@ class Report:
             places = [groups.index(str(row[self.groups[0]])) + shift for row in own]
             middle, least, most = np.transpose([spread(_listed(row[key])) for row in own])
             axes.bar(places, middle, width, yerr=(middle - least, most - middle), capsize=2, label=name)
-            marks = [row.get(f"reported_{key}", np.nan) for row in own]
-            if not np.isnan(marks).all():
-                style = {"marker": "D", "c": "white", "edgecolors": f"C{number}", "zorder": 3}
-                axes.scatter(places, marks, label=f"{name}, reported", **style)
         axes.set_ylabel(self.drawn[key])
         tilt = {"rotation": 30, "ha": "right"} if len(groups) > _UPRIGHT else {}
         axes.set_xticks(range(len(groups)), groups, **tilt)

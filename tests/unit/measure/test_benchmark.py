@@ -12,7 +12,7 @@ from PIL import Image
 from effloop.measure.benchmark import Column, Report
 
 ROWS = [
-    {"table": "a", "name": "1", "side": "x", "seconds": [2.0, 1.0, 4.0], "reported_seconds": 3.0, "left": float("nan")},
+    {"table": "a", "name": "1", "side": "x", "seconds": [2.0, 1.0, 4.0], "left": float("nan")},
     {"table": "a", "name": "1", "side": "y", "seconds": [1.0]},
     {"table": "b", "name": "32", "side": "y", "remark": "=no"},
 ]
