@@ -11,7 +11,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
@@ -19,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from effloop.config.guard import guarded
-from effloop.config.hydra_setup import EXPERIMENT, NAME, application, chosen_names, compose_tree, without_hydra
+from effloop.config.hydra_setup import EXPERIMENT, NAME, application, compose_tree, without_hydra
 from effloop.config.overrides import (
     flag_value,
     is_sweep,
@@ -72,7 +71,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     """
     overrides = with_paths(for_ranks(overrides))
     with in_one_line(overrides):
-        return complete(compose_tree(overrides), overrides)[0]
+        return complete(compose_tree(overrides))[0]
 
 
 def for_ranks(overrides: Sequence[str]) -> list[str]:
@@ -95,15 +94,21 @@ def checked(words: Sequence[str]) -> list[str]:
     return words
 
 
-def complete(tree: DictConfig, overrides: Sequence[str], hydras: Sequence[str] = ()) -> tuple[Config, list[str]]:
-    """The config of a composed tree with the task of its data, and the overrides with the one that chooses that.
+def complete(tree: DictConfig, hydra: Any = None) -> tuple[Config, list[str]]:
+    """The config of a composed tree with the task of its data, and its overrides with the one that chooses that.
+
+    `hydra` is Hydra's own config where the tree comes without it.
 
     Raises:
         ConfigError: a value is missing, invalid or contradicts another.
         ScanError: no split of the data can be opened.
     """
+    if hydra is None:
+        hydra, tree = tree.hydra, without_hydra(tree)
+    typed: Any = OmegaConf.to_container(hydra.overrides.task)  # interpolations and all
+    overrides = [each for each in typed if each != "task=auto"]
     with in_one_line(overrides):
-        overrides = [*overrides, *follow_data(tree, overrides, hydras)]
+        overrides += follow_data(tree, hydra, overrides)
     return finish(tree, overrides), overrides
 
 
@@ -193,26 +198,11 @@ class Composed:
 def compose_run(flags: Sequence[str], overrides: Sequence[str]) -> Composed:
     """Compose the run of flags and overrides."""
     with in_one_line(overrides):
-        tree = compose_tree([*overrides, *searchpath(flags)], with_hydra=True)
-        with _hydra_config(tree):
-            task: Any = OmegaConf.to_container(tree.hydra.overrides.task)  # as typed, interpolations and all
-            config, task = complete(without_hydra(tree), task, tree.hydra.overrides.hydra)
+        config, task = complete(compose_tree([*overrides, *searchpath(flags)]))
     folder = Path(run_folder(config.out, config.run))
     _check_can_be_made(folder)
     short = os.path.relpath(folder)
     return Composed(config, task, folder if short.startswith("..") else Path(short))
-
-
-@contextmanager
-def _hydra_config(tree: DictConfig) -> Iterator[None]:
-    """Make `${hydra:KEY}` resolve from a composed tree."""
-    current = HydraConfig.instance()
-    before = current.cfg
-    current.set_config(tree)
-    try:
-        yield
-    finally:
-        current.cfg = before
 
 
 def searchpath(flags: Sequence[str]) -> list[str]:
@@ -261,16 +251,16 @@ def count_jobs(overrides: Collection[Override]) -> int:
     return prod(counts)
 
 
-def follow_data(tree: DictConfig, overrides: Sequence[str], hydras: Sequence[str] = ()) -> list[str]:
-    """Choose the task by what the targets of the data are, or tell the data what a chosen task takes.
+def follow_data(tree: DictConfig, hydra: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """With `task=auto` choose the task by what the targets of the data are, else tell the data what the task takes.
 
     Only data is opened whose format leaves open what its targets are. What is wrong with it is reported by building, or
     now where that has taken a scan of it.
 
     Args:
         tree: composed, of `Config`; it is changed.
-        overrides: that it is composed of.
-        hydras: those of Hydra's own config, which may say where files are.
+        hydra: its own config of Hydra's.
+        overrides: that it is composed of, without Hydra's.
 
     Returns:
         `task=NAME`, as if it had been typed, or nothing.
@@ -285,7 +275,7 @@ def follow_data(tree: DictConfig, overrides: Sequence[str], hydras: Sequence[str
                 tree.data[key] = value
                 setattr(data, key, value)
             task = tree.task.name
-            if not chosen_names("task", overrides):
+            if hydra.runtime.choices.task == "auto":
                 task = TASK_OF[kind_of(data).value]
             elif task in TASK_OF.values() and getattr(data.found(), "targets", "") is None:
                 tree.data.targets = next(kind for kind, name in TASK_OF.items() if name == task)
@@ -295,7 +285,7 @@ def follow_data(tree: DictConfig, overrides: Sequence[str], hydras: Sequence[str
             return []
         if task == tree.task.name:
             return []
-        found = compose_tree([*overrides, *hydras, f"task={task}"])
+        found = compose_tree([*overrides, *hydra.overrides.hydra, f"task={task}"])
         for group in ("task", "model", "augment"):
             tree[group] = found[group]
     return [f"task={task}"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import copy
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
@@ -12,7 +11,6 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
 from hydra import version
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
@@ -123,26 +121,6 @@ def prepare() -> None:
         Plugins.instance().register(PartsSource)
 
 
-def chosen_names(group: str, overrides: Sequence[str]) -> list[str]:
-    """Names that overrides and their experiments choose in a group; may contain other words, too."""
-    values = [o.partition("=")[2] for o in overrides if o.partition("=")[0].lstrip("+") == group]
-    names = re.findall(r"[\w./-]+", " ".join(values))  # of a=b, a=b,c and a=choice(b,c)
-    if group != EXPERIMENT:
-        for experiment in chosen_names(EXPERIMENT, overrides):
-            names += _defaults_of(experiment, f"override /{group}")
-    return names
-
-
-def _defaults_of(experiment: str, key: str) -> list[str]:
-    """The values of `key` in an experiment's defaults list."""
-    try:
-        plain = yaml.safe_load(yaml_text(EXPERIMENT, experiment))
-    except (OSError, ValueError, yaml.YAMLError):  # which Hydra reports
-        return []
-    entries = plain.get("defaults") if isinstance(plain, dict) else None
-    return [str(entry[key]) for entry in entries or () if isinstance(entry, dict) and key in entry]
-
-
 def yaml_text(group: str, name: str) -> str:
     """The text of GROUP/NAME.yaml of EffLoop, the user or a plugin; empty if there is none."""
     files = (folder / group / f"{name}.yaml" for folder in config_folders())
@@ -171,13 +149,12 @@ def application(sweep_dir: str = "") -> Iterator[Hydra]:
         current.hydra = callers_hydra
 
 
-def compose_tree(overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
-    """Compose `configs/train.yaml` and overrides by Hydra; the result is unchecked."""
+def compose_tree(overrides: Sequence[str]) -> DictConfig:
+    """Compose `configs/train.yaml` and overrides by Hydra, with Hydra's own config; the result is unchecked."""
     with application() as app:
-        tree = app.compose_config(
+        return app.compose_config(
             NAME, [*overrides], run_mode=RunMode.RUN, with_log_configuration=False, from_shell=False
         )
-    return tree if with_hydra else without_hydra(tree)
 
 
 def without_hydra(tree: DictConfig) -> DictConfig:

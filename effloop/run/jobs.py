@@ -206,7 +206,7 @@ class JobRunner:
         """The run of a job's folder: a new one, or what is left of one."""
         if has_checkpoints(folder):
             return from_newest_checkpoint(RunSpec(configs.load(folder / CONFIG), [], folder))
-        config, task = complete(tree, task, HydraConfig.get().overrides.hydra)
+        config, task = complete(tree, HydraConfig.get())
         outputs = Path(config.out).expanduser().absolute()
         if folder.is_relative_to(outputs):
             config = replace(config, run=str(folder.relative_to(outputs)))

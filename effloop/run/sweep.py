@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from effloop.config import Config
 from effloop.config.compose import complete, count_jobs, in_one_line, searchpath
-from effloop.config.hydra_setup import NAME, application, compose_tree, without_hydra
+from effloop.config.hydra_setup import NAME, application, compose_tree
 from effloop.config.overrides import by_key, parsed
 from effloop.config.schema import run_folder
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError, PreemptedRunError, reason
@@ -45,8 +45,8 @@ def compose_shared(flags: Sequence[str], overrides: Sequence[Override]) -> tuple
     first = [f"{key}={value}" for key, each in swept.items() for value in islice(each.sweep_string_iterator(), 1)]
     words = [*shared_overrides(overrides).values(), *first]
     with in_one_line(words):
-        tree = compose_tree([*words, *searchpath(flags)], with_hydra=True)
-        return tree.hydra, complete(without_hydra(tree), words, searchpath(flags))[0]
+        tree = compose_tree([*words, *searchpath(flags)])
+        return tree.hydra, complete(tree)[0]
 
 
 # A sweep's folder: made or found again, owned by one process, and continued only with the same overrides.
