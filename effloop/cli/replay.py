@@ -15,7 +15,7 @@ from effloop import config as configs
 from effloop.cli.command import RunOptions, command
 from effloop.config import Config
 from effloop.config.schema import run_folder
-from effloop.run.execute import run
+from effloop.run import run
 from effloop.run.spec import RunSpec
 from effloop.runs import compare
 from effloop.runs.folder import read_overrides, read_resumes

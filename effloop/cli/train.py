@@ -91,7 +91,7 @@ def _run(make: Callable[..., RunSpec | None]) -> int:
     if env is None or env.world_size == 1:
         with opening_once():  # composing looks at the data, too
             if spec := make(in_ranks=False):
-                from effloop.run.execute import run  # when the config is known to be right
+                from effloop.run import run  # when the config is known to be right
 
                 run(spec)
         return 0

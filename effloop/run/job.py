@@ -6,7 +6,7 @@ import sys
 import traceback
 
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError, reason
-from effloop.run.execute import run
+from effloop.run import run
 from effloop.run.spec import JobState, RunSpec
 from effloop.system import processes
 from effloop.system.signals import unblock_interrupts

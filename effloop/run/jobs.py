@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,86 +24,65 @@ from effloop.runs.folder import TakenError, check_free, has_checkpoints
 from effloop.runs.reader import CONFIG, JOB, RunRecord, read_job_files, read_run
 from effloop.system import processes
 from effloop.system.files import numbered, remove_if_empty
-from effloop.system.signals import AGAIN_S, handled, interrupts_blocked, signal_name
+from effloop.system.signals import handled, interrupts_blocked, signal_name
 
-# Signals to a sweep are forwarded to its jobs, which save; no other job is started.
+# Signals to a sweep are passed on to its jobs, which save; no other job is started.
 
 _MARK = ".stopping"
-"""A file in a sweep's folder that tells the processes of its launcher to begin no job any more."""
+"""A file in a sweep's folder with the numbers of the signals that it got, for the processes of its launcher."""
+_POLL_S = 0.2
+
+_here: list[Path] = []
+"""Folders of the sweeps in this process."""
 
 
-class Stops:
-    """Forwards signals to all running jobs.
+@contextmanager
+def signals_shared(folder: Path, *, elsewhere: bool = False) -> Iterator[list[str]]:
+    """Signals inside the block are written down for all jobs; yields their names.
 
-    Args:
-        folder: of the sweep.
-        elsewhere: whether jobs are Slurm's, on machines that no signal from here gets to.
-
-    Attributes:
-        how: how the sweep was stopped; empty as long as no signal came.
+    With `elsewhere`, for jobs of Slurm, which may wait for their turn for long, the block is left.
     """
+    mark, names = folder / _MARK, list[str]()
+    mark.unlink(missing_ok=True)
 
-    def __init__(self, folder: Path, *, elsewhere: bool = False) -> None:
-        self._folder = folder
-        self._elsewhere = elsewhere
-        self._first = 0.0
-        self.how = ""
-        (folder / _MARK).unlink(missing_ok=True)
+    def share(number: int, frame: Any) -> None:
+        names.append(signal_name(number))
+        with suppress(OSError), mark.open("a") as file:
+            file.write(f"{number}\n")
+        if elsewhere:
+            raise PreemptedRunError(f"stopped by {names[0]}; jobs that run save and end, none begins")
 
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Signals inside the block come here."""
-        _active.append(self)
-        try:
-            with handled(self._pass):
-                yield
-        finally:
-            _active.remove(self)
-
-    def _pass(self, number: int, frame: Any) -> None:
-        again = self.how and time.monotonic() - self._first > AGAIN_S
-        self._first = self._first if self.how else time.monotonic()
-        self.how = self.how or f"stopped by {signal_name(number)}"
-        with suppress(OSError):
-            (self._folder / _MARK).touch()
-        passed = 0
-        for job in read_job_files(self._folder).values():
-            if job.get("state") == "running" and processes.is_alive(job):
-                with suppress(ProcessLookupError):
-                    os.kill(job["pid"], number)
-                    passed += 1
-        if self._elsewhere and (again or not passed):
-            # a handler that returns lets the wait for Slurm go on
-            raise PreemptedRunError(
-                f"{self.how}; jobs that Slurm has already go on, or wait for their turn (scancel ends them)"
-            )
-
-    def close(self) -> None:
-        """The next start begins jobs again."""
-        (self._folder / _MARK).unlink(missing_ok=True)
+    _here.append(folder)
+    try:
+        with handled(share):
+            yield names
+    finally:
+        _here.remove(folder)
+        if not elsewhere:
+            mark.unlink(missing_ok=True)
 
 
-_active: list[Stops] = []
-"""Of the sweeps in this process."""
+def signals_of(folder: Path) -> list[int]:
+    """What `signals_shared` has written down for a sweep."""
+    with suppress(OSError, ValueError):
+        return [int(number) for number in (folder / _MARK).read_text().split()]
+    return []
 
 
-def is_stopping(folder: Path) -> bool:
-    """Whether a sweep was asked to stop."""
-    return (folder / _MARK).exists()
+def _wait(process: subprocess.Popen[str], folder: Path) -> int:
+    """Wait for a job's process, which gets the signals of the sweep, and those of this process."""
 
-
-def passed_on(process: subprocess.Popen[str]) -> AbstractContextManager[None]:
-    """Signals inside the block that a launcher's process gets go to the job it waits for, which saves.
-
-    In the process of the sweep itself they go to all jobs anyway.
-    """
-    if _active:
-        return nullcontext()
-
-    def to_job(number: int, frame: Any) -> None:
+    def pass_on(number: int, frame: Any) -> None:
         process.send_signal(number)
 
-    return handled(to_job)
+    sent = 0
+    with nullcontext() if _here else handled(pass_on):
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(_POLL_S)
+            for number in signals_of(folder)[sent:]:
+                process.send_signal(number)
+                sent += 1
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
@@ -152,7 +130,7 @@ class JobRunner:
             print(f"{name}: {earlier.state} already", flush=True)
             remove_if_empty(Path(hydra.runtime.output_dir))
             return earlier.value(self.objective)
-        if is_stopping(Path(self.folder)):
+        if signals_of(Path(self.folder)):
             return None
         print(f"\n{name}{f', {number + 1} of {self.count}' if self.count else ''}", flush=True)
         state = self._claim(number, own, Path(hydra.runtime.output_dir), earlier)
@@ -221,11 +199,9 @@ class JobRunner:
             process = processes.start_child("effloop.run.job", env=env, stdout=streams, stderr=streams)
             state.write("running", **processes.describe_process(process.pid))
         prefixed = processes.output_prefixed(process, f"[job {state.number}] ")
-        with process, prefixed, processes.ended_on_error(process), passed_on(process):
+        with process, prefixed, processes.ended_on_error(process):
             processes.send_request(process, job)
-            if is_stopping(Path(self.folder)):
-                process.terminate()
-            code = process.wait()
+            code = _wait(process, Path(self.folder))
         if read_run(Path(state.folder)).job["state"] == "running":  # it couldn't say itself how it ended
             if code == PreemptedRunError.exit_code:
                 state.write("preempted", "stopped before training began")

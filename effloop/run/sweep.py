@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from effloop.config.schema import run_folder
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, InterruptedRunError, PreemptedRunError, reason
 from effloop.registry import plugin_words
 from effloop.report.files import print_tables, write_report
-from effloop.run.jobs import THREAD_VARIABLES, JobRunner, Stops
+from effloop.run.jobs import THREAD_VARIABLES, JobRunner, signals_shared
 from effloop.run.spec import AUTO
 from effloop.runs.folder import LOCK, TIMESTAMP, lock, unlock, writing_to
 from effloop.runs.reader import SWEEP, RunRecord, read_file, read_jobs
@@ -139,11 +139,10 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
             *(f"{key}={value}" for key, value in added.items() if key not in shared),
         ]
         go_on = _resume_hint(flags, overrides, folder, config.out)
-        stops = Stops(folder, elsewhere=launcher == "submitit_slurm")
-        with closing(stops), stops.caught():
+        with signals_shared(folder, elsewhere=launcher == "submitit_slurm") as names:
             problem = _launch(job, words, go_on)
-        if stops.how:
-            why = f"{problem}" if isinstance(problem, PreemptedRunError) else stops.how
+        if names:
+            why = problem if isinstance(problem, PreemptedRunError) else f"stopped by {names[0]}"
             raise PreemptedRunError(f"{why}; {go_on}")
         found = read_jobs(folder)
         if not found:

@@ -14,7 +14,7 @@ from effloop.cli.main import main
 from effloop.config import compose
 from effloop.data.source.storage.kept import once
 from effloop.errors import ConfigError
-from effloop.run.jobs import is_stopping
+from effloop.run.jobs import signals_of
 from effloop.run.sweep import compose_shared, owned_folder
 from effloop.runs.folder import LOCK
 
@@ -62,14 +62,13 @@ WAITS = """
 import sys, time
 from pathlib import Path
 from effloop.errors import PreemptedRunError
-from effloop.run.jobs import Stops
-stops = Stops(Path(sys.argv[1]), elsewhere=True)
-with stops.caught():
-    try:
+from effloop.run.jobs import signals_shared
+try:
+    with signals_shared(Path(sys.argv[1]), elsewhere=True):
         print("waits", flush=True)
         time.sleep(60)  # which a signal doesn't end by itself
-    except PreemptedRunError as error:
-        print(error)
+except PreemptedRunError as error:
+    print(error)
 """
 
 
@@ -80,5 +79,5 @@ def test_a_sweep_that_waits_for_slurm_ends(tmp_path: Path) -> None:
         assert process.stdout
         assert process.stdout.readline() == "waits\n"
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=120)[0].startswith("stopped by SIGTERM; jobs that Slurm has already go on")
-    assert is_stopping(tmp_path)
+        assert process.communicate(timeout=120)[0].startswith("stopped by SIGTERM; jobs that run save")
+    assert signals_of(tmp_path) == [signal.SIGTERM]
