@@ -265,8 +265,8 @@ CIFAR: dict[str, tuple[Callable[[Path], object], str]] = {
     "code": (third(data=print), "data_batch_3 holds builtins.print, which is never run"),
     "no dict": (lambda at: (at / "data_batch_3").write_bytes(pickle.dumps([1])), "holds a pickle that is no dict"),
     "other dtype": (third(data=np.zeros((6, 3072))), "data_batch_3 has no array 'data' of (N, 3,072) uint8"),
-    "names as labels": (third(labels=["a"] * 6), "data_batch_3 has no list 'labels' of numbers"),
-    "few labels": (third(labels=[1] * 5), "data_batch_3 has 5 labels for 6 images"),
+    "names as labels": (third(labels=["a"] * 6), "or no list 'labels' of N numbers from 0 to 255"),
+    "few labels": (third(labels=[1] * 5), "data_batch_3 has no array 'data' of (N, 3,072) uint8, or no list 'labels'"),
     "no class": (third(labels=[7] * 6), "has the label 7, but 3 classes"),
     "names": (lambda at: (at / "batches.meta").write_bytes(pickle.dumps({})), "has no list 'label_names'"),
 }

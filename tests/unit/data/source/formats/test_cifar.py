@@ -98,8 +98,6 @@ def test_several_datasets_in_a_folder(tmp_path: Path) -> None:
         open_source("auto", tmp_path, "test")
     assert len(open_source("cifar", tmp_path, "test")) == 5
     cifar100(tmp_path)
-    several = (
-        f"has several datasets, {tmp_path}/cifar-10-batches-py and {tmp_path}/cifar-100-python; set data.root to one"
-    )
+    several = f"has several datasets, {tmp_path}/cifar-10-batches-py and {tmp_path}/cifar-100-python (the"
     with pytest.raises(ConfigError, match=re.escape(several)):
         open_source("cifar", tmp_path, "test")
