@@ -13,7 +13,6 @@ from typing import Any
 import h5py
 import lmdb
 import numpy as np
-import pytest
 import torch
 import zarr
 from images import encode, photo
@@ -161,26 +160,6 @@ def write_nested(path: Path, splits: Splits) -> Path:
     lists = {split: {**each, "targets": each["targets"].tolist()} for split, each in found.items()}
     torch.save({**lists, "classes": ["a", "b", "c"]}, path)
     return path
-
-
-def write_n5(root: Path, splits: Splits, turned: bool = False) -> Path:
-    """By tensorstore, which doesn't turn dimensions around; turned, as z5py 3.0 and zarr 2.18 have them."""
-    for split, arrays in splits.items():
-        for name, values in zip(("images", "labels"), arrays, strict=True):
-            write_n5_array(root / split / name, values, turned)
-    if turned:  # those also write a root
-        (root / "attributes.json").write_text('{"n5": "2.0.0"}')
-    return root
-
-
-def write_n5_array(path: Path, values: NDArray[Any], turned: bool) -> None:
-    """One of uint8."""
-    store = pytest.importorskip("tensorstore")
-    values = values.T if turned else values
-    block = [min(5, length) for length in values.shape]
-    meta = {"dimensions": values.shape, "blockSize": block, "dataType": "uint8", "compression": {"type": "gzip"}}
-    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": str(path)}, "metadata": meta}
-    store.open(spec, create=True).result()[...].write(values).result()
 
 
 def write_zarr_folders(root: Path, splits: Splits) -> Path:

@@ -37,8 +37,6 @@ from stores import (
     write_hdf5,
     write_hdf5_files,
     write_idx,
-    write_n5,
-    write_n5_array,
     write_nested,
     write_npy,
     write_npz,
@@ -67,8 +65,6 @@ STORES: dict[str, tuple[str, Callable[[Path, Splits], Path]]] = {
     "set.zarr": ("zarr", write_zarr),
     "set2.zarr": ("zarr", write_zarr2),
     "folders of zarr": ("zarr", write_zarr_folders),
-    "n5": ("zarr", write_n5),
-    "turned.n5": ("zarr", lambda root, splits: write_n5(root, splits, turned=True)),
     "beton": ("beton", write_beton),
     "pairs": ("pth", write_pairs),
     "legacy pairs": ("pth", lambda root, splits: write_pairs(root, splits, legacy=True)),
@@ -435,37 +431,6 @@ def test_headers_with_bytes_changed_are_one_line_or_data(name: str, tmp_path: Pa
             refused.append(str(error))
     assert len(refused) > 10
     assert not [line for line in refused if "\n" in line]
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_n5_of_as_many_images_as_they_have_rows(turned: bool, tmp_path: Path) -> None:
-    """The other split, or the colours, say which dimension is the samples'; where nothing does, it is refused."""
-
-    def write(root: Path, of: dict[str, tuple[int, ...]]) -> Path:
-        for split, shape in of.items():
-            write_n5_array(root / split / "images", np.resize(IMAGES, shape), turned)
-            write_n5_array(root / split / "labels", np.resize(LABELS, shape[:1]), turned)
-        return root
-
-    root = write(tmp_path / "set", {"train": (16, 9, 16), "test": (8, 9, 16)})
-    for split, count in (("train", 16), ("test", 8)):
-        source = open_source("zarr", root, split)
-        found = [read_bytes(source, index) for index in range(len(source))]
-        wanted = np.resize(IMAGES, (count, 9, 16))
-        assert found == [pnm_header(9, 16, 1) + image.tobytes() for image in wanted]
-    with pytest.raises(DataError, match="has images of as many pixels as it has samples, so that their dimensions"):
-        open_source("zarr", write(tmp_path / "square", {"train": (16, 16, 16)}))
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_n5_with_labels_of_two_dimensions(turned: bool, tmp_path: Path) -> None:
-    for number, values in enumerate((LABELS[:, None], np.eye(4, dtype=np.uint8)[LABELS])):
-        root = tmp_path / str(number)
-        write_n5_array(root / "train/images", IMAGES, turned)
-        write_n5_array(root / "train/labels", values, turned)
-        source = open_source("zarr", root)
-        assert source.labels.tolist() == LABELS.tolist()
-        assert read_bytes(source, 3) == pnm_header(9, 8, 3) + IMAGES[3].tobytes()
 
 
 def test_labels_that_are_called_classes(tmp_path: Path) -> None:

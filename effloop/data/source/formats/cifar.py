@@ -1,13 +1,12 @@
 """CIFAR-10 and CIFAR-100 as their authors give them for Python: pickles of arrays.
 
 An image is 32x32, 3,072 bytes: the planes of red, green and blue. A pickle is a dict of `data`, (N, 3072) uint8,
-and `labels`, or `fine_labels` and `coarse_labels`; nothing in it is run (`pickles`).
+and `labels`, or `fine_labels`; nothing in it is run (`pickles`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +33,9 @@ _FILES: dict[str, dict[str, list[str]]] = {
 """Of the splits, and of the names of the classes, by the folder that the archive unpacks."""
 
 
-@dataclass
-class CifarConfig(PackedConfig):
-    """Fields of `data=cifar`.
-
-    Attributes:
-        coarse: whether the 20 coarse classes of CIFAR-100 are learned, and not its 100.
-    """
-
-    coarse: bool = False
-
-
-@sources.register("cifar", CifarConfig)
+@sources.register("cifar", PackedConfig)
 class CifarSource(ImportedSource):
     """CIFAR-10 and CIFAR-100, in the python version, or a folder that has one of them in its own."""
-
-    config: CifarConfig
 
     @classmethod
     def claims(cls, root: Path) -> bool:
@@ -73,10 +59,7 @@ class CifarSource(ImportedSource):
 
     def contents(self, files: Sequence[Path]) -> Contents:
         *batches, names = files
-        tens = names.name == "batches.meta"
-        if self.config.coarse and tens:
-            raise ConfigError("data.coarse: true is for CIFAR-100; leave it out")
-        prefix = "" if tens else "coarse_" if self.config.coarse else "fine_"
+        prefix = "" if names.name == "batches.meta" else "fine_"
         found = [_batch(file, f"{prefix}labels") for file in batches]
         texts = _dict(names).get(f"{prefix}label_names")
         if not isinstance(texts, list) or not all(isinstance(text, str | bytes) for text in texts):
@@ -111,8 +94,8 @@ def _batch(file: Path, key: str) -> list[tuple[int, Any]]:
     numbers = isinstance(labels, list) and all(type(label) is int and 0 <= label < 256 for label in labels)
     if not isinstance(labels, list) or not numbers or (values.dtype, *values.shape) != (np.uint8, len(labels), _BYTES):
         raise DataError(
-            f"{file} has no array 'data' of (N, {_BYTES:,}) uint8, or no list '{key}' of N numbers from 0 to 255; unpack "
-            "the archive again"
+            f"{file} has no array 'data' of (N, {_BYTES:,}) uint8, or no list '{key}' of N numbers from 0 to 255; "
+            "unpack the archive again"
         )
     return [*zip(labels, values, strict=True)]
 

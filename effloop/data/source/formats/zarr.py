@@ -2,9 +2,9 @@
 
 A split is a group with the header as an attribute; the encoded images are an array of bytes in chunks of up to 256
 MiB, and every column is an array of one chunk. An uncompressed chunk contains nothing but values, so it is mapped.
-Metadata is what is written here, and compared with that, not parsed. Any other array is one of another program, which
-is copied once, by the package `zarr` or, of n5, `tensorstore`. These aren't used for EffLoop's own: importing `zarr`
-takes 0.13 s, opening a split 2.4 ms instead of 0.25, and it starts five threads, while processes are forked later.
+Metadata is what is written here, and compared with that, not parsed. Any other array of zarr is one of another program,
+which is copied once, by the package `zarr`. It isn't used for EffLoop's own: importing it takes 0.13 s, opening a split
+2.4 ms instead of 0.25, and it starts five threads, while processes are forked later.
 
 https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html, .../v2/v2.0.html and
 https://github.com/saalfeldlab/n5#file-system-specification
@@ -18,7 +18,7 @@ import os
 import struct
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -132,7 +132,7 @@ def _attributes(dialect: Dialect, folder: Path) -> Mapping[str, Any]:
 
 @sources.register("zarr", ArraysConfig)
 class ZarrSource(ImportedSource):
-    """A folder of zarr v3, v2 or n5: EffLoop's chunks are mapped, arrays of other programs are copied once."""
+    """A folder of zarr v3, v2 or n5: EffLoop's chunks are mapped, zarr's arrays of other programs are copied once."""
 
     config: ArraysConfig
 
@@ -145,10 +145,7 @@ class ZarrSource(ImportedSource):
             header = check_header_crc32c(attributes[HEADER], attributes.get(CHECKSUM), where)
             return _open(dialect, folder, header, where)
         if not _holds_arrays(root):
-            raise DataError(
-                f"{root} is no zarr or n5 folder: it has no zarr.json, no .zgroup and no attributes.json of n5; set "
-                "data.root=PATH"
-            )
+            raise DataError(f"{root} is no folder of zarr, and no n5 that EffLoop wrote; set data.root=PATH")
         there = [each for each in sorted(root.iterdir()) if any(HEADER in _attributes(of, each) for of in _DIALECTS)]
         if there:
             raise no_split(root, self.split, [each.name for each in there])
@@ -162,28 +159,14 @@ class ZarrSource(ImportedSource):
         return files_in(root_folder(self.config))
 
     def contents(self, files: Sequence[Path]) -> Contents:
-        root, found, n5 = Path(os.path.abspath(root_folder(self.config))), dict[str, Any](), dict[str, Any]()
-        for file in (file for file in files if file.name in (*_ZARR, N5.array)):
-            meta, name = read_json(file) or {}, file.parent.relative_to(root).as_posix()
-            if file.name == ZARR2.array or (file.name == ZARR3.array and meta.get("node_type") == "array"):
+        root, arrays = Path(os.path.abspath(root_folder(self.config))), dict[str, StoredArray]()
+        for file in files:
+            meta = (read_json(file) or {}) if file.name in (ZARR2.array, ZARR3.array) else {}
+            if file.name == ZARR2.array or meta.get("node_type") == "array":
                 if "pickle" in json.dumps(meta):  # a codec that would run code
                     raise DataError(f"{file} holds pickled objects, which could run code: save it anew as plain values")
-                zarr = optional_package("zarr", "data=zarr, of a folder that EffLoop didn't write,", "effloop[zarr]")
-                with _reading(file.parent, "zarr"):
-                    found[name] = zarr.open_array(str(file.parent), mode="r")
-            elif file.name == N5.array and "dimensions" in meta:
-                store = optional_package("tensorstore", "N5 of other programs", "effloop[n5]")
-                spec = {"driver": "n5", "kvstore": {"driver": "file", "path": str(file.parent)}}
-                with _reading(file.parent, "tensorstore"):
-                    n5[name] = store.open(spec, open=True, read=True).result()
-        names = ArrayNames([*found, *n5], str(self.config.root), self.config)
-        arrays = {}
-        for name, array in found.items():
-            rows = array.chunks[0] if array.chunks else 1
-            arrays[name] = _stored(root / name, array, "zarr", np.dtype(array.dtype), rows)
-        for name, array in _turned(n5, root, names.labels()).items():
-            rows = array.chunk_layout.read_chunk.shape[0] if array.shape else 1
-            arrays[name] = _stored(root / name, array, "tensorstore", array.dtype.numpy_dtype, rows)
+                arrays[file.parent.relative_to(root).as_posix()] = _stored(file.parent)
+        names = ArrayNames([*arrays], str(self.config.root), self.config)
         return contents_of(names, self.split, self.config, arrays.__getitem__)
 
 
@@ -324,66 +307,44 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-# Zarr and n5 of other programs, whatever their chunks and codecs.
+# Zarr of other programs, whatever its chunks and codecs.
 
-_ZARR = ("zarr.json", ".zgroup", ".zarray")
+_MARKERS = ("zarr.json", ".zgroup", ".zarray")
 _LOOKED_AT = 8
 
 
 def _holds_arrays(root: Path) -> bool:
-    """Whether a folder is a group or an array of zarr or n5, or has some.
+    """Whether a folder is zarr, or has some, or is n5 with the version that is written here.
 
-    Looked at are those in it that have a split in their name, or one of the usual endings, and the first few in these.
+    Looked at are those in it that have a split in their name, or the usual ending, and the first few in these.
     """
-    chosen = [path for path in root.iterdir() if path.suffix in (".zarr", ".n5") or has_split(path.name)]
+    chosen = [path for path in root.iterdir() if path.suffix == ".zarr" or has_split(path.name)]
     inner = (child for path in chosen if path.is_dir() for child in islice(path.iterdir(), _LOOKED_AT))
-    return any(map(_is_node, (root, *chosen, *inner)))
-
-
-def _is_node(path: Path) -> bool:
-    try:
-        is_n5 = {"n5", "dimensions"} & (read_json(path / N5.array) or {}).keys()
-    except DataError:
-        is_n5 = set()
-    return bool(is_n5) or any((path / marker).is_file() for marker in _ZARR)
+    with suppress(DataError):  # of a file that is another program's
+        if "n5" in (read_json(root / N5.attributes) or {}):
+            return True
+    return any((path / marker).is_file() for path in (root, *chosen, *inner) for marker in _MARKERS)
 
 
 @contextmanager
-def _reading(path: Path, package: str) -> Iterator[None]:
-    """Errors of a package about damaged metadata or chunks become a `DataError`."""
+def _reading(path: Path) -> Iterator[Any]:
+    """The package, whose errors about damaged metadata or chunks become a `DataError`."""
+    zarr = optional_package("zarr", "data=zarr, of a folder that EffLoop didn't write,", "effloop[zarr]")
     try:
         with warnings.catch_warnings(action="ignore"):  # about other files in the folder
-            yield
+            yield zarr
     except (OSError, LookupError, RuntimeError, ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{path} can't be read by {package}: {reason(error)[:200]}; get it again") from None
+        raise DataError(f"{path} can't be read by zarr: {reason(error)[:200]}; get it again") from None
 
 
-def _stored(path: Path, array: Any, package: str, dtype: np.dtype[Any], chunk_rows: int) -> StoredArray:
-    shape = tuple(array.shape)
+def _stored(path: Path) -> StoredArray:
+    with _reading(path) as zarr:
+        array = zarr.open_array(str(path), mode="r")
 
     def blocks(rows: int) -> Iterator[NDArray[Any]]:
-        for start in range(0, shape[0], rows):
-            with _reading(path, package):
-                found = np.asarray(array[start : min(start + rows, shape[0])])
+        for start in range(0, array.shape[0], rows):
+            with _reading(path):
+                found = np.asarray(array[start : start + rows])
             yield found.astype(object) if found.dtype.kind == "T" else found
 
-    return StoredArray(str(path), shape, dtype, blocks, chunk_rows)
-
-
-def _turned(arrays: Mapping[str, Any], root: Path, labels: Sequence[str]) -> Mapping[str, Any]:
-    """Dimensions turned around, as z5py and zarr have them: n5 lists the fastest first, so N images are (W, H, N).
-
-    What tensorstore wrote has (N, H, W). Which it is, the number of labels says, of all arrays together.
-
-    Raises:
-        DataError: both are as likely.
-    """
-    images = [array.shape for name, array in arrays.items() if len(array.shape) > 1 and name not in labels]
-    counts = [array.shape for name, array in arrays.items() if name in labels and array.shape]
-    plain, turned = (len({shape[end] for shape in counts} & {shape[end] for shape in images}) for end in (0, -1))
-    if plain and plain == turned:
-        raise DataError(
-            f"{root} has images of as many pixels as it has samples, so that their dimensions can't be told: write it "
-            "as Zarr, or with another number of samples"
-        )
-    return {name: array.T for name, array in arrays.items()} if turned >= plain else arrays
+    return StoredArray(str(path), array.shape, np.dtype(array.dtype), blocks, array.chunks[0] if array.chunks else 1)

@@ -112,7 +112,7 @@ FOLDERS = {
     "zarr.json": ('{"zarr_format": 3, "node_type": "group"}', "has no array that looks like images; it has none"),
     ".zgroup": ('{"zarr_format": 2}', "has no array that looks like images; it has none"),
     "attributes.json": ('{"n5": "4.0.0"}', "has no array that looks like images; it has none"),
-    "no n5": ("{}", "is no zarr or n5 folder: it has no zarr.json, no .zgroup and no attributes.json of n5"),
+    "no n5": ("{}", "is no folder of zarr, and no n5 that EffLoop wrote; set data.root=PATH"),
 }
 
 
