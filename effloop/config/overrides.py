@@ -68,6 +68,7 @@ REMOVED = {
     "read shards as a stream, by MosaicML's streaming or WebDataset, in a loop of your own",
     "augment.resize": "crops are always resized by the antialiased filter, which is faster: leave it out",
     "data.labels": "write the LMDB again, as pickles of (image, label)",
+    "data.coarse": "write a table of the images with their coarse classes, and read that by data=csv",
     "record.samples": f"{PROGRAM} show draws the samples",
     "distill.teacher": "write a model that gives its teacher's outputs, and a task with a loss of them, as plugins",
     "stop.minutes": "type timeout 30m effloop ..., whose signal saves the run",

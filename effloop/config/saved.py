@@ -111,7 +111,7 @@ def _without_removed(plain: Mapping[Any, Any]) -> dict[Any, Any]:
     for key, instead in REMOVED.items():
         group, _, name = key.partition(".")
         if isinstance(values := kept.get(group), dict) and name in values:
-            if values[name] not in (None, "exact") and group != "record":
+            if values[name] not in (None, False, "exact") and group != "record":
                 raise ConfigError(f"'{key}' was removed; {instead}")
             kept[group] = {each: value for each, value in values.items() if each != name}
             if group not in Config.__dataclass_fields__:  # the whole group is gone

@@ -260,7 +260,7 @@ sources: Registry[Source] = Registry(
         "folder": "effloop.data.source.folder",
         "hdf5": "effloop.data.source.formats.hdf5",
         "hf": "effloop.data.source.hub",
-        "idx": "effloop.data.source.formats.idx",
+        "idx": "effloop.data.source.formats.npz",
         "lmdb": "effloop.data.source.formats.lmdb",
         "masks": "effloop.data.source.masks",
         "memmap": "effloop.data.source.formats.memmap",

@@ -1,4 +1,4 @@
-"""Files of numpy: an `.npz` with arrays of images and labels, or a folder of `.npz` or `.npy` files.
+"""Files of numpy, `.npz` and `.npy`, and IDX files, as MNIST, Fashion-MNIST, KMNIST and EMNIST are distributed.
 
 Nothing is ever unpickled.
 """
@@ -10,7 +10,7 @@ import math
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from effloop.data.source.base import sources
 from effloop.data.source.formats.arrays import ArraysConfig, ArraysSource, StoredArray
-from effloop.data.source.root import begins_with
-from effloop.errors import DataError, reason
+from effloop.data.source.root import begins_with, root_folder
+from effloop.errors import ConfigError, DataError, reason
 
 _ZIP, _NPY = b"PK\x03\x04", b"\x93NUMPY"
 _PIECE = 1 << 20  # bytes
@@ -36,12 +36,7 @@ def streamed(
     open_stream: Callable[[], BinaryIO],
     read_header: Callable[[BinaryIO], tuple[tuple[int, ...], np.dtype[np.generic]]],
 ) -> StoredArray:
-    """An array that is read from its first byte on.
-
-    Args:
-        name: for messages.
-        open_stream: opens the file.
-        read_header: reads up to the first value; returns shape and dtype.
+    """An array that is read from its first byte on; `read_header` reads up to the first value.
 
     Raises:
         DataError: the header can't be read; the message has the name.
@@ -130,3 +125,58 @@ def _members(path: Path) -> list[str]:
 def _open(path: Path, member: str) -> BinaryIO:
     with zipfile.ZipFile(path) as archive:  # the member keeps the file open
         return cast("BinaryIO", archive.open(f"{member}.npy"))
+
+
+# IDX files.
+
+_IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_PLACES = (".", "raw", "*/raw", "gzip")
+"""Where torchvision and EMNIST's archive have them."""
+
+
+@sources.register("idx", ArraysConfig)
+class IdxSource(ArraysSource):
+    """A folder of IDX files, gzipped or not: train-images-idx3-ubyte and so on; t10k is the split test."""
+
+    @classmethod
+    def is_one(cls, path: Path) -> bool:
+        return False  # a file alone has no labels
+
+    @classmethod
+    def claims(cls, root: Path) -> bool:
+        return root.is_dir() and bool(_idx_folders(root))
+
+    def originals(self) -> Sequence[Path]:
+        folders = _idx_folders(root_folder(self.config))
+        if len(folders) == 1:
+            return _idx_files(folders[0])
+        there = f"several datasets, {', '.join(map(str, folders))}" if folders else "no files *-idx3-ubyte or *.gz"
+        raise ConfigError(f"data.root: '{self.config.root}' has {there}; set data.root=FOLDER")
+
+    def arrays_of(self, path: Path) -> Mapping[str, Callable[[], StoredArray]]:
+        return {"": partial(streamed, str(path), partial(_decompressed, path), _idx_header)}
+
+
+def _idx_folders(root: Path) -> list[Path]:
+    places = [folder for place in _PLACES for folder in ([root] if place == "." else sorted(root.glob(place)))]
+    return [folder for folder in places if _idx_files(folder)]
+
+
+def _idx_files(folder: Path) -> list[Path]:
+    """The IDX files of a folder, each once: decompressed, where there are both."""
+    found = sorted(file for file in folder.glob("*[-.]idx[1-9]-*") if file.is_file())
+    return [file for file in found if file.suffix != ".gz" or file.with_suffix("") not in found]
+
+
+def _idx_header(stream: BinaryIO) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Shape and dtype of an IDX file; raises a ValueError if it isn't one."""
+    start = stream.read(4)
+    sizes = stream.read(4 * start[3]) if len(start) == 4 else b""
+    if start[:2] != b"\0\0" or start[2:3] == b"" or start[2] not in _IDX_DTYPES or len(sizes) < max(4, 4 * start[3]):
+        raise ValueError(f"it begins with {start!r}, as no IDX file does, or ends within its header")
+    return tuple(np.frombuffer(sizes, ">u4").tolist()), np.dtype(_IDX_DTYPES[start[2]])
+
+
+def _decompressed(path: Path) -> BinaryIO:
+    """A file, decompressed if its content is gzip."""
+    return cast("BinaryIO", gzip.open(path)) if begins_with(path, b"\x1f\x8b") else path.open("rb")

@@ -74,8 +74,6 @@ def test_cifar_100(tmp_path: Path) -> None:
     source = open_source("auto", root)
     assert (source.classes, source.labels.tolist()) == (tuple(CIFAR_NAMES), labels)
     np.testing.assert_array_equal(images(source), pixels)
-    coarse = open_source("cifar", root, coarse=True)
-    assert (coarse.classes, coarse.labels.tolist()) == (("vehicle", "animal"), [label // 2 for label in labels])
 
 
 def test_claims(photos: Path, tmp_path: Path) -> None:
