@@ -34,8 +34,7 @@ from effloop.data.source.storage.kept import file_state, folder_times
 from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, open_listing
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import read_targets
-from effloop.data.source.table_targets import Column, Parser, infer
-from effloop.data.source.tables import Row, Table, encoded, shown
+from effloop.data.source.tables import Column, Parser, Row, Table, encoded, infer, shown
 from effloop.data.source.vocabulary import IMAGE_PATH, LABEL, MASK_PATH
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
@@ -231,9 +230,8 @@ def open_part(config: CsvConfig, split: str | None, path: Path) -> Part:
         labels = tuple(table.named("label", name) for name in named)
     elif label is not None:
         labels = (label,)
-    else:  # all other columns; of a table without names the second
+    else:  # all other columns
         labels = tuple(sorted({*range(len(table.columns))} - {image, by, *kept.values()}))
-        labels = labels if table.has_names else labels[:1]
         if not labels:
             raise lacking(table, "targets", "label", LABEL)
     return Part(table, split, base, image, labels, by, kept, sure, masked=mask is not None)
@@ -248,18 +246,11 @@ def open_paths(config: CsvConfig, path: Path) -> tuple[Table, bytes, int]:
     folder = Path(config.images) if config.images else path.parent
     if not folder.is_dir():
         raise ConfigError(f"data.images: '{config.images}' is no folder that is there; set data.images=FOLDER")
-    base = os.fsencode(folder)
-    known = {name.casefold() for name in (*IMAGE_PATH, *([config.image] if config.image else []))}
-
-    def is_data(first: Sequence[str]) -> bool:
-        names = [field.strip().casefold() for field in first]
-        return known.isdisjoint(names) and find_image(base, encoded(first[0])) is not None
-
-    table = tables.open_table(path, is_data)
+    table = tables.open_table(path)
     image = table.named("image", config.image) if config.image else table.first(IMAGE_PATH)
-    if image is None and table.has_names:
+    if image is None:
         raise lacking(table, "paths of images", "image", IMAGE_PATH)
-    return table, base, image or 0
+    return table, os.fsencode(folder), image
 
 
 def lacking(table: Table, what: str, key: str, usual: Iterable[str]) -> DataError:

@@ -1,19 +1,24 @@
-"""Tables in files, read row by row: CSV, TSV, JSON lines, parquet. Every value is text, whatever the format."""
+"""Tables in files, read row by row: CSV, TSV, JSON lines, parquet; and what the targets in them are.
+
+Every value is text, whatever the format.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
-from effloop.data.source.base import printable
-from effloop.errors import DataError, optional_package, reason
+from effloop.data.source.base import Kind, printable
+from effloop.data.source.storage.targets import Targets, row_of
+from effloop.errors import ConfigError, DataError, optional_package, reason
 from effloop.registry import choices
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -23,8 +28,6 @@ Row = tuple[int, Sequence[str]]
 """Number of a row, and its values in some columns."""
 
 _SNIFFED = 1 << 16  # bytes
-_SNIFFED_ROWS = 50
-_LONGEST_LINE = 1 << 24  # characters; a file without a line break is no table
 _BATCH = 4096  # rows of parquet in memory
 
 
@@ -35,7 +38,6 @@ class Table:
     path: Path
     columns: tuple[str, ...]  # their names
     rows: Callable[[Sequence[int]], Iterator[Row]]  # of the columns at these places; raises a DataError with the row
-    has_names: bool = True  # otherwise the columns are numbered from 1
     counted: str = "line"  # what rows' numbers are, for messages
 
     def at(self, number: int) -> str:
@@ -59,10 +61,8 @@ class Table:
         return DataError(f"{shown(self.path)} {what}")
 
 
-def open_table(path: Path, is_data: Callable[[Sequence[str]], bool]) -> Table:
+def open_table(path: Path) -> Table:
     """A table, by its content: parquet, JSON lines, or else delimited text.
-
-    `is_data` says whether the first record of a delimited text is a row, not the names of the columns.
 
     Raises:
         ConfigError: a package is missing that reads it.
@@ -76,30 +76,28 @@ def open_table(path: Path, is_data: Callable[[Sequence[str]], bool]) -> Table:
             return _parquet(path)
         if encoding != "utf-16" and b"\0" in start:
             raise DataError(f"{shown(path)} is no text; name a table in CSV, TSV, JSON lines or parquet")
-        first = start.decode(encoding, "replace").lstrip()[:1]
-        if first == "[":
+        text = start.decode(encoding, "replace").lstrip("\r\n ")
+        if text[:1] == "[":
             raise DataError(f"{shown(path)} is one JSON list; write its objects one a line, as JSON lines")
-        return _json_lines(path, encoding) if first == "{" else _delimited(path, encoding, is_data)
+        if text[:1] == "{":
+            return _json_lines(path, encoding)
+        return _delimited(path, encoding, max(",;\t", key=text.partition("\n")[0].count))
     except OSError as error:
         raise DataError(f"{shown(path)} can't be read: {error.strerror or error}") from None
 
 
-def _delimited(path: Path, encoding: str, is_data: Callable[[Sequence[str]], bool]) -> Table:
-    """Delimited text. The delimiter is the one of `,`, `;` and tab that gives the first rows equally many fields."""
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=lambda each: _evenness(path, encoding, each))
+def _delimited(path: Path, encoding: str, delimiter: str) -> Table:
     _, first = next(_records(path, encoding, delimiter), (0, None))
     if first is None:
         raise DataError(f"{shown(path)} is empty; write a row for each image")
     names = [shown(field.strip()) for field in first]
-    if not (has_names := not is_data(first)):
-        names = [str(number) for number in range(1, len(first) + 1)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise DataError(f"{shown(path)} has several columns '{min(twice)}'; rename all but one")
 
     def rows(places: Sequence[int]) -> Iterator[Row]:
         # Of several places `itemgetter` returns a tuple, of one the value.
         chosen = itemgetter(*places) if len(places) > 1 else lambda fields: (fields[places[0]],)
-        for number, fields in islice(_records(path, encoding, delimiter), int(has_names), None):
+        for number, fields in islice(_records(path, encoding, delimiter), 1, None):
             if len(fields) != len(names):
                 raise DataError(
                     f"{table.at(number)}: {len(fields)} fields, where the first line has {len(names)}; correct the "
@@ -107,22 +105,13 @@ def _delimited(path: Path, encoding: str, is_data: Callable[[Sequence[str]], boo
                 )
             yield number, chosen(fields)
 
-    return (table := Table(path, tuple(names), rows, has_names))
-
-
-def _evenness(path: Path, encoding: str, delimiter: str) -> tuple[float, int]:
-    """Share of the first rows that have as many fields as the first, and how many these are."""
-    try:
-        widths = [len(fields) for _, fields in islice(_records(path, encoding, delimiter), _SNIFFED_ROWS)]
-    except DataError:  # quotes don't stand beside this delimiter
-        return 0.0, 0
-    return (widths.count(widths[0]) / len(widths), widths[0]) if widths and widths[0] > 1 else (0.0, 0)
+    return (table := Table(path, tuple(names), rows))
 
 
 def _records(path: Path, encoding: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Records that aren't blank, with the number of their last line."""
     with open(path, encoding=encoding, errors="surrogateescape", newline="") as file:
-        reader = csv.reader(_lines(file, path), delimiter=delimiter, strict=True, skipinitialspace=delimiter != "\t")
+        reader = csv.reader(file, delimiter=delimiter, strict=True, skipinitialspace=delimiter != "\t")
         try:
             for fields in reader:
                 if any(fields):
@@ -138,7 +127,7 @@ def _json_lines(path: Path, encoding: str) -> Table:
 
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
         with open(path, encoding=encoding, errors="surrogateescape") as file:
-            for number, line in enumerate(_lines(file, path), start=1):
+            for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
                 try:
@@ -156,8 +145,7 @@ def _json_lines(path: Path, encoding: str) -> Table:
 
     table = Table(path, (), rows)
     names = tuple(next(objects())[1])
-    table = Table(path, tuple(map(shown, names)), rows)
-    return table
+    return (table := Table(path, tuple(map(shown, names)), rows))
 
 
 def _parquet(path: Path) -> Table:
@@ -186,14 +174,6 @@ def _parquet(path: Path) -> Table:
     with opened() as file:
         table = Table(path, tuple(map(str, file.schema_arrow.names)), rows, counted="row")
     return table
-
-
-def _lines(file: Any, path: Path) -> Iterator[str]:
-    """The lines of a text, none of them too long to hold."""
-    while line := file.readline(_LONGEST_LINE):
-        if len(line) == _LONGEST_LINE:
-            raise DataError(f"{shown(path)} has a line of more than {_LONGEST_LINE:,} characters; it is no table")
-        yield line
 
 
 def _texts(table: Table, number: int, values: Iterable[object]) -> list[str]:
@@ -227,3 +207,247 @@ def encoded(text: str) -> bytes:
 def shown(text: str | Path) -> str:
     """A path or a text on one line, for messages and names."""
     return printable(encoded(str(text)))
+
+
+# What the targets of a table are, by their values, and each row's.
+
+MOST_CLASSES = 1 << 20
+"""More different texts in a column are no classes."""
+
+MOST_FLAGS = 1 << 14
+"""Each sample has a byte for each of them."""
+
+FEW = 10
+"""Whole numbers of so few different values are classes however few rows there are."""
+
+FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+_SHOWN = 80  # characters of a value in a message
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_FORMS = {
+    "empty": re.compile(""),
+    "whole": re.compile(r"[+-]?\d+", re.ASCII),
+    "point": re.compile(r"[+-]?\d+\.0*", re.ASCII),  # 3.0 is 3: pandas writes all with a point where one was missing
+    "real": _NUMBER,
+    "list": re.compile(r".*\|.*|\[.*\]", re.DOTALL),
+    "text": re.compile(".*", re.DOTALL),
+}
+"""What a value looks like: the first of these."""
+
+
+class Seen(NamedTuple):
+    """A value where it first was."""
+
+    table: Table
+    number: int
+    text: str
+
+    def error(self, what: str) -> DataError:
+        """That it is no target."""
+        got = f"'{shown(self.text[:_SHOWN])}'" if self.text else "nothing"
+        return DataError(f"{self.table.at(self.number)}: {got} {what}")
+
+
+@dataclass
+class Column:
+    """What the values of a column look like."""
+
+    name: str
+    lists: bool  # whether what looks like a list is one of labels
+    first: dict[str, Seen] = field(default_factory=dict)  # of each form; also of `no flag`, neither 0 nor 1
+    different: set[str] = field(default_factory=set)  # the values, one more than `MOST_CLASSES` at most
+    labels: set[str] = field(default_factory=set)  # in lists; no more are added to more than `MOST_FLAGS`
+    count: int = 0
+
+    def add(self, table: Table, number: int, text: str) -> None:
+        """Look at the value of a row; raises a DataError if it is a list that can't be read."""
+        self.count += 1
+        text = text.strip()
+        if text in self.different:
+            return
+        if len(self.different) <= MOST_CLASSES:
+            self.different.add(text)
+        self.first.setdefault(
+            next(form for form, pattern in _FORMS.items() if pattern.fullmatch(text)), Seen(table, number, text)
+        )
+        if text.lower() not in FLAGS:
+            self.first.setdefault("no flag", Seen(table, number, text))
+        if self.lists and len(self.labels) <= MOST_FLAGS:
+            try:
+                self.labels.update(labels_in(text))
+            except DataError as error:
+                raise DataError(f"{table.at(number)}: {error}") from None
+
+    def has(self, *forms: str) -> bool:
+        """Whether there is a value of one of these forms."""
+        return not self.first.keys().isdisjoint(forms)
+
+    def refuse(self, wanted: str, *forms: str) -> None:
+        """Refuse values of these forms, where there should be what is `wanted`; the DataError says which."""
+        if form := next((form for form in forms if form in self.first), None):
+            raise self.first[form].error(
+                f"in '{self.name}', where {wanted} should be; correct the row, or leave it out"
+            )
+
+
+def labels_in(text: str) -> list[str]:
+    """The labels in `a|b` or a JSON list.
+
+    Raises:
+        DataError: no such list, or a label comes twice, as in a list of zeros and ones; the message doesn't name the
+            row.
+    """
+    labels = [label for part in text.split("|") if (label := part.strip())]
+    if text[:1] == "[" and text[-1] == "]":
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = [None]
+        if not all(type(each) in (str, int) for each in found):
+            raise DataError(f"'{shown(text[:_SHOWN])}' is no JSON list of names or whole numbers; correct the row")
+        labels = [str(each).strip() for each in found]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise DataError(
+            f"'{shown(text[:_SHOWN])}' has the label '{shown(twice)}' twice; name each label once, or give flags of 0 "
+            "and 1 a column each"
+        )
+    return labels
+
+
+class Parser:
+    """How the targets of a row are read.
+
+    Args:
+        kind: what they are.
+        names: of the classes, flags or numbers.
+        told_by: what says so in the table, for users.
+        parse: texts -> the sample's class, or its flags or numbers.
+    """
+
+    def __init__(
+        self, kind: Kind, names: Sequence[str], told_by: str, parse: Callable[[Sequence[str]], Sequence[float]]
+    ) -> None:
+        self.kind, self.names, self.told_by, self._parse = kind, tuple(map(shown, names)), told_by, parse
+        self.targets = Targets() if kind is Kind.classes else Targets(kind, self.names)
+
+    def __call__(self, texts: Sequence[str]) -> tuple[int, bytes]:
+        """(label, target) of a row, as `Record` has them; raises a DataError that doesn't name the row."""
+        values = self._parse([text.strip() for text in texts])
+        return (int(values[0]), b"") if self.kind is Kind.classes else (0, row_of(values, self.targets))
+
+
+def infer(columns: Sequence[Column], wanted: Kind | None, order: Sequence[str] | None) -> Parser:
+    """What the targets are.
+
+    Args:
+        columns: of the targets, all rows looked at.
+        wanted: what they are by the user's choice; None is what they look like.
+        order: `data.classes`.
+
+    Raises:
+        DataError: they can't be that, or it isn't clear what they are.
+    """
+    kind = wanted or kind_of(columns)
+    if len(columns) == 1 and kind is Kind.classes:
+        return _classes(columns[0], order)
+    if len(columns) == 1 and kind is Kind.flags and columns[0].has("no flag"):
+        return _lists(columns[0], order)
+    if order is not None:
+        what = (
+            "numbers have no classes" if kind is Kind.numbers else "the columns are the classes, in data.label's order"
+        )
+        raise ConfigError(f"data.classes: [{','.join(order)}], but {what}; leave it out")
+    names = [column.name for column in columns]
+    quoted = ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    for column in columns:
+        if kind is Kind.numbers:
+            column.refuse("a number", "list", "text", "empty")
+        else:
+            column.refuse("0 or 1, whether a row is of this class,", "no flag")
+    if kind is Kind.numbers:
+        return Parser(kind, names, f"numbers in {quoted}", lambda texts: [*map(float, texts)])
+
+    def flags(texts: Sequence[str]) -> Sequence[float]:
+        return [FLAGS[text.lower()] for text in texts]
+
+    def the_one(texts: Sequence[str]) -> Sequence[float]:
+        found = flags(texts)
+        if sum(found) != 1:
+            raise DataError(
+                f"{sum(found):g} of the columns {', '.join(names[:8])} are 1, where one is the class; correct the row, "
+                "or set task=multilabel"
+            )
+        return [found.index(1)]
+
+    if kind is Kind.flags:
+        return Parser(kind, names, f"0 and 1 in {quoted}", flags)
+    return Parser(kind, names, f"which of {quoted} is 1", the_one)
+
+
+def kind_of(columns: Sequence[Column]) -> Kind:
+    """What the targets look like; raises a DataError if that isn't clear."""
+    column = next((each for each in columns if each.has("no flag")), columns[0])
+    if len(columns) > 1:
+        if column.has("no flag") and any(each.has("real", "point") for each in columns):
+            return Kind.numbers
+        if column.has("no flag"):
+            raise column.first["no flag"].error(
+                f"in '{column.name}', one of {len(columns)} columns, which are flags, 0 or 1, or numbers: correct the "
+                "row, name other columns by data.label, or set task=regression"
+            )
+        return Kind.flags
+    if column.has("list"):
+        return Kind.flags
+    if column.has("text") and column.has("whole", "point", "real"):
+        number = next(column.first[form] for form in ("whole", "point", "real") if form in column.first)
+        raise column.first["text"].error(
+            f"in the column '{column.name}', which has numbers ('{number.text}', {number.table.counted} "
+            f"{number.number:,}); correct the row, or set task=classification to take all as names"
+        )
+    few = len(column.different) <= max(FEW, column.count // 2)
+    return Kind.classes if column.has("text") or (few and not column.has("real")) else Kind.numbers
+
+
+def _classes(column: Column, order: Sequence[str] | None) -> Parser:
+    """One class a row, named by the column."""
+    column.refuse("a class", "empty")
+    whole = not column.has("text", "real", "list")
+    points = whole and column.has("point")
+    different = {text.partition(".")[0] for text in column.different} if points else column.different
+    names = _ordered(column, different, MOST_CLASSES) if order is None else [*order]
+    places = {name: (place,) for place, name in enumerate(names)}
+
+    def parse(texts: Sequence[str]) -> Sequence[float]:
+        name = texts[0].partition(".")[0] if points else texts[0]
+        return places.get(name) or _unknown(name, names)
+
+    return Parser(Kind.classes, names, f"{'whole numbers' if whole else 'text'} in '{column.name}'", parse)
+
+
+def _lists(column: Column, order: Sequence[str] | None) -> Parser:
+    """Any number of labels a row, in a list."""
+    column.refuse("a list of names", "point", "real")
+    names = _ordered(column, column.labels, MOST_FLAGS) if order is None else [*order]
+    places = {name: place for place, name in enumerate(names)}
+
+    def parse(texts: Sequence[str]) -> Sequence[float]:
+        row = [0.0] * len(names)
+        for label in labels_in(texts[0]):
+            row[places[label] if label in places else _unknown(label, names)] = 1.0
+        return row
+
+    return Parser(Kind.flags, names, f"lists in '{column.name}'", parse)
+
+
+def _ordered(column: Column, names: set[str], most: int) -> list[str]:
+    """Names sorted: as numbers if they all are."""
+    if len(names) > most:
+        raise DataError(
+            f"the column '{column.name}' has more than {most:,} different values; set data.label to the column of the "
+            "targets, or task=regression if they are numbers"
+        )
+    numbers = all(map(_NUMBER.fullmatch, names))
+    return sorted(names, key=lambda name: (float(name), name) if numbers else (0.0, name))
+
+
+def _unknown(name: str, names: Sequence[str]) -> NoReturn:
+    raise DataError(f"'{shown(name)}' is not in data.classes; {choices(name, names)}: add it, or correct the row")
