@@ -103,14 +103,17 @@ def _fetch(root: str | None, revision: str | None, patterns: Sequence[str]) -> P
     hub: Any = optional_package("huggingface_hub", "data=hf", "effloop[hf]")
     if not root:
         raise ConfigError("data.root is missing; data=hf needs it: set data.root=ORG/NAME")
-    with _one_line(root, revision), _without_warnings():
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # nothing is said of patterns that no file matches
+    utils: Any = optional_package("huggingface_hub.utils", "data=hf", "effloop[hf]")
+    no_bar = type("NoBar", (utils.tqdm,), {"__init__": partialmethod(utils.tqdm.__init__, disable=True)})
+    with _one_line(root, revision):
         found = hub.snapshot_download(
             root,
             repo_type="dataset",
             revision=revision,
             allow_patterns=[*patterns],
             library_name="effloop",
-            tqdm_class=_no_bar() if patterns == [CARD] else None,
+            tqdm_class=no_bar if patterns == [CARD] else None,
         )
         return Path(found)
 
@@ -122,12 +125,10 @@ def _one_line(root: str, revision: str | None) -> Iterator[None]:
     what, where, cache_folder = f"data.root: '{root}'", _constants().ENDPOINT, _constants().HF_HUB_CACHE
     messages = {
         "HFValidationError": f"{what} is no name of a dataset; set data.root=ORG/NAME",
-        "GatedRepoError": f"{what} is gated: accept its conditions on {where}, and set HF_TOKEN to a token that may "
-        "read it",
         "RevisionNotFoundError": f"data.revision: '{revision}' is no branch, tag or commit of '{root}' on {where}; set "
         "one, or null",
-        "RepositoryNotFoundError": f"{what} is not on {where}, or it is private; correct the name, or set HF_TOKEN to "
-        "a token that may read it",
+        "RepositoryNotFoundError": f"{what} is not on {where}, or not for everybody; correct the name, or accept its "
+        "conditions there and set HF_TOKEN to a token that may read it",
         "LocalEntryNotFoundError": f"{what} is not in the cache {cache_folder}, or not all of it, and {where} can't be "
         "reached{}; fetch it where there is a network, or set HF_HUB_CACHE=FOLDER",
         "HTTPError": f"{what} can't be fetched from {where}{{}}; try again",
@@ -139,23 +140,6 @@ def _one_line(root: str, revision: str | None) -> Iterator[None]:
         message = next(text for name, text in messages.items() if name in (*names, "HTTPError"))
         text = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
         raise ConfigError(message.replace("{}", f" ({text})" if text else "")) from None
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Nothing is said of patterns that no file matches."""
-    logger = logging.getLogger("huggingface_hub")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-def _no_bar() -> Any:
-    utils: Any = optional_package("huggingface_hub.utils", "data=hf", "effloop[hf]")
-    return type("NoBar", (utils.tqdm,), {"__init__": partialmethod(utils.tqdm.__init__, disable=True)})
 
 
 def _constants() -> Any:

@@ -75,9 +75,14 @@ def test_without_a_network(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("root", "revision", "refuses", "message"),
     [
-        ("zoo/nothing", None, "", r"^data\.root: 'zoo/nothing' is not on http://127.*, or it is private; correct"),
+        ("zoo/nothing", None, "", r"^data\.root: 'zoo/nothing' is not on http://127.*, or not for everybody; correct"),
         (NAME, "v2", "", r"^data\.revision: 'v2' is no branch, tag or commit of 'zoo/animals' on http"),
-        (NAME, None, "GatedRepo", r"^data\.root: 'zoo/animals' is gated: accept its conditions on http"),
+        (
+            NAME,
+            None,
+            "GatedRepo",
+            r"^data\.root: 'zoo/animals' is not on http.*, or not for everybody; .* accept its conditions there",
+        ),
         (NAME, COMMIT[::-1], "", r"^data\.revision: '7654"),
         ("a/b/c", None, "", r"^data\.root: 'a/b/c' is no name of a dataset; set data\.root=ORG/NAME$"),
         ("", None, "", r"^data\.root is missing; data=hf needs it: set data\.root=ORG/NAME$"),
