@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.errors import EffLoopError
-from effloop.native.sources import digest, is_damaged
+from effloop.native.sources import digest
 
 _LIBRARY = Path(__file__).parent / "_native.so"
 
@@ -22,12 +22,10 @@ def library() -> ctypes.CDLL:
     """The shared library; ctypes releases the GIL for as long as one of its functions runs.
 
     Raises:
-        EffLoopError: It isn't there, is damaged, can't be loaded here, or was compiled from other sources.
+        EffLoopError: It isn't there, can't be loaded here, or was compiled from other sources.
     """
     fix = "install effloop (again): pip install -e . in a checkout, else pip install --force-reinstall effloop"
     try:
-        if is_damaged(_LIBRARY.read_bytes()):  # loading it could end the process; 0.5 ms
-            raise EffLoopError(f"effloop.native: {_LIBRARY} is damaged; {fix}")
         found = ctypes.CDLL(str(_LIBRARY))
     except OSError as error:
         raise EffLoopError(f"effloop.native: {error}; {fix}") from None

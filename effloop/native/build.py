@@ -47,10 +47,9 @@ def compile_library(target: Path) -> None:
         command = [*compiler, *flags, "-o", os.fspath(fresh), *sources, "-lm"]
         try:
             subprocess.run(command, check=True, env=os.environ | cache)
-            fresh.write_bytes(_SOURCES["sealed"](fresh.read_bytes()))
+            os.replace(fresh, target)  # a process that has the old one mapped keeps it
         except (OSError, subprocess.CalledProcessError) as error:
             sys.exit(f"effloop: the C parts can't be compiled: {str(error)[:200]}")
-        os.replace(fresh, target)  # a process that has the old one mapped keeps it
 
 
 class NativeBuild(BuildHookInterface[Any]):  # hatchling finds the hook by its base class

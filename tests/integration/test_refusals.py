@@ -74,10 +74,7 @@ SLOW = [  # 0.2 s each
     ("data.mean=null data.std=null", "data.mean: null uint8 set data.mean"),
     ("--cfg nope", "--cfg: 'nope' job, hydra or all"),
     ("augment.ops.blur.p=1", "augment.ops.blur: 'blur' have CenterCrop"),
-    (
-        "augment.ops.flp.p=0.3",
-        "augment.ops.flp: 'flp' the recipe has crop, flip; did you mean 'flip'? A new one needs {op: NAME}",
-    ),
+    ("augment.ops.flp.p=0.3", "augment.ops.flp: 'flp' did you mean 'flip' of the recipe? A new one needs {op: NAME}"),
     ("augment.ops.crop.scael=[0.1,1]", "augment.ops.crop: 'scael' have size, scale, ratio; did you mean 'scale'?"),
     ("augment.ops.crop.scale=[0.9,0.5]", "augment.ops.crop.scale: [0.9, 0.5]"),
     ("augment.ops.flip=3", "augment.ops.flip: 3 {op: NAME"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -69,7 +69,13 @@ def build_steps(config: RecipeConfig, operations: Mapping[str, Callable[..., T]]
             continue
         name, _ = split_entry(label, entry, where := f"augment.ops.{label}")
         if name not in operations and "op" not in entry:
-            _suggest_label(label, config.ops, operations)
+            others = [each for each in config.ops if each != label]
+            close = difflib.get_close_matches(label, [*others, *operations], n=1)
+            if close and close[0] in others:  # `augment.ops.flp.p=0.3` is probably meant for that
+                raise ConfigError(
+                    f"augment.ops.{label}: no operation '{label}'; did you mean '{close[0]}' of the recipe? A new one "
+                    "needs {op: NAME}"
+                )
         number = seen[name] = seen.get(name, -1) + 1
         if label in labels:
             op = build_operation(label, entry, operations, where, size)
@@ -80,21 +86,6 @@ def build_steps(config: RecipeConfig, operations: Mapping[str, Callable[..., T]]
             "augment.ops.crop={op:RandomResizedCrop}"
         )
     return [steps[label] for label in labels if label in steps]
-
-
-def _suggest_label(label: str, ops: Mapping[str, Any], operations: Collection[str]) -> None:
-    """Refuse a label close to another, without an `op`: `ops.flp.p=0.3` is probably meant for that."""
-    labels = [
-        each
-        for each, entry in ops.items()
-        if isinstance(entry, Mapping) and ("op" in entry or each in operations)  # neither removed nor misspelt itself
-    ]
-    close = difflib.get_close_matches(label, [*labels, *operations], n=1)
-    if close and close[0] in labels:
-        raise ConfigError(
-            f"augment.ops.{label}: no operation '{label}'; the recipe has {', '.join(labels)}; did you mean "
-            f"'{close[0]}'? A new one needs {{op: NAME}}"
-        )
 
 
 def salt(name: str, number: int) -> int:

@@ -23,17 +23,8 @@ from effloop.native import library
 
 # Pillow's wheels for Linux have libjpeg-turbo in them; `native/jpeg_decode.c` decodes by it.
 _FUNCTIONS = (
-    "jpeg_std_error",
-    "jpeg_CreateDecompress",
-    "jpeg_destroy_decompress",
-    "jpeg_mem_src",
-    "jpeg_read_header",
-    "jpeg_start_decompress",
-    "jpeg_crop_scanline",
-    "jpeg_skip_scanlines",
-    "jpeg_read_scanlines",
-    "jpeg_finish_decompress",
-    "jpeg_abort_decompress",
+    "std_error CreateDecompress destroy_decompress mem_src read_header start_decompress crop_scanline skip_scanlines "
+    "read_scanlines finish_decompress abort_decompress"
 )
 """As `Library` in native/libjpeg.h has them."""
 
@@ -47,7 +38,7 @@ def use_libjpeg() -> bool:
     for path in sorted((Path(PIL.__file__).parents[1] / "pillow.libs").glob("libjpeg-*.so.62*")):
         try:
             found = ctypes.CDLL(str(path))
-            addresses = [ctypes.cast(getattr(found, name), ctypes.c_void_p) for name in _FUNCTIONS]
+            addresses = [ctypes.cast(getattr(found, f"jpeg_{name}"), ctypes.c_void_p) for name in _FUNCTIONS.split()]
         except (OSError, AttributeError):  # of another platform, or not libjpeg-turbo
             continue
         return bool(library().effloop_libjpeg_use((ctypes.c_void_p * len(addresses))(*addresses)))

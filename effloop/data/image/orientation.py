@@ -25,12 +25,11 @@ def read_orientation(data: Encoded, header: Header) -> int:
             found = (part[6:] for kind, part in segments if kind == 0xE1 and part[:6] == b"Exif\0\0")
         case "PNG":
             found = (bytes(data[start:end]) for kind, start, end in png_chunks(data) if kind == b"eXIf")
-        case "WEBP":
-            found = (part.removeprefix(b"Exif\0\0") for part in _webp_exif(data))
         case "BMP" | "PNM" | "TIFF":
             return 1
         case _:
-            return int(open_other(data).getexif().get(_TAG, 1))
+            value: int = open_other(data).getexif().get(_TAG, 1)
+            return value if value in range(1, 9) else 1
     return next(map(_orientation, found), 1)
 
 
@@ -91,13 +90,3 @@ def _jpeg_segments(data: Encoded, end: int) -> Iterator[tuple[int, bytes]]:
         following = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
         yield data[at + 1], bytes(data[at + 4 : following])
         at = following
-
-
-def _webp_exif(data: Encoded) -> Iterator[bytes]:
-    """The payload of a WebP's chunk EXIF; chunks begin at even offsets."""
-    at = 12
-    while at + 8 <= len(data):
-        kind, length = struct.unpack_from("<4sI", data, at)
-        if kind == b"EXIF":
-            yield bytes(data[at + 8 : at + 8 + length])
-        at += 8 + length + length % 2

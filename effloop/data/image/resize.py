@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,15 +15,7 @@ from effloop.errors import ConfigError
 from effloop.native import function
 
 
-class Level(IntEnum):
-    """Instructions to resize with."""
-
-    fastest = 0
-    avx2 = 1
-    avx512 = 2
-
-
-def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8], flip: bool = False) -> None:
+def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8], flipped: bool = False) -> None:
     """Resize with an antialiased bilinear filter, the width first; 0.02 levels (mean) from Pillow's.
 
     Pillow 13 resizes the height of a tall image first: the same filter, rounded 0.2 levels apart.
@@ -36,12 +27,12 @@ def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8], flip: bool = 
     Args:
         region: (h, w, C) uint8, maybe a view; C is 1 or 3.
         out: (H, W, C) uint8, contiguous; written.
-        flip: whether it is flipped from left to right as well.
+        flipped: whether it is flipped from left to right as well.
 
     Raises:
         ValueError: `out` is read-only.
     """
-    if resized_by_vectors(region, out, flip):
+    if resized_by_vectors(region, out, flipped):
         return
     if not out.flags.writeable:  # torch would write it
         raise ValueError("out is read-only")
@@ -49,14 +40,15 @@ def resize_into(region: NDArray[np.uint8], out: NDArray[np.uint8], flip: bool = 
     source = torch.from_numpy(readable(region).transpose(2, 0, 1)[None])
     target = torch.from_numpy(out.transpose(2, 0, 1)[None])
     torch.ops.aten._upsample_bilinear2d_aa.out(source, list(out.shape[:2]), False, None, None, out=target)
-    if flip:
-        hflip(out)
+    if flipped:
+        flip(out)
 
 
-def resized_by_vectors(
-    region: NDArray[np.uint8], out: NDArray[np.uint8], flip: bool, level: Level = Level.fastest
-) -> bool:
-    """`resize_into` by vector instructions; False, and nothing is written, where there are none for it."""
+def resized_by_vectors(region: NDArray[np.uint8], out: NDArray[np.uint8], flip: bool, level: int = 0) -> bool:
+    """`resize_into` by vector instructions; False, and nothing is written, where there are none for it.
+
+    `level`: 1 is AVX2, 2 AVX-512, 0 the fastest that there are.
+    """
     if not (isinstance(region, np.ndarray) and isinstance(out, np.ndarray) and region.dtype == out.dtype == np.uint8):
         return False
     resize = function("effloop_resize", "ppii", "i")
@@ -77,14 +69,9 @@ def readable(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.asarray(SimpleNamespace(__array_interface__=interface, kept=array))
 
 
-def hflip(image: NDArray[np.uint8]) -> None:
-    """Flip an (H, W, C) image horizontally, in place and without the GIL, which NumPy would hold for 239 µs."""
-    opencv().flip(image, 1, image)  # 7 µs at 224x224 in one call; torch takes two, and 17
-
-
-def vflip(image: NDArray[np.uint8]) -> None:
-    """Flip vertically, as `hflip`."""
-    opencv().flip(image, 0, image)
+def flip(image: NDArray[np.uint8], axis: int = 1) -> None:
+    """Flip an (H, W, C) image, horizontally or along axis 0, in place and without the GIL, which NumPy would hold."""
+    opencv().flip(image, axis, image)  # 7 µs at 224x224 in one call; torch takes two, and 17, NumPy 239
 
 
 @functools.cache

@@ -56,8 +56,7 @@ def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", compiler(folder, told) + " -g")
     build.compile_library(folder / "_native.so")
     written = (folder / "_native.so").read_bytes()
-    assert not sources.is_damaged(written)
-    words = written[: -sources._TRAILER].decode().split("\n")
+    words = written.decode().split("\n")
     assert words[0] == "-g"
     assert {"-shared", "-fPIC", "-O3", "-fvisibility=hidden"} <= {*words}
     assert ("-msse4.2" in words) == (platform.machine() == "x86_64")

@@ -32,7 +32,7 @@ from effloop.data.augment.operation import (
 )
 from effloop.data.image.grey import to_grey
 from effloop.data.image.mask import IGNORED, Mask, count_classes, crop_mask
-from effloop.data.image.resize import hflip, resize_into, vflip
+from effloop.data.image.resize import flip, resize_into
 from effloop.data.random import uniforms
 from effloop.native import address, function
 
@@ -339,7 +339,7 @@ class RandomHorizontalFlip(PixelOperation):
 
     def apply_inplace(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
         if drawn[row]:
-            (hflip if self._dim == 3 else vflip)(image)
+            flip(image, self._dim - 2)
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
         return images.flip(self._dim).where(to_device(drawn, images).view(-1, 1, 1, 1), images)

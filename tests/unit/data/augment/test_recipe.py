@@ -59,8 +59,8 @@ REFUSED: tuple[tuple[dict[str, Any], list[str] | None, str], ...] = (
     ({"a": {"op": "Trun"}}, None, "augment.ops.a: no operation 'Trun'; have Grow, Turn; did you mean 'Turn'?"),
     ({"a": {"op": "os.system"}}, None, "augment.ops.a: no operation 'os.system'; have Grow, Turn"),
     (
-        *({"flip": {"op": "Turn"}, "Grow": {}, "fli": None, "flp": {"by": 3}, "x": {}, "f": 3}, None),
-        "augment.ops.flp: no operation 'flp'; the recipe has flip, Grow; did you mean 'flip'? A new one needs",
+        *({"flip": {"op": "Turn"}, "Grow": {}, "flp": {"by": 3}, "x": {}, "f": 3}, None),
+        "augment.ops.flp: no operation 'flp'; did you mean 'flip' of the recipe? A new one needs",
     ),
     ({"flip": {"op": "Turn"}, "turn": {}}, None, "augment.ops.turn: no operation 'turn'; have Grow, Turn; did you"),
     ({"a": {"op": "Turn", "degree": 3}}, None, "augment.ops.a: Turn has no parameter 'degree'; have degrees; did you"),

@@ -13,7 +13,7 @@ from images import photo
 from PIL import Image
 from torchvision.transforms.v2 import functional
 
-from effloop.data.image.resize import Level, hflip, resize_into, resized_by_vectors
+from effloop.data.image.resize import flip, resize_into, resized_by_vectors
 
 
 def resized(region: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -89,12 +89,12 @@ def random_region(rng: np.random.Generator, channels: int) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_vectors_make_the_pixels_of_torch(channels: int) -> None:
-    rng, taken = np.random.default_rng(channels), dict.fromkeys(Level, 0)
+    rng, taken = np.random.default_rng(channels), dict.fromkeys(range(3), 0)
     for number in range(80):
         region, size = random_region(rng, channels)
         flip = bool(number % 2)
         wanted = by_torch(region, *size, flip)
-        for level in Level:
+        for level in range(3):
             batch = np.full((3, *size, channels), 99, np.uint8)
             if resized_by_vectors(region, batch[1], flip, level):
                 taken[level] += 1
@@ -168,7 +168,7 @@ def refused() -> dict[str, tuple[object, object]]:
 @pytest.mark.parametrize("name", refused())
 def test_what_vectors_leave_to_others(name: str) -> None:
     region, out = refused()[name]
-    for level in Level:
+    for level in range(3):
         assert not resized_by_vectors(region, out, False, level)  # type: ignore[arg-type]
     assert out is None or not np.asarray(out).any()
 
@@ -177,7 +177,7 @@ def test_mirror() -> None:
     batch = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
     wanted = batch.copy()
     wanted[1] = wanted[1, :, ::-1]
-    hflip(batch[1])
+    flip(batch[1])
     np.testing.assert_array_equal(batch, wanted)
 
 
@@ -185,8 +185,8 @@ def test_mirror() -> None:
 def test_mirroring_leaves_opencv_no_threads() -> None:
     """In a process of its own: here another part may have asked for the module."""
     code = (
-        "import numpy, cv2; cv2.setNumThreads(3); from effloop.data.image.resize import hflip; "
-        "hflip(numpy.zeros((9, 9, 3), numpy.uint8)); print(cv2.getNumThreads())"
+        "import numpy, cv2; cv2.setNumThreads(3); from effloop.data.image.resize import flip; "
+        "flip(numpy.zeros((9, 9, 3), numpy.uint8)); print(cv2.getNumThreads())"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "1"
