@@ -11,7 +11,7 @@ from torch import nn
 from effloop import config as configs
 from effloop.config import Config
 from effloop.errors import PROGRAM, ConfigError, DataError
-from effloop.runs.reader import format_value
+from effloop.runs.reader import flatten, format_value
 from effloop.task import Labelled
 
 _NOT_THE_NETWORK = {"num_classes", "weights", "backbone_weights", "freeze", "checkpointing"}
@@ -40,19 +40,14 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
     optimizer or size of an update; or, in another run folder, nothing is left to do.
     """
     check_same_model(config, state)
-    now, then = configs.to_dict(config), state["config"]
-    same = {
-        "accumulate": (then["accumulate"], now["accumulate"]),  # the schedule's position counts updates
-        "probe": (then.get("probe", 0), now["probe"]),  # it decides what is trained, and the updates of an epoch
-        # The optimizer's state goes by the place among what is trained, and by groups, whose rates may differ.
-        "model.freeze": (then["model"]["freeze"], now["model"]["freeze"]),
-        "optim": (then["optim"]["name"], now["optim"]["name"]),
-        "optim.decay_norm_and_bias": tuple(each["optim"]["decay_norm_and_bias"] for each in (then, now)),
-    }
-    for key in ("layer_decay", "head_lr"):
-        was, new = then["optim"].get(key), now["optim"][key]  # older checkpoints have none
-        if (was is None) != (new is None):
-            same[f"optim.{key}"] = was, new
+    now, then = flatten(configs.to_dict(config)), {"probe": 0, **flatten(state["config"])}
+    # The schedule's position counts updates; the optimizer's state goes by the place among what is trained, and by
+    # groups, whose rates may differ, but not whether there are any.
+    keys = ("accumulate", "probe", "model.freeze", "optim.name", "optim.decay_norm_and_bias")
+    same = {key: (then.get(key, now[key]), now[key]) for key in keys}
+    for key in ("optim.layer_decay", "optim.head_lr"):
+        if (then.get(key) is None) != (now[key] is None):
+            same[key] = then.get(key), now[key]
     batch, ranks = state["config"]["batch_size"], state["world_size"]
     if batch * ranks != config.batch_size * world_size:
         several = max(ranks, world_size) > 1
@@ -64,7 +59,7 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
         )
     for key, (was, new) in same.items():
         if was != new:
-            was, new = format_value(was), format_value(new)
+            key, was, new = key.removesuffix(".name"), format_value(was), format_value(new)
             raise ConfigError(
                 f"{key}: the checkpoint was trained with {was}, not {new}; keep {key}={was}, or start a run of its own "
                 "from the weights alone: model.weights=RUN"

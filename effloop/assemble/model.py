@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -154,7 +155,10 @@ def random_batch(
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     shape = (config.batch_size, config.data.channels, *size)
     images = torch.randn(shape, device=device).contiguous(memory_format=layout)
-    targets = task.for_size(*size).example_targets(config.batch_size, num_outputs, device)
+    if task.spatial:
+        task = copy.copy(task)
+        task.target = replace(task.target, shape=tuple(size))
+    targets = task.example_targets(config.batch_size, num_outputs, device)
     return images, targets, torch.ones(shape[:1], dtype=torch.bool, device=device)
 
 

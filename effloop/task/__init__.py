@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 from effloop.task.base import (
     LOSS,
@@ -20,24 +19,8 @@ from effloop.task.base import (
     tasks,
 )
 
-if TYPE_CHECKING:
-    from effloop.task.classification import Classification, ClassificationConfig
-    from effloop.task.multilabel import Multilabel, MultilabelConfig
-    from effloop.task.regression import Regression, RegressionConfig
-    from effloop.task.segmentation import Segmentation, SegmentationConfig
-
-__all__ = [
-    "LOSS",
-    "Labelled",
-    "Meter",
-    "TargetSpec",
-    "Task",
-    "TaskConfig",
-    "check_objective",
-    "is_spatial",
-    "meters_of",
-]
-__all__ += ["objectives", "score_names", "tasks"]
+__all__ = ["LOSS", "Labelled", "Meter", "TargetSpec", "Task", "TaskConfig", "check_objective", "is_spatial"]
+__all__ += ["meters_of", "objectives", "score_names", "tasks"]
 __all__ += ["Classification", "ClassificationConfig", "Multilabel", "MultilabelConfig"]
 __all__ += ["Regression", "RegressionConfig", "Segmentation", "SegmentationConfig"]
 

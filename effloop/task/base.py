@@ -64,22 +64,15 @@ class TargetSpec:
 
 
 class Labelled(Protocol):
-    """The part of a data source that a task reads.
-
-    Attributes:
-        kind: an Enum: its value is classes, flags, numbers or masks.
-        classes: names of the classes, in the order of their labels or flags; empty where targets are numbers.
-        target_names: names of the K outputs: the classes, or of each of the numbers.
-        targets: (N, ...) one target for each sample: (N,) classes, (N, K) uint8 flags, (N, K) float32 numbers; of
-            masks, which are read with the images, (N, 0).
-    """
+    """The part of a data source that a task reads."""
 
     @property
-    def kind(self) -> Any: ...
+    def kind(self) -> Any: ...  # an Enum: its value is classes, flags, numbers or masks
     @property
-    def classes(self) -> Sequence[str]: ...
+    def classes(self) -> Sequence[str]: ...  # in the order of their labels or flags; empty where targets are numbers
     @property
-    def target_names(self) -> Sequence[str]: ...
+    def target_names(self) -> Sequence[str]: ...  # of the K outputs: the classes, or each of the numbers
+    # (N,) classes, (N, K) uint8 flags, (N, K) float32 numbers; of masks, which are read with the images, (N, 0)
     @property
     def targets(self) -> NDArray[Any]: ...
     @property
@@ -98,9 +91,7 @@ TASK_OF = {kind: task for kind, (_, task) in _KINDS.items()}
 
 
 def check_kind(source: Labelled, kind: str) -> None:
-    """Raise a DataError, with the task that fits, for a source of other targets than classes, flags, numbers or
-    masks.
-    """
+    """Raise a DataError, with the task that fits, for a source of targets of another kind."""
     found: str = source.kind.value
     if found == "classes" and not source.classes:  # a source of its own that only has targets
         found = "numbers"
@@ -156,11 +147,6 @@ class Task(ABC):
 
     def _shape_for(self, num_outputs: int) -> None:  # noqa: B027  few have to
         """Set what depends on the number of outputs, such as `target` and `num_sums`."""
-
-    def for_size(self, height: int, width: int) -> Self:
-        """This task for images of this size, in pixels; the same where its targets don't depend on it."""
-        del height, width
-        return self
 
     def fitted(self, source: Labelled, counts: Counts) -> Self:
         """This task fitted to the training split; called on all ranks, when a run begins. A ConfigError or DataError if
@@ -293,22 +279,15 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def sum_samples(loss: Tensor, columns: Sequence[Tensor], valid: Tensor) -> Tensor:
-    """(N,) loss of each sample or () the mean, (N, k) columns, (N,) bool -> (2 + all k,) float64 on the device: loss,
-    number of samples and columns, summed over the valid samples of a batch.
-    """
+    """(N,) losses or () their mean, (N, k) columns -> (2 + all k,) float64: sums of loss, samples and columns."""
     losses = loss.double().expand(len(valid))
     rows = torch.cat([losses[:, None], torch.ones_like(losses)[:, None], *columns], dim=1)
     return rows.masked_fill(~valid[:, None], 0).sum(dim=0)
 
 
 def mean_of_views(outputs: Sequence[Tensor]) -> Tensor:
-    """(N, K, ...) logits of several views -> logarithms of the mean probabilities, whose softmax they are again,
-    float32.
-
-    Probabilities are averaged, as by Krizhevsky et al. 2012 ("ImageNet classification with deep convolutional neural
-    networks"), and not logits, which have no common scale: one sure view would outvote the others. The loss is then
-    never above the mean of the views' losses.
-    """
+    """(N, K, ...) logits of several views -> logarithms of the mean probabilities (Krizhevsky et al. 2012), float32."""
+    # Logits have no common scale: one sure view would outvote the others.
     views = torch.stack([each.float().log_softmax(dim=1) for each in outputs])
     return views.logsumexp(dim=0) - math.log(len(outputs))
 
@@ -325,9 +304,7 @@ tasks: Registry[Task] = Registry(
 
 
 def meters_of(name: str, num_outputs: int | None = None) -> tuple[Meter, ...]:
-    """The meters of the task that is registered as `name`, of all models or those of so many outputs; of a task that
-    isn't installed here, the loss.
-    """
+    """The meters of a task by its name, for models of so many outputs; of one that isn't installed here, the loss."""
     meters = getattr(tasks[name].factory, "meters", (LOSS,)) if name in tasks else (LOSS,)
     return meters if num_outputs is None else suiting(meters, num_outputs)
 
@@ -337,13 +314,10 @@ def is_spatial(name: str) -> bool:
     return name in tasks and getattr(tasks[name].factory, "spatial", False)
 
 
-_SPEED = {"images/s": True, "wait": False, "seconds": False}
-"""Objectives that every run has -> whether more of it is better."""
-
-
 def objectives(meters: Sequence[Meter]) -> dict[str, bool]:
     """{objective: whether higher is better}. Of validation scores the best epoch's counts."""
-    return {f"val/{meter.name}": meter.higher_is_better for meter in meters} | _SPEED
+    speed = {"images/s": True, "wait": False, "seconds": False}  # of every run
+    return {f"val/{meter.name}": meter.higher_is_better for meter in meters} | speed
 
 
 def check_objective(name: str, meters: Sequence[Meter]) -> str:
@@ -358,9 +332,7 @@ def check_objective(name: str, meters: Sequence[Meter]) -> str:
 
 
 def check_weights(key: str, value: Any) -> None:
-    """Raise a ConfigError for what is neither null nor balanced, nor a list of finite numbers above 0: of a batch whose
-    weights are all 0 there is no mean.
-    """
+    """Refuse what is neither null nor balanced, nor numbers above 0: of weights that are all 0 there is no mean."""
     if value not in (None, "balanced") and not (isinstance(value, list) and value and all(map(is_weight, value))):
         raise ConfigError(f"{key}: {value} is not allowed; set null, balanced, or a number above 0 for each")
 
@@ -377,9 +349,7 @@ def weights_of(
     balanced: Callable[[], NDArray[np.float64]],
     what: str = "classes",
 ) -> Tensor | None:
-    """(K,) float32 weights by the config's `value` (null, balanced, or a number for each of the names), or None; a
-    ConfigError for more or fewer numbers.
-    """
+    """(K,) float32 weights by the config's `value` (null, balanced, or a number for each of the names), or None."""
     if value is None:
         return None
     if value == "balanced":
@@ -393,8 +363,6 @@ def weights_of(
 
 
 def class_weights(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(K,) samples of each class -> N / (K n_c): every class weighs the same in total, and a sample 1 on average, as
-    scikit-learn's `balanced`. A class without samples weighs 1, and isn't among the K.
-    """
+    """(K,) samples of each class -> N / (K n_c), scikit-learn's `balanced`; a class without any weighs 1."""
     there = counts > 0
     return np.where(there, counts.sum() / np.maximum(there.sum() * counts, 1), 1.0)

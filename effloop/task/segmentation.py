@@ -120,11 +120,6 @@ class Segmentation(base.Task):
             )
         return len(source.classes)
 
-    def for_size(self, height: int, width: int) -> Self:
-        task = copy.copy(self)
-        task.target = base.TargetSpec((height, width), torch.uint8)
-        return task
-
     def fitted(self, source: base.Labelled, counts: base.Counts) -> Self:
         task, balanced = copy.copy(self), lambda: base.class_weights(counts())
         task.weight = base.weights_of("task.class_weights", self.config.class_weights, source.classes, balanced)

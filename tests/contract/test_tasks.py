@@ -16,11 +16,11 @@ NUM_OUTPUTS = 7
 
 
 def make(name: str, num_outputs: int = NUM_OUTPUTS) -> Task:
-    return tasks.build(tasks[name].config(name=name)).for_outputs(num_outputs).for_size(6, 5)
+    return tasks.build(tasks[name].config(name=name)).for_outputs(num_outputs)
 
 
 def random_outputs(task: Task, count: int, num_outputs: int = NUM_OUTPUTS) -> Tensor:
-    return torch.randn(count, num_outputs, *((6, 5) if task.spatial else ()))
+    return torch.randn(count, num_outputs, *(task.target.shape if task.spatial else ()))
 
 
 def example(task: Task, count: int = 40) -> tuple[Tensor, Tensor, Tensor]:
