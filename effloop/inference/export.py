@@ -94,11 +94,7 @@ class Exported:
 
 
 def export(trained: Trained, options: ExportOptions) -> Exported:
-    """Write a trained model to a file and check that file on the validation split.
-
-    What is checked is the file, opened by its own runtime; only then it gets its name. A ParityError if it doesn't give
-    the model's predictions.
-    """
+    """Write a trained model to a file, kept if it gives the model's predictions; else a ParityError."""
     if trained.config.data.mean is None:
         raise ConfigError("data.mean: null, so the model takes uint8 images; export needs data.mean and data.std")
     form = formats[options.to](dynamic=options.fixed is None, half=options.half)
@@ -107,8 +103,7 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
     program, notes = _program(trained, form, options)
     facts = describe(trained, options)
 
-    def save(file: Path) -> nn.Module:
-        """Write the file; returns the model in it."""
+    def saved(file: Path) -> nn.Module:
         with one_line_errors(f"{file.name} can't be written"):
             form.save(program, file, json.dumps(facts, ensure_ascii=False))
         with one_line_errors("the exported file can't be opened"):
@@ -116,13 +111,13 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
         return FixedBatch(model, options.fixed) if options.fixed else model
 
     with _in_place(form, path) as temporary, closing(trained.loader("val")) as loader:
-        model = save(temporary)
+        model = saved(temporary)
         count = None if options.parity == "all" else options.parity
         parity = compare(trained.model, model, loader, trained.task, count)
         parity.check(trained.task.meters[0], int8=options.int8)
         del model
         facts["measured"] = {"split": facts["config"]["data"]["val_split"], **asdict(parity)}
-        save(temporary)  # again, now that the scores are known
+        saved(temporary)  # again, now that the scores are known
         size = sum(each.stat().st_size for each in form.files(temporary))
     return Exported(path, size, parity, notes)
 
@@ -152,7 +147,7 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
 
 
 def _calibration_images(trained: Trained, options: ExportOptions) -> list[Tensor]:
-    """Training images, chosen at random by the run's seed, without augmentation: (N, 3, H, W) batches on the device."""
+    """Batches of training images, chosen by the run's seed, without augmentation."""
     with closing(trained.loader("train")) as loader:
         chosen = np.random.default_rng(trained.config.seed).permutation(len(loader.plan.source))[: options.calibrate]
         step = options.fixed or loader.global_batch
@@ -195,15 +190,12 @@ class Parity:
     after: dict[str, float]  # scores of the exported one
 
     def check(self, meter: Meter, *, int8: bool) -> None:
-        """Raise a ParityError, which has the figures, for an exported model that isn't good enough: by the task's first
-        score with int8, else by the agreement; warn of int8 with few predictions the same.
-        """
+        """Refuse a model that isn't good enough: by the task's first score with int8, else by the agreement."""
         before, after = self.before[meter.name], self.after[meter.name]
         scores = f"{meter.name} {meter.text(before)} before, {meter.text(after)} after"
         if int8:
-            lost = before - after if meter.higher_is_better else after - before
             allowed = _MOST_LOST if meter.percent or meter.of_one else _MOST_LOST * abs(before)
-            if not lost <= allowed:  # NaN is refused, too
+            if not (before - after) * (1 if meter.higher_is_better else -1) <= allowed:  # NaN is refused, too
                 raise ParityError(
                     f"int8 costs more than {meter.text(allowed)} on {self.images:,} images: {scores}; "
                     "no file was written; try calibrate=1000, or leave int8 out"
@@ -368,18 +360,11 @@ _FUSE: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
 }
 """Operations with (input, weight, bias), which a BatchNorm after them can be folded into."""
 
-_CLOSE = 1e-3
-"""Difference of fused outputs, as a share of the largest output. Float32 gives 1e-6 to 1e-5."""
+_CLOSE = 1e-3  # difference of fused outputs, as a share of the largest output: float32 gives 1e-6 to 1e-5
 
 
 def simplify(model: nn.Module, example: Tensor, *, dynamic: bool) -> tuple[nn.Module, list[str]]:
-    """A model re-parameterised and fused, if its outputs for an example stay the same, else as it is; what was done.
-
-    Args:
-        model: on the CPU, in eval mode; it is changed.
-        example: (N, 3, H, W) images of the shape to export for.
-        dynamic: whether the graph has to take any number of images.
-    """
+    """A model on the CPU re-parameterised and fused, as far as its outputs stay the same; what was done."""
     merged, notes = model, list[str]()
     with torch.no_grad():
         expected = model(example)
@@ -405,10 +390,7 @@ def simplify(model: nn.Module, example: Tensor, *, dynamic: bool) -> tuple[nn.Mo
 
 
 def fold_batch_norm(graph: fx.GraphModule) -> int:
-    """Fold each BatchNorm of a graph of ATen operations into the convolution or linear layer that it alone reads (Jacob
-    et al. 2018, "Quantization and training of neural networks for efficient integer-arithmetic-only inference",
-    section 3.2); returns how many.
-    """
+    """Fold each BatchNorm of an ATen graph into the convolution or linear layer that it alone reads; how many."""
     count = 0
     for norm in list(graph.graph.nodes):
         if norm.target is not _ATEN.batch_norm.default or norm.args[5]:  # [5]: in training

@@ -51,10 +51,7 @@ INPUT, OUTPUT = "images", "outputs"  # names of a model's input and output, wher
 
 @dataclass(frozen=True)
 class Format(ABC):
-    """Writes a model to a file, and runs it from there.
-
-    A model takes (N, 3, H, W) float32 images, normalised, and gives (N, K) float32 outputs, whatever it computes in.
-    """
+    """Writes a model of (N, 3, H, W) float32 images and (N, K) float32 outputs to a file, and runs it from there."""
 
     dynamic: bool = True  # whether the file takes batches of any size; else of the example's
     half: bool = False  # whether weights are stored, and in some formats computed, in float16
@@ -81,8 +78,8 @@ class Format(ABC):
 
     @abstractmethod
     def open(self, path: Path, device: torch.device, network: Callable[[], nn.Module]) -> nn.Module:
-        """The model in a file, which computes on `device` if its runtime can: (N, 3, H, W) float32 on any device ->
-        (N, K) float32 there. `network` builds the model as it was before training, for a format that has only weights.
+        """The model in a file, of images on any device, which computes on `device` if its runtime can; `network` builds
+        the model before training, for a format that has only weights.
         """
 
     @classmethod
@@ -120,9 +117,8 @@ def one_line_errors(doing: str) -> Iterator[None]:
 
 
 def trace(model: nn.Module, example: Tensor, *, dynamic: bool) -> ExportedProgram:
-    """The graph of a model on the CPU in eval mode, for any number of images if `dynamic`; the (N, 3, H, W) example
-    then has two or more: 0 and 1 would become constants of the graph.
-    """
+    """The graph of a model on the CPU in eval mode, for any number of images if `dynamic`."""
+    # Of an example of two or more: 0 and 1 would become constants of the graph.
     shapes = ({0: Dim("batch", min=1)},) if dynamic else None
     with torch.no_grad():
         return torch.export.export(model, (example,), dynamic_shapes=shapes)
@@ -220,11 +216,9 @@ _TREE = re.compile(
 
 def load_program(path: Path) -> ExportedProgram:
     """The program in a file; a CheckpointError for all else than what `torch.export.save` writes for such a model."""
-    # torch.export.load would try older layouts if this fails.
-    from torch.export.pt2_archive._package import load_pt2
+    from torch.export.pt2_archive._package import load_pt2  # torch.export.load would try older layouts if this fails
 
-    reason = next(_reasons(_reader(path)), None)
-    if reason is not None:
+    if reason := next(_reasons(_reader(path)), None):
         raise CheckpointError(f"{path} is refused: {reason}, and reading may run code; export the run again")
     program: ExportedProgram = load_pt2(path).exported_programs["model"]
     return program
@@ -243,12 +237,10 @@ def _reasons(reader: Any) -> Iterator[str]:
     if len({name.lower() for name in names}) < len(names):  # torch finds parts whatever their letters' case
         yield "it has two parts of one name"
     for part in (_WEIGHTS, _CONSTANTS):
-        tensors = json.loads(reader.read_string(part))["config"].values()
-        folder = part.rpartition("/")[0]
-        if any(
-            each["use_pickle"] is not False or not _PARTS.fullmatch(f"{folder}/{each['path_name']}") for each in tensors
-        ):
-            yield f"{part} names a pickle"
+        for each in json.loads(reader.read_string(part))["config"].values():
+            name = f"{part.rpartition('/')[0]}/{each['path_name']}"
+            if each["use_pickle"] is not False or not _PARTS.fullmatch(name):
+                yield f"{part} names a pickle"
     try:
         torch.load(io.BytesIO(reader.read_bytes(_INPUTS)), weights_only=True)
     except Exception:  # whatever it is, torch.export would read it again without weights_only
@@ -300,11 +292,7 @@ class Onnx(Format):
         return proto
 
     def quantize(self, program: Any, batches: Iterable[Tensor]) -> Any:
-        """Static: int8 weights for each channel, uint8 activations for each tensor, as QDQ nodes.
-
-        The first and last layers stay float32. On 341 photographs that took the agreement of the default `cnn` from
-        97.9 % to 99.4 %, and the top-1 of an EfficientNet-Lite0 from 1.2 to 0.3 points below float32's.
-        """
+        """Static: int8 weights for each channel, uint8 activations for each tensor, as QDQ nodes."""
         onnx = _package("onnx")
         quantization = _package("onnxruntime.quantization")
         prepare = _package("onnxruntime.quantization.shape_inference")
@@ -314,6 +302,7 @@ class Onnx(Format):
             onnx.save(program, before)
             # Symbolic shapes changed no int8 output of four convnets; where they fail, a file is left in the cwd.
             prepare.quant_pre_process(before, before, skip_symbolic_shape=True)
+            # The first and last stay float32: the default `cnn` agreed on 99.4 % of 341 photographs, before on 97.9 %.
             layers = [node.name for node in onnx.load(before).graph.node if node.op_type in ("Conv", "Gemm", "MatMul")]
             quantization.quantize_static(
                 before,

@@ -34,9 +34,7 @@ from effloop.train.evaluation import View, outputs_of_views
 
 @dataclass(frozen=True)
 class SizedPlan(Plan):
-    """A plan for threads that leaves out samples which can't be loaded, and notes images' sizes as decoded, {sample:
-    size}; whoever needs them takes them out.
-    """
+    """A plan for threads that leaves out samples which can't be loaded, and notes images' sizes, {sample: size}."""
 
     on_bad: OnBad = OnBad.leave_out
     sizes: dict[int, ImageSize] = field(default_factory=dict)
@@ -48,11 +46,7 @@ class SizedPlan(Plan):
 
 
 class Predictions:
-    """Predictions for the samples of a source, in order, batch by batch; masks of tasks of pixels.
-
-    Attributes:
-        problems: {sample: why it can't be used}; complete after the last batch.
-    """
+    """Predictions for the samples of a source, in order, batch by batch; masks of tasks of pixels."""
 
     def __init__(self, trained: Trained, source: Source, views: Collection[View] = ()) -> None:
         config = showing_all(trained.config) if trained.task.spatial else trained.config
@@ -60,17 +54,14 @@ class Predictions:
         self.loader = loader_of(config, source, SizedPlan)
         assert isinstance(self.loader.plan, SizedPlan)
         self._plan = self.loader.plan
-        self.problems: dict[int, str] = {}
+        self.problems: dict[int, str] = {}  # sample -> why it can't be used; complete after the last batch
         self._how = config.augment.eval if isinstance(config.augment, RecipeConfig) else Evaluation.crop
 
     def __len__(self) -> int:
         return len(self._plan.source)
 
     def columns(self, top: int = 1, *, every: bool = False) -> Iterator[tuple[NDArray[np.int64], Columns]]:
-        """The ids of a batch's samples, and the columns that the task makes of their outputs; see `Task.predictions`.
-
-        Samples with a problem have empty texts and NaN.
-        """
+        """A batch's ids and the columns of `Task.predictions`; samples with a problem have empty texts and NaN."""
         task, names = self.trained.task, self.trained.target_names
         for ids, outputs, _ in self._outputs():
             found = task.predictions(outputs, names, top, every=every)
@@ -156,11 +147,8 @@ class Frame(NamedTuple):
 
 
 def mask_of(outputs: Tensor, frame: Frame, image: ImageSize) -> Tensor:
-    """(K, H, W) logits at the model's size, on any device -> (height, width) uint8 there, the best class of each pixel
-    of an image, whose part of the logits is `frame`.
-
-    Logits are enlarged, or reduced, bilinearly (`align_corners=False`) before the best one is taken, so that borders
-    between classes are smooth; some rows at a time.
+    """(K, H, W) logits at the model's size -> (height, width) uint8, the best class of each pixel of an image, whose
+    part of the logits is `frame`. They are resized bilinearly before, so that borders are smooth; some rows at a time.
     """
     part = outputs[:, frame.top : frame.top + frame.height, frame.left : frame.left + frame.width].float()
     if tuple(part.shape[1:]) == tuple(image):
@@ -196,9 +184,6 @@ def share_columns(masks: Sequence[Mask | None], names: Sequence[str]) -> dict[st
 
 ImageLike = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[np.uint8]
 """The path of a file, an encoded image, Pillow's image, or (H, W, 3) RGB or (H, W, 1) grey uint8."""
-
-
-_SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
 
 
 class Predictor(nn.Module):
@@ -270,7 +255,8 @@ class Predictor(nn.Module):
 
     def _given(self, images: Iterable[ImageLike] | ImageLike) -> tuple[Images, Config]:
         given: Any = images
-        single = isinstance(given, _SINGLE) or (isinstance(given, np.ndarray) and given.ndim == 3)
+        alone = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
+        single = isinstance(given, alone) or (isinstance(given, np.ndarray) and given.ndim == 3)
         each: list[Any] = [given] if single else list(given)
         if not each:
             raise ConfigError("images: there are none; give a list of paths, encoded images, or arrays")

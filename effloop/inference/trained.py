@@ -93,9 +93,7 @@ class Trained:
     config: Config  # of the run, changed by overrides, for a single process
     facts: Mapping[str, Any]  # of the run: `config`, `classes`, `target_names`, `num_outputs`, `progress`, `data`
     task: Task  # with the meters that suit the model, and what it was fitted to
-    # in eval mode, with the task's output transform: (N, 3, H, W) float32, normalised, on `device` -> (N, K) outputs
-    # there
-    model: nn.Module
+    model: nn.Module  # in eval mode, with the task's output transform: (N, 3, H, W) float32, normalised -> (N, K)
     precision: Precision  # autocast of the forward pass
     device: torch.device  # of the model
 
@@ -103,21 +101,17 @@ class Trained:
     def open(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True, command: str = "") -> Self:
         """A run folder, for its best checkpoint, a .ckpt file, or a file by `effloop export`, run by its own runtime.
 
-        Args:
-            path: one of them.
-            overrides: change the run's config, e.g. `data.root` or `device`.
-            whole_process: apply also `threads`, `deterministic`, `cudnn_benchmark`.
-            command: that was typed, to be named with another checkpoint where this one is damaged.
-
-        Raises:
-            CheckpointError, ConfigError, DataError: it can't be read, its runtime isn't installed, or it doesn't fit
-                the overrides.
+        `overrides` change the run's config; of `whole_process` are `threads`, `deterministic` and `cudnn_benchmark`;
+        `command` is named with another checkpoint where this one is damaged. An EffLoopError if it can't be read, its
+        runtime isn't installed, or it doesn't fit the overrides.
         """
         kind = None if path.is_dir() else format_of(path)
         path = files.find(path, "best", command) if kind is None else path
         facts = files.read(path, command) if kind is None else _exported_facts(kind(), path)
         config = config_of(facts, overrides, path)
-        check_same_model(config, facts) if kind is None else _check_same_input(config, facts)
+        check_same_model(config, facts)
+        if kind and config.size != (size := ImageSize(*facts["input"]["shape"][2:])):
+            raise ConfigError(f"image_size: {config.size}, but the exported file takes {size}; export the run again")
         task = tasks.build(config.task)
         # A checkpoint may have neither a number nor classes: then the data tells.
         count = facts.get("num_outputs") or len(facts["classes"]) or task.num_outputs(open_part(config.data, "val"))
@@ -213,11 +207,9 @@ class Trained:
         """Warn of a validation part that isn't the one that the run validated on."""
         trained_on = (self.facts.get("data") or {}).get("val")
         if self.config.data.divides and trained_on:
-            for line in differing_inputs({"val": trained_on}, {"val": source.fingerprint()}):
-                warn(
-                    f"{source.where} may have images that were trained on: the data is not divided as for the run "
-                    f"({line})"
-                )
+            if lines := differing_inputs({"val": trained_on}, {"val": source.fingerprint()}):
+                how = "; ".join(lines)
+                warn(f"{source.where} may have images that were trained on: it isn't divided as for the run ({how})")
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, C, H, W) float32, normalised, on the model's device -> (N, K) outputs, in the run's precision."""
@@ -235,8 +227,8 @@ class Trained:
     def evaluate(
         self, loader: Loader, views: Collection[View] = (), scorers: Sequence[Scorer] = ()
     ) -> list[dict[str, float]]:
-        """The task's scores on all samples of a loader, which is closed: of each image as it is and, with views,
-        second, of it with its views together; `scorers` are those of `scorers`.
+        """The task's scores on all samples of a loader, which is closed: of the images and, with views, second, of them
+        with their views together; `scorers` are those of `scorers`.
         """
         scorers = scorers or self.scorers(views)
         with closing(loader):
@@ -259,14 +251,3 @@ def _network(config: Config, num_outputs: int, device: torch.device) -> nn.Modul
     plain = replace(config, model=replace(config.model, freeze=[], checkpointing=False))
     with state_preserved(nn.Module()):
         return build_model(resolved(plain), num_outputs, device)
-
-
-def _check_same_input(config: Config, found: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for another task, model or size of images than an exported file's."""
-    if (task := found["config"]["task"]["name"]) != config.task.name:
-        raise ConfigError(f"task: the exported file is of task={task}, not {config.task.name}; leave task out")
-    size = ImageSize(*found["input"]["shape"][2:])
-    if config.size != size:
-        raise ConfigError(f"image_size: {config.size}, but the exported file takes {size}; export the run again")
-    if configs.to_dict(config)["model"] != found["config"]["model"]:
-        raise ConfigError("model: an exported file has the model that it was made of; leave out what sets another")

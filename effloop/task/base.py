@@ -237,6 +237,7 @@ class Task(ABC):
 
     def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> Table:
         """The predictions for each image, in words and numbers, {column: N values}; by default the outputs themselves.
+        Of a task of pixels there are masks instead.
 
         Args:
             outputs: (N, K), on any device.

@@ -182,14 +182,6 @@ class Segmentation(base.Task):
         size = self.config.window_size
         return SlidingWindow(model, size, self.config.stride) if size else model
 
-    def predictions(self, outputs: Tensor, classes: Sequence[str], top: int = 1, *, every: bool = False) -> base.Table:
-        """`share_NAME`, the share of an image's pixels that each class has."""
-        predicted = predicted_classes(outputs).flatten(1)
-        counts = predicted.new_zeros(len(predicted), len(classes))
-        counts.scatter_add_(1, predicted, torch.ones_like(predicted))
-        shares = (counts.cpu().numpy() / predicted.shape[1]).astype(np.float32)
-        return {f"share_{name}": shares[:, label] for label, name in enumerate(classes)}
-
     def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
         return base.mean_of_views(outputs)
 

@@ -105,7 +105,7 @@ class TestTask:
         again.load_state_dict(json.loads(json.dumps(task.state_dict())))
         assert again.state_dict() == task.state_dict()
         classes = [f"c{number}" for number in range(NUM_OUTPUTS)]
-        assert again.predictions(outputs, classes).keys() == task.predictions(outputs, classes).keys()
+        assert task.spatial or again.predictions(outputs, classes).keys() == task.predictions(outputs, classes).keys()
         assert again.agreement(outputs, outputs).all()
         if task.state_dict():
             with pytest.raises(ValueError, match="for 2"):
@@ -136,6 +136,8 @@ class TestTask:
     def test_predictions_are_a_value_for_each_image(self, name: str, num_outputs: int) -> None:
         classes = [f"c{number}" for number in range(num_outputs)]
         task = make(name, num_outputs)
+        if task.spatial:
+            pytest.skip("masks are written instead")
         columns = task.predictions(random_outputs(task, 5, num_outputs), classes, 3, every=True)
         assert columns
         assert {len(values) for values in columns.values()} == {5}

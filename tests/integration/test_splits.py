@@ -85,7 +85,7 @@ def test_another_division_is_said(one: Path, capsys: pytest.CaptureFixture[str])
     assert "trained on" not in capsys.readouterr().err
     assert main(["predict", "run", "data.fold=3"]) == 0
     (said,) = capsys.readouterr().err.splitlines()
-    assert "copy[fold 3 of 4] may have images that were trained on: the data is not divided as for" in said
+    assert "copy[fold 3 of 4] may have images that were trained on: it isn't divided as for" in said
     for number in range(9):
         shutil.copy(root / "a/000.jpg", root / f"a/new{number}.jpg")
     capsys.readouterr()
