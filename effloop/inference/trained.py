@@ -206,10 +206,10 @@ class Trained:
     def _check_divided_alike(self, source: Source) -> None:
         """Warn of a validation part that isn't the one that the run validated on."""
         trained_on = (self.facts.get("data") or {}).get("val")
-        if self.config.data.divides and trained_on:
-            if lines := differing_inputs({"val": trained_on}, {"val": source.fingerprint()}):
-                how = "; ".join(lines)
-                warn(f"{source.where} may have images that were trained on: it isn't divided as for the run ({how})")
+        if not (self.config.data.divides and trained_on):
+            return
+        if how := "; ".join(differing_inputs({"val": trained_on}, {"val": source.fingerprint()})):
+            warn(f"{source.where} may have images that were trained on: it isn't divided as for the run ({how})")
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, C, H, W) float32, normalised, on the model's device -> (N, K) outputs, in the run's precision."""
