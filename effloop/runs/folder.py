@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from effloop import config as configs
 from effloop.checkpoint import files
 from effloop.config import Config
-from effloop.data.remote.manifest import Manifest
+from effloop.data.remote.location import Manifest
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, PreemptedRunError
 from effloop.model import weights_file
 from effloop.runs.environment import Checkout, describe_environment, find_checkouts

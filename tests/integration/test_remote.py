@@ -111,7 +111,7 @@ def test_resume_notices_a_changed_bucket(server, photos, here, capsys):
     (server.root / "b/set/LICENSE").write_text("new")  # the samples are the same
     forget()
     assert main(["resume", "outputs/run", "epochs=3"]) == 2
-    assert "remote: 5 files, " in capsys.readouterr().err
+    assert "remote.files: 5 then, 6 now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("root", ["s3://b/a b", "{url}/b/a%20b/{{{names}}}"])
@@ -180,7 +180,7 @@ def test_tables_and_their_images_behind_urls(server, photos, here, capsys):
         table.write("\n")  # the samples are the same
     forget()
     assert main(["resume", "outputs/remote", "epochs=3"]) == 2
-    assert re.search(r"remote-val_root: 1 files, .* then, 1 files", capsys.readouterr().err)
+    assert re.search(r"remote-val_root.bytes: \d+ then, ", capsys.readouterr().err)
 
 
 def test_baselines_read_photographs_behind_a_url(server, photos):

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from effloop.data.remote.manifest import Manifest, RemoteFile
+from effloop.data.remote.location import Manifest, RemoteFile
 from effloop.errors import ConfigError, warn
 from effloop.system.files import describe_failure, locked, remove_stale, try_lock
 from effloop.system.processes import describe_process

@@ -1,16 +1,14 @@
 """The child that lists and fetches: `python -m effloop.data.remote.download`, run by `fetch`.
 
 Threads and connections of network clients don't survive the fork of workers. It answers with lines of JSON:
-{"manifest": NAME} after listing, when it has locked that dataset, which keeps it from being removed; {"total": N}
-bytes to fetch; {"bytes": N} fetched so far, 5 times a second; and at its end {"done": VALUE} or
-{"error": LINE, "kind": KIND}.
+{"total": N, "bytes": N}, what it fetches and has fetched so far, 5 times a second; and at its end the same with "name",
+"files" and "of_bytes" of the dataset, or with "error", a line, and its "kind".
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -18,11 +16,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from effloop.data.remote.cache import DONE, PART, Cache
-from effloop.data.remote.location import Location
-from effloop.data.remote.manifest import Manifest, RemoteFile
+from effloop.data.remote.location import Location, Manifest, RemoteFile
 from effloop.data.remote.stores import ChangedError, FetchError, Store, in_threads, retried, store_of
 from effloop.errors import ConfigError, EffLoopError
 from effloop.system import processes
@@ -30,8 +27,6 @@ from effloop.system.files import describe_failure
 from effloop.system.signals import ignore_interrupts, ignore_stops, unblock_interrupts
 
 _REPORT_S = 0.2
-_locks: list[IO[str]] = []
-"""Held until this process ends."""
 
 
 @cache
@@ -196,21 +191,19 @@ def _serve() -> None:
     ignore_stops()
     unblock_interrupts()
     request = processes.receive_request()
-    begun: list[Download] = []
+    total, begun = 0, list[Download]()
 
     def say(**facts: Any) -> None:
+        line = json.dumps({"total": total, "bytes": sum(each.moved for each in begun), **facts})
         try:
-            os.write(answers, json.dumps(facts).encode() + b"\n")  # a line at once, whichever thread sends it
+            os.write(answers, line.encode() + b"\n")  # at once, whichever thread sends it
         except BrokenPipeError:  # the parent is gone
             os._exit(1)
-
-    def report() -> None:
-        say(bytes=sum(each.moved for each in begun))
 
     def keep_reporting() -> None:
         while True:  # other ranks wait as long as a child does so; 100,000 files may take minutes to list
             time.sleep(_REPORT_S)
-            report()
+            say()
 
     threading.Thread(target=keep_reporting, daemon=True).start()
     folder = Path(request["folder"])
@@ -218,24 +211,21 @@ def _serve() -> None:
         cache, location = Cache(folder), Location.of(request["root"])
         store = store_of(location)
         manifest = store.manifest()
-        _locks.append(cache.use(manifest))
-        say(manifest=manifest.folder)
-        if missing := cache.missing(manifest):
-            say(total=sum(file.size for file in missing))
-            cache.make_room(manifest, request["limit"])
-            begun.append(Download(store, manifest, cache, request["chunk_bytes"]))
-            begun[0].run()
-        cache.link(manifest)
-        report()
-        say(done={"files": len(manifest.files), "bytes": manifest.bytes})
+        with cache.use(manifest):
+            if missing := cache.missing(manifest):
+                total = sum(file.size for file in missing)
+                cache.make_room(manifest, request["limit"])
+                begun.append(Download(store, manifest, cache, request["chunk_bytes"]))
+                begun[0].run()
+            cache.link(manifest)
+            say(name=manifest.folder, files=len(manifest.files), of_bytes=manifest.bytes)
     except EffLoopError as error:
         say(error=str(error), kind="config" if isinstance(error, ConfigError) else "data")
     except OSError as error:
         path = Path(os.fsdecode(error.filename)) if error.filename else folder
         line = f"data.download_dir: {describe_failure(path, error)}; make room there, or set data.download_dir=FOLDER"
         say(error=line, kind="config")
-    while True:  # the parent ends this process, whose locks it has taken over by then
-        signal.pause()
+    os._exit(0)  # threads may still fetch
 
 
 if __name__ == "__main__":

@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from effloop.data.remote.cache import Cache
-from effloop.data.remote.location import Location, this_process
-from effloop.data.remote.manifest import Manifest
+from effloop.data.remote.location import Location, Manifest, this_process
 from effloop.errors import ConfigError, DataError, EffLoopError
 from effloop.system import processes
 from effloop.system.files import describe_failure
@@ -162,52 +160,35 @@ def _inherited(root: str, folder: Path) -> _Opened | None:
 def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
     location, cache = Location.of(root), Cache(folder)
     began = time.monotonic()
-    with (
-        cache.fetching(location.place, lambda: this_process.progressed()) as (place, before),
-        ExitStack() as held,
-    ):
+    with cache.fetching(location.place, lambda: this_process.progressed()) as (place, before):
         listed = before.get("roots", {})
         if found := _just_listed(listed.get(root), cache):
             return found
-        used: list[tuple[Manifest, IO[str]]] = []
-
-        def heard(message: Mapping[str, Any]) -> None:
-            this_process.progressed()
-            if "manifest" in message:
-                manifest = cache.manifest(message["manifest"])
-                assert manifest is not None  # the child has locked it
-                used.append((manifest, held.enter_context(cache.use(manifest))))
-
         limit = None if limit_gb is None else limit_gb * 1e9
         request = {"root": root, "folder": str(folder), "limit": limit, "chunk_bytes": CHUNK_BYTES}
-        done, moved = _run_child(request, heard, place)
-        manifest, lock = used[-1]
-        fetched = Fetched(done["files"], done["bytes"], moved, time.monotonic() - began)
-        facts = {"name": manifest.folder, "listed": time.time(), "fetched": asdict(fetched), "by": this_process.run}
+        done = _run_child(request, place)
+        fetched = asdict(Fetched(done["files"], done["of_bytes"], done["bytes"], time.monotonic() - began))
+        opened = _fetched_by_other(cache, done["name"], fetched)
+        if opened is None:
+            raise DataError(f"data.root: '{root}' was removed by another run, which needed room; start again")
+        facts = {"name": done["name"], "listed": time.time(), "fetched": fetched, "by": this_process.run}
         recent = sorted({**listed, root: facts}.items(), key=lambda each: each[1]["listed"])[-_KNOWN:]
         cache.note(place, {"roots": dict(recent)})
-        held.pop_all()
-    return _Opened(cache.root(manifest), manifest, fetched, folder, lock)
+    return opened
 
 
-def _run_child(
-    request: Mapping[str, Any], heard: Callable[[Mapping[str, Any]], None], lock: IO[str]
-) -> tuple[dict[str, int], int]:
-    """Run `download` to its end, and show its progress.
-
-    Args:
-        request: its request.
-        heard: gets each of its messages.
-        lock: an open file that it keeps open.
+def _run_child(request: Mapping[str, Any], lock: IO[str]) -> dict[str, Any]:
+    """Run `download` to its end, and show its progress; `lock` is an open file that it keeps open.
 
     Returns:
-        The value that it has "done", and how many bytes it has fetched.
+        Its last message.
 
     Raises:
         ConfigError, DataError: the child's, or it was killed.
     """
     from effloop.system.progress import Meter  # by rich, which a child starts faster without
 
+    message: dict[str, Any] = {}
     total = moved = 0
     with Meter(stderr=True, in_bytes=True) as meter:
         process = processes.start_child("effloop.data.remote.download", stdout=subprocess.PIPE, fds=[lock.fileno()])
@@ -215,21 +196,21 @@ def _run_child(
         try:
             processes.send_request(process, request)
             for message in map(json.loads, process.stdout):
-                if "error" in message:
-                    raise (ConfigError if message["kind"] == "config" else DataError)(message["error"])
-                if not total and (total := message.get("total", 0)):
+                this_process.progressed()
+                if not total and (total := message["total"]):
                     meter.begin(request["root"], total)
-                if more := message.get("bytes", moved) - moved:
+                if more := message["bytes"] - moved:
                     moved += more
                     meter.advance(more)
-                heard(message)
-                if "done" in message:
-                    return message["done"], moved
             code = process.wait()
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
+    if "error" in message:
+        raise (ConfigError if message["kind"] == "config" else DataError)(message["error"])
+    if "name" in message:
+        return message
     line = f"data.root: '{request['root']}': the process that fetches (pid {process.pid}) {processes.how_ended(code)}"
     if code >= 0:
         raise RuntimeError(line)  # a bug, of which it has printed more

@@ -1,25 +1,29 @@
-"""URLs: what a remote `data.root` names, a bucket or host, a path in it, and patterns of files."""
+"""URLs: what a remote `data.root` names, a bucket or host, a path in it, patterns of files, and the files."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import takewhile
+from itertools import islice, takewhile
+from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import quote, unquote
 
-from effloop.errors import ConfigError, optional_package, printable
+from effloop.errors import ConfigError, DataError, optional_package, printable
+from effloop.system.files import write_text
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)/?(.*)", re.DOTALL)
 _ONE_SLASH = re.compile(r"(s3|gs|az|hf|https?|s?ftp|hdfs|oss):/?([^/].*)", re.IGNORECASE | re.DOTALL)
 _INNERMOST = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(\d{1,18}))?")
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 _GLOB = re.compile(r"[*?\[]")
 _QUERY = re.compile(r"\?[A-Za-z][\w.-]*=")
-_MOST_NAMES = 100_000
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|AUTHORIZATION")
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 _HTTP = ("http", "https")
@@ -148,7 +152,7 @@ class Location:
         """The name of a file as the store has it, from its text in the URL."""
         return unquote(text) if self.is_http else text
 
-    @cached_property
+    @property
     def names(self) -> list[str]:
         """The paths after braces are expanded, each with or without wildcards.
 
@@ -159,9 +163,9 @@ class Location:
 
     @cached_property
     def _typed(self) -> list[str]:
-        found = list(dict.fromkeys(_expanded(self.path)))
-        if len(found) > _MOST_NAMES:
-            raise ConfigError(f"data.root: '{self.root}' names more than {_MOST_NAMES:,} files; name a folder instead")
+        found = list(dict.fromkeys(islice(_expanded(self.path), MOST_FILES + 1)))
+        if len(found) > MOST_FILES:
+            raise ConfigError(f"data.root: '{self.root}' names more than {MOST_FILES:,} files; name a folder instead")
         return found
 
     @property
@@ -210,28 +214,146 @@ def _parts(root: str) -> tuple[str, str, str]:
 
 def _expanded(path: str) -> Iterator[str]:
     """Expand `{a,b}` and `{000..127}` as a shell does; other braces stay."""
-    pending, count = [path], 0
-    while pending:
-        text = pending.pop()
-        found = next((each for each in _INNERMOST.finditer(text) if _choices(each[1])), None)
-        if found is None:
-            count += 1
-            yield text
-            if count > _MOST_NAMES:
-                return
-        else:
-            words = [text[: found.start()] + each + text[found.end() :] for each in _choices(found[1])]
-            pending.extend(reversed(words))
-
-
-def _choices(inside: str) -> list[str]:
-    """The alternatives in braces; empty for other text."""
-    found = _RANGE.fullmatch(inside)
+    found = next((each for each in _INNERMOST.finditer(path) if "," in each[1] or _RANGE.fullmatch(each[1])), None)
     if found is None:
-        return inside.split(",") if "," in inside else []
-    first, last, step = int(found[1]), int(found[2]), max(1, int(found[3] or 1))
-    width = max(map(len, found.groups()[:2])) if any(re.match(r"-?0\d", end) for end in found.groups()[:2]) else 0
-    if abs(last - first) // step > _MOST_NAMES:
-        last = first + (step * _MOST_NAMES if last > first else -step * _MOST_NAMES)
-    numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
-    return [f"{number:0{width}d}" for number in numbers]
+        yield path
+        return
+    choices: Iterable[str] = found[1].split(",")
+    if ends := _RANGE.fullmatch(found[1]):
+        first, last = map(int, ends.groups())
+        width = max(map(len, ends.groups())) if any(re.match(r"0\d", end) for end in ends.groups()) else 0
+        step = 1 if first <= last else -1
+        choices = (f"{number:0{width}d}" for number in range(first, last + step, step))
+    for each in choices:
+        yield from _expanded(path[: found.start()] + each + path[found.end() :])
+
+
+# The files of a remote dataset, as they were when a run began.
+
+_LONGEST_NAME = 60
+MOST_FILES = 100_000
+"""In a dataset behind a URL."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file in a store.
+
+    Attributes:
+        key: its whole path there.
+        size: bytes.
+        version: identifies its content: the ETag, or else the time of its last change; empty if neither is known.
+        ranges: whether a part of it can be read.
+    """
+
+    key: str
+    size: int
+    version: str
+    ranges: bool = True
+
+    def identity(self, place: str) -> str:
+        """A name for its content at a place."""
+        return hashlib.sha256(f"{place}/{self.key}\0{self.size}\0{self.version}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files that a `data.root` names.
+
+    Attributes:
+        root: as typed.
+        place: the URL of the bucket or host.
+        base: what the keys begin with, which local names leave out.
+        alone: whether the root is one file.
+        files: by key.
+    """
+
+    root: str
+    place: str
+    base: str
+    alone: bool
+    files: Sequence[RemoteFile]
+
+    @property
+    def bytes(self) -> int:
+        """Sum of the files' sizes."""
+        return sum(file.size for file in self.files)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Over the names, sizes and versions of all files, wherever they are."""
+        rows = [[self.name(file), file.size, file.version] for file in self.files]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    @property
+    def folder(self) -> str:
+        """The name of the local folder for these files in these versions."""
+        name = re.sub(r"[^A-Za-z0-9]+", "-", self.root.partition("://")[2]).strip("-")[:_LONGEST_NAME]
+        digest = hashlib.sha256(f"{self.place}/{self.base}\0{self.alone}\0{self.sha256}".encode())
+        return f"{name}-{digest.hexdigest()[:16]}"
+
+    def name(self, file: RemoteFile) -> str:
+        """The path of a file in the local folder."""
+        return file.key.removeprefix(self.base)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """`files`, `bytes` and `sha256`."""
+        return {"files": len(self.files), "bytes": self.bytes, "sha256": self.sha256}
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**vars(self), "files": [asdict(file) for file in self.files]} | {"sha256": self.sha256}
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON, atomically."""
+        write_text(path, json.dumps(self.to_plain()) + "\n")
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Manifest:
+        """The inverse of `to_plain`."""
+        files = tuple(RemoteFile(**file) for file in plain["files"])
+        return cls(plain["root"], plain["place"], plain["base"], plain["alone"], files)
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest | None:
+        """Read a file; None if it isn't there or is something else."""
+        try:
+            return cls.of(json.loads(path.read_text()))
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+
+def manifest_of(location: Location, files: Sequence[RemoteFile], *, alone: bool, base: str) -> Manifest:
+    """The manifest of a listing; empty files and the markers of folders are left out.
+
+    Args:
+        location: what was listed.
+        files: the files that it names.
+        alone: see `Manifest`.
+        base: see `Manifest`.
+
+    Raises:
+        DataError: there are no files, or one that is named is missing or can't be a local file's name.
+    """
+    missing = location.missing({file.key for file in files}) if location.has_patterns else []
+    found = sorted((file for file in files if file.size and not file.key.endswith("/")), key=lambda file: file.key)
+    root = location.root
+    if len(files) > MOST_FILES:
+        raise DataError(
+            f"data.root: '{root}' can't be fetched: it has more than {MOST_FILES:,} files; pack them into shards, or "
+            "name some by a pattern"
+        )
+    if missing:
+        more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise DataError(
+            f"data.root: '{root}' names files that aren't there: {location.url(missing[0])}{more}; correct it"
+        )
+    if not found:
+        raise DataError(f"data.root: '{root}' has no files; set data.root to the URL of a folder, a file or a pattern")
+    names = {file.key.removeprefix(base) for file in found}
+    for name in names:
+        parts = PurePosixPath(name).parts
+        strange = "/".join(parts) != name or ".." in parts or "\0" in name or "\\" in name or not name
+        if strange or any("/".join(parts[:depth]) in names for depth in range(1, len(parts))):
+            raise DataError(f"data.root: '{root}' has a file '{name}', which can't be a local file's name; rename it")
+    return Manifest(root, location.place, base, alone, tuple(found))

@@ -9,15 +9,13 @@ import random
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from effloop.data.remote.location import Location, redacted
-from effloop.data.remote.manifest import Manifest, RemoteFile, manifest_of
+from effloop.data.remote.location import MOST_FILES, Location, Manifest, RemoteFile, manifest_of, redacted
 from effloop.errors import ConfigError, DataError, optional_package
 
 T = TypeVar("T")
@@ -43,11 +41,10 @@ RETRIES = 7
 """How often obstore repeats a failed request, with pauses that double up to 15 s: about a minute."""
 FIRST_RETRIES = 3
 """The same for names and sizes: a wrong address shows within seconds."""
-MOST_FILES = 100_000
-"""In a dataset behind a URL."""
 _LONGEST_REASON = 300
 _PIECE = 1 << 16
 _CHECKED = 1 << 20  # bytes; a smaller file of a web server is sent at once
+_ADDRESS = re.compile(r"https?://(\[[\da-fA-F:.]+\]|[^/:\s@\[]+)(:\d{1,5})?(/\S*)?")
 _METADATA = "169.254.169.254"  # queried for credentials where the environment has none
 _CREDENTIALS = {
     "s": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true for a public bucket)",
@@ -55,14 +52,6 @@ _CREDENTIALS = {
     "a": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 """First letter of a scheme -> environment variables."""
-_CODES = {
-    "InvalidAccessKeyId": "correct AWS_ACCESS_KEY_ID",
-    "SignatureDoesNotMatch": "correct AWS_SECRET_ACCESS_KEY",
-    "ExpiredToken": "correct AWS_SESSION_TOKEN",
-    "InvalidToken": "correct AWS_SESSION_TOKEN",
-    "NoSuchBucket": "there is no such bucket",
-}
-"""Error codes of S3 -> what to do."""
 _AUTHORIZE = f"set {AUTHORIZATION} in the environment, e.g. to 'Bearer …'"
 _PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".Z")  # some servers call such files compressed answers
 _VERSIONS = (
@@ -147,25 +136,14 @@ class Store(ABC):
         """
         location, path = self.location, self.location.path
         if location.has_patterns:
-            found = [file for file in self._checked(location.base) if location.matches(file.key)]
+            listed = self.asked(location.base, lambda: self._listed(location.base))
+            found = [file for file in listed if location.matches(file.key)]
             return manifest_of(location, found, alone=False, base=location.base)
         folder = path.rstrip("/") + "/" if path else ""
-        found = self._checked(folder)
+        found = self.asked(folder, lambda: self._listed(folder))
         if found or folder == path:
             return manifest_of(location, found, alone=False, base=folder)
         return manifest_of(location, [self.described(path)], alone=True, base=location.base)
-
-    def _checked(self, folder: str) -> list[RemoteFile]:
-        found = self.asked(folder, lambda: self._listed(folder))
-        self._check_number(found)
-        return found
-
-    def _check_number(self, files: Sequence[Any]) -> None:
-        if len(files) > MOST_FILES:
-            raise DataError(
-                f"data.root: '{self.location.root}' can't be fetched: it has more than {MOST_FILES:,} files; pack them "
-                "into shards, or name some by a pattern"
-            )
 
     def described(self, key: str) -> RemoteFile:
         """A single file.
@@ -236,19 +214,13 @@ class BucketStore(Store):
     def _options(self) -> dict[str, Any]:
         """Arguments of `obstore.store.from_url`, beside `retry_config`."""
         _check_environment(self.location.scheme)
-        bundle = os.environ.get("AWS_CA_BUNDLE") if self.location.scheme.startswith("s3") else None
-        try:
-            authorities = {"root_certificate": Path(bundle).read_bytes()} if bundle else {}
-        except OSError as error:
-            line = f"{bundle} can't be read: {error.strerror}"
-            raise ConfigError(f"AWS_CA_BUNDLE: {line}; correct it, or unset it") from None
-        return {"client_options": authorities, **_credentials(self.location)}
+        return _credentials(self.location)
 
     def _opened(self, retries: int, options: Mapping[str, Any]) -> Any:
         location = self.location
         from_url = optional_package("obstore.store", "data.root", EXTRA).from_url
         timeouts = dict.fromkeys(("connect_timeout", "read_timeout"), f"{TIMEOUT_S:g}s") | {"timeout": "1d"}  # of all
-        client = {**timeouts, "allow_http": True, "user_agent": "effloop", **options["client_options"]}
+        client = {**timeouts, "allow_http": True, "user_agent": "effloop", **options.get("client_options", {})}
         retry = {"max_retries": retries, "backoff": {"init_backoff": timedelta(seconds=PAUSE_S)}}
         try:
             return from_url(location.place, **{**options, "client_options": client, "retry_config": retry})
@@ -315,8 +287,7 @@ def describe_answer(text: str, allowing: str) -> str:
     attempts = f" ({int(retries[1]) + 1} attempts)" if retries else ""
     if status := re.search(r"status code: (\d{3})([ A-Za-z]*)", text):
         code = re.search(r"<Code>(\w+)</Code>", text)
-        fix = _CODES.get(code[1]) if code else None
-        fix = fix or (allowing if status[1] in ("401", "403") else None)
+        fix = allowing if status[1] in ("401", "403") else ""
         return f"{status[1]}{status[2].rstrip()}{f': {code[1]}' if code else ''}{f'; {fix}' if fix else ''}{attempts}"
     if "TimedOut" in text:
         return f"no answer for {TIMEOUT_S:g} s{attempts}"
@@ -358,18 +329,10 @@ def _check_environment(scheme: str) -> None:
     for name, value in os.environ.items():
         if not name.startswith("AWS_" if scheme.startswith("s3") else "AZURE_"):
             continue
-        if name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") and not _is_url(value):
+        if name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") and not _ADDRESS.fullmatch(value):
             raise ConfigError(f"{name}: '{redacted(value)}' is not a URL; set it to http://HOST:PORT or https://HOST")
         if re.search("KEY|TOKEN|REGION|ACCOUNT", name) and re.search("[^!-~]", value):
             raise ConfigError(f"{name}: it has a space, a line end or another character that no key has; correct it")
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # its port is no number, or too large
-        return False
 
 
 class HttpStore(BucketStore):
@@ -391,7 +354,6 @@ class HttpStore(BucketStore):
             )
         alone = not location.has_patterns
         names = self._indexed(key) if alone and key.endswith(".json") else location.names
-        self._check_number(names)
         files = in_threads(self.described, names, self.at_once)
         return manifest_of(location, files, alone=alone and names == [key], base=location.base)
 

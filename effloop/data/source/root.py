@@ -13,7 +13,7 @@ from effloop.data.source.config import DataConfig
 from effloop.errors import ConfigError, EffLoopError
 
 if TYPE_CHECKING:
-    from effloop.data.remote.manifest import Manifest
+    from effloop.data.remote.location import Manifest
 
 CARD = "README.md"
 """What says, in datasets of Hugging Face's hub, which files are of which split."""

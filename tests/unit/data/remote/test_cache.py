@@ -13,8 +13,7 @@ from remotes import Fault, Server, serving
 from effloop.data.remote import cache, stores
 from effloop.data.remote.cache import DONE, Cache
 from effloop.data.remote.download import Download, Part
-from effloop.data.remote.location import Location
-from effloop.data.remote.manifest import Manifest, RemoteFile
+from effloop.data.remote.location import Location, Manifest, RemoteFile
 from effloop.data.remote.stores import store_of
 from effloop.errors import ConfigError, DataError
 

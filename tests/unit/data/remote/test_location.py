@@ -10,7 +10,7 @@ from effloop.errors import ConfigError
     ("root", "names", "base"),
     [
         ("s3://b/in-{train,val}-{008..010}.tar", 6, ""),
-        ("https://h:80/a/{train/x-{0..9..3},val/y}.tar", 5, "a/"),
+        ("https://h:80/a/{train/x-{0..3},val/y}.tar", 5, "a/"),
         ("s3://b/{a..z}{one}.tar", 1, ""),  # neither is a choice
         ("gs://b/p/q.tar", 1, "p/"),
     ],
