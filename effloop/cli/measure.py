@@ -63,12 +63,10 @@ class TuneOptions:
 
     Attributes:
         minutes: for measuring.
-        batch: also try other batch sizes, with accumulate for updates of as many images.
         out: a folder for the figures; without it outputs/tune/DATE/TIME.
     """
 
     minutes: float = 1.0
-    batch: bool = False
     out: Path | None = None
 
     def __post_init__(self) -> None:
@@ -88,11 +86,10 @@ def tune(options: TuneOptions, overrides: list[str]) -> int:
     """
     config = configs.compose(overrides)
     folder = output_folder(options.out, "tune")
-    found = tuning.tune(config, minutes=options.minutes, batch=options.batch)
-    curve = tuning.report(found)
+    curve = tuning.tune(config, minutes=options.minutes)
     curve.print()
     curve.write(folder / "tune.json")
-    print(f"train with: {run_command(overrides, found['overrides'], 'train')}")
+    print(f"train with: {run_command(overrides, curve.facts['overrides'], 'train')}")
     print("or with num_workers=auto, which takes as many on this machine, for this data and these settings")
     print(f"figures: {folder}")
     return 0

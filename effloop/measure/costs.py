@@ -372,7 +372,7 @@ def loop_costs(trainer: Trainer, seconds: float) -> tuple[Turn, float]:
     """
 
     def turn(share: float, first: int) -> Turn:
-        with closing(endless(trainer, itertools.count(first))) as batches:
+        with closing(endless(trainer.train, itertools.count(first))) as batches:
             return train_turn(trainer, batches, seconds=share * seconds, filling=6)
 
     recorder = trainer.recorder

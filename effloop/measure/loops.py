@@ -28,7 +28,7 @@ from effloop.data.source import Cache, Tail
 from effloop.measure.turns import Turn
 from effloop.system.hardware import available_cores
 from effloop.system.memory import SavedForBackward
-from effloop.train.trainer import Trainer
+from effloop.train.trainer import BatchStream, Trainer
 
 TURN_S = 1.0
 """Seconds of one turn of a training loop."""
@@ -80,10 +80,10 @@ def trainer_in(scratch: Path, config: Config, **options: Any) -> Trainer:
     return build_trainer(config, run_dir=Path(tempfile.mkdtemp(dir=scratch)) / "run", **options)
 
 
-def endless(trainer: Trainer, epochs: Iterable[int]) -> Generator[Batch, None, None]:
-    """Training's batches of these epochs; closing it ends what loads."""
+def endless(loader: BatchStream, epochs: Iterable[int]) -> Generator[Batch, None, None]:
+    """The batches of these epochs; closing it ends what loads."""
     for epoch in epochs:
-        yield from trainer.train.epoch(epoch)
+        yield from loader.epoch(epoch)
 
 
 def turn_of(
@@ -192,7 +192,7 @@ class Loop:
     def turn(self, seconds: float | None = None) -> Turn:
         """Train for a turn, in an epoch of its own, with the process's flags as this side's config sets them."""
         set_process_flags(self._flags)
-        with closing(endless(self.trainer, itertools.repeat(next(self._epochs)))) as batches:
+        with closing(endless(self.trainer.train, itertools.repeat(next(self._epochs)))) as batches:
             return train_turn(self.trainer, batches, seconds)
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ def _losses(trainer: Trainer, factors: NDArray[np.float64]) -> list[float]:
     usual = [group["lr"] for group in optimizer.param_groups]
     trainer.model.train()
     optimizer.zero_grad()
-    with closing(endless(trainer, itertools.count())) as batches:
+    with closing(endless(trainer.train, itertools.count())) as batches:
         for factor in factors.tolist():
             trainer.metrics.reset()
             for number in range(trainer.loop.accumulate):

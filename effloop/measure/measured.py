@@ -19,7 +19,7 @@ from effloop.errors import ConfigError
 from effloop.measure import costs
 from effloop.measure.costs import Cost, LoadingCosts, StorageCosts
 from effloop.measure.loops import alone, trainer_in
-from effloop.measure.memory import measured_memory
+from effloop.measure.memory import expected_memory
 from effloop.record.efficiency import Stage, Verdict
 from effloop.system.hardware import available_cores
 from effloop.train.trainer import Trainer
@@ -137,19 +137,23 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
     single = alone(config, "progressive=[]")
     with tempfile.TemporaryDirectory(prefix="effloop-diagnose-", ignore_cleanup_errors=True) as folder:
         progress("data and model")
-        trainer = trainer_in(Path(folder), single)
+        memory: dict[str, Any] = {}
+
+        def keep(*parts: Any) -> list[str]:  # stands for `advise`
+            memory.update(expected_memory(*parts[:-1]).to_plain())
+            return []
+
+        trainer = trainer_in(Path(folder), single, advise=keep)
         with closing(trainer.train), closing(trainer.val), trainer.recorder:
             with costs.OtherPrograms() as others:
                 found = _measured(single, trainer, seconds, progress)
-            yield replace(found, other_cores=others.cores)
+            yield replace(found, memory=memory, other_cores=others.cores)
 
 
 def _measured(config: Config, trainer: Trainer, seconds: float, progress: Progress) -> Measured:
     loader, val, device = trainer.train, trainer.val, trainer.parallel.device
     assert isinstance(loader, Loader)
     assert isinstance(val, Loader)
-    progress("memory")
-    memory = measured_memory(config, trainer, (loader, val)).to_plain()
     progress("storage")
     storage = costs.storage_costs(loader.plan, 0.1 * seconds)
     progress("decoding, augmentation")
@@ -197,7 +201,6 @@ def _measured(config: Config, trainer: Trainer, seconds: float, progress: Progre
         starved=1 / loader_per_s > transfer_s + step_s + log_s or wait > _STARVES,
         evaluation_per_s=evaluation_per_s,
         syncs=syncs,
-        memory=memory,
     )
 
 

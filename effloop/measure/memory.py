@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,6 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from effloop.assemble.environment import num_workers
-from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.cache import FOLDER
 from effloop.data.engine.base import chosen_engine
@@ -29,7 +27,6 @@ from effloop.optim import optimizers
 from effloop.parallel import Parallel
 from effloop.system.hardware import available_memory
 from effloop.system.memory import resident_memory
-from effloop.train.trainer import Trainer
 
 Place = Literal["host", "gpu"]
 
@@ -81,7 +78,6 @@ class Memory:
             there is one.
         page_cache: bytes of the dataset's files, which the kernel keeps as long as nothing else needs the memory.
         ranks: of the run on this machine.
-        measured: whether steps were measured; otherwise it is estimated from one image.
     """
 
     parts: Sequence[Part]
@@ -89,7 +85,6 @@ class Memory:
     free: Mapping[str, int]
     page_cache: int
     ranks: int = 1
-    measured: bool = False
 
     @property
     def places(self) -> list[Place]:
@@ -166,7 +161,7 @@ class Memory:
 
 def memory_table(memory: Mapping[str, Any]) -> Table:
     """The table of a `Memory` as plain values: a row for each part, and what is free."""
-    table = Table("where", "what", title="memory" if memory["measured"] else "memory, estimated")
+    table = Table("where", "what", title="memory")
     table.add_column("bytes", justify="right")
     for column in table.columns:
         column.no_wrap = True
@@ -246,7 +241,6 @@ _BUFFERS = 3
 """Tensors as large as the largest one that a backward pass has beside these: two gradients, and a copy in it."""
 
 _SAMPLES = 8  # images that are looked at for their size
-_UPDATES = 4  # of resnet18 at 96 pixels, the third was the last that the process grew in
 
 
 def expected_memory(
@@ -266,67 +260,6 @@ def expected_memory(
     optimizer.step()
     ratio = _bytes_of(each for each in optimizer.state[parameter].values() if getattr(each, "ndim", 0))
     state = ratio * _bytes_of(_trained(model)) // parameter.nbytes
-    return _memory(config, model, activations, state, loaders, parallel, measured=False)
-
-
-def measured_memory(config: Config, trainer: Trainer, loaders: Sequence[Loader]) -> Memory:
-    """What a run takes, from a few updates on one batch, which change the trainer: it can't be trained on afterwards.
-
-    Raises:
-        DataError: a sample can't be read.
-    """
-    batch = next(iter(loaders[0].epoch(0)))
-    loaders[0].close()
-    trainer.model.train()
-
-    def update(batch: Batch) -> None:
-        trainer.forward_backward(batch, sync=True)
-        trainer.precision.step(trainer.optimizer)
-        trainer.optimizer.zero_grad()
-
-    update(Batch(batch.images[:2], batch.targets[:2], batch.ids[:2], batch.valid[:2]))  # loads the libraries
-    trainer.optimizer.state.clear()
-    _return_freed_memory()
-    device, cuda = trainer.parallel.device, trainer.parallel.device.type == "cuda"
-    before = torch.cuda.memory_allocated(device) if cuda else resident_memory()
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(device)
-    most = 0
-    for _ in range(_UPDATES):
-        update(batch)
-        most = max(most, torch.cuda.max_memory_allocated(device) if cuda else resident_memory())
-    state = sum(_bytes_of(each.values()) for each in trainer.optimizer.state.values())
-    activations = max(0, most - before - _bytes_of(_trained(trainer.model)) - state)
-    trainer.optimizer.state.clear()
-    _return_freed_memory()
-    return _memory(config, trainer.model, activations, state, loaders, trainer.parallel, measured=True)
-
-
-def _return_freed_memory() -> None:
-    """Give what is free in the heap back to the kernel, so that the process grows when it is taken again."""
-    with suppress(AttributeError, OSError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _trained(model: nn.Module) -> list[nn.Parameter]:
-    return [each for each in model.parameters() if each.requires_grad]
-
-
-def _bytes_of(tensors: Iterable[Any]) -> int:
-    return sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
-
-
-def _memory(
-    config: Config,
-    model: nn.Module,
-    activations: int,
-    state: int,
-    loaders: Sequence[Loader],
-    parallel: Parallel,
-    *,
-    measured: bool,
-) -> Memory:
-    """All parts together, from bytes of `activations` with the step's buffers and of the optimizer's `state`."""
     train, device = loaders[0], parallel.device
     place: Place = "gpu" if device.type == "cuda" else "host"
     weights = _bytes_of(chain(model.parameters(), model.buffers()))
@@ -337,7 +270,7 @@ def _memory(
     resident = resident_memory() - weights * (place == "host")
     parts = [
         Part("process", "host", max(0, resident), "Python, torch, libraries", there=True),
-        Part("libraries", "host", 0 if measured else _LIBRARIES, "loaded when training begins"),
+        Part("libraries", "host", _LIBRARIES, "loaded when training begins"),
         *_loading(config, "train", train, parallel),
         *(part for loader in loaders[1:] for part in _loading(config, "val", loader, parallel)),
         Part("weights", place, weights, there=True),
@@ -355,7 +288,15 @@ def _memory(
     if device.type == "cuda":
         free["gpu"] = torch.cuda.mem_get_info(device)[0]
     page_cache = sum(loader.plan.source.fingerprint()["bytes"] for loader in loaders)
-    return Memory([part for part in parts if part.bytes], batch, free, page_cache, parallel.local_world_size, measured)
+    return Memory([part for part in parts if part.bytes], batch, free, page_cache, parallel.local_world_size)
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [each for each in model.parameters() if each.requires_grad]
+
+
+def _bytes_of(tensors: Iterable[Any]) -> int:
+    return sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
 
 
 def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> Iterator[Part]:

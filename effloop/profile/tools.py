@@ -8,7 +8,6 @@ import pstats
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import StringIO
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from effloop.errors import ConfigError
@@ -68,23 +65,6 @@ class StepProfiler(Profiler, ABC):
     @abstractmethod
     def stop(self) -> None:
         """End it."""
-
-
-def as_lines(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table as lines of text; the first column is text, the others are numbers."""
-    table = Table(title=title, title_justify="left")
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    text = StringIO()
-    Console(file=text, width=120, color_system=None).print(table, markup=False)
-    return [line.rstrip() for line in text.getvalue().splitlines()]
-
-
-def place(file: str, line: int, function: str) -> str:
-    """`mine.py:12 (forward)`, with at most one folder; a built-in function's name."""
-    return function if file == "~" else f"{'/'.join(file.split('/')[-2:])}:{line} ({function})"
 
 
 _ROWS = 15
@@ -142,36 +122,15 @@ class TorchProfiler(StepProfiler):
     def report(self) -> list[str]:
         if not self.active:
             return []
-        lines = [*self._operators(), *self._reads()]
+        order = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
+        table = self._profile.key_averages().table(order, row_limit=_ROWS, max_name_column_width=40)
+        lines = [f"operators of {self.config.steps} updates", *table.splitlines()]
+        waits = "lines of an update wait" if self._finder.found else "no line of an update waits"
+        lines.append(f"{waits} for the device, as a tensor's value is read")
+        for (file, line, function, what), count in self._finder.found.most_common(_ROWS):
+            lines.append(f"{count:5} x {what}, {'/'.join(file.split('/')[-2:])}:{line} ({function})")
         (self.folder / "operators.txt").write_text("\n".join(lines) + "\n")
         return [*lines, f"profile  {self.folder / _TRACE}   look: ui.perfetto.dev or chrome://tracing"]
-
-    def _operators(self) -> list[str]:
-        """A table of the operators that take most time by themselves, on the GPU where there is one."""
-        on_gpu = self.device.type == "cuda"
-        found: list[Any] = [each for each in self._profile.key_averages() if not each.key.startswith("ProfilerStep")]
-
-        def own_us(each: Any) -> float:
-            return float(each.self_device_time_total if on_gpu else each.self_cpu_time_total)
-
-        total = sum(map(own_us, found)) or 1.0
-        steps = self.config.steps
-        rows = []
-        for each in sorted(found, key=own_us, reverse=True)[:_ROWS]:
-            own, host = own_us(each) / steps / 1e3, each.self_cpu_time_total / steps / 1e3
-            share = own_us(each) / total
-            rows.append([each.key, f"{each.count / steps:,.1f}", f"{own:.2f}", f"{share:.1%}", f"{host:.2f}"])
-        where = "GPU" if on_gpu else "CPU, all threads,"
-        title = f"operators of {steps} updates, {total / steps / 1e3:.1f} ms on the {where} in each"
-        return as_lines(title, ["operator", "calls per update", f"{where[:3]} ms", "share", "host ms"], rows)
-
-    def _reads(self) -> list[str]:
-        """A table of the lines that read tensors, of which a GPU has to finish all work."""
-        if not self._finder.found:
-            return ["no line of an update waits for the device"]
-        rows = [[place(*key[:3]), key[3], f"{count}"] for key, count in self._finder.found.most_common(_ROWS)]
-        title = "lines that wait for the device, as they read a tensor's value, in one update"
-        return as_lines(title, ["line", "operation", "times"], rows)
 
 
 _READS = {
@@ -258,15 +217,9 @@ class CProfiler(StepProfiler):
     def report(self) -> list[str]:
         if not self.active:
             return []
-        stats: Any = pstats.Stats(self._profile)
-        total = stats.total_tt or 1.0
-        found = sorted(stats.stats.items(), key=lambda each: -each[1][2])[:_ROWS]
-        rows = [
-            [place(*where), f"{calls:,}", f"{1e3 * own:.1f}", f"{own / total:.1%}", f"{1e3 * whole:.1f}"]
-            for where, (_, calls, own, whole, _) in found
-        ]
-        title = f"Python functions of {self.config.steps} updates, {1e3 * total:.0f} ms"
-        lines = as_lines(title, ["function", "calls", "own ms", "share", "with callees ms"], rows)
+        text = StringIO()
+        pstats.Stats(self._profile, stream=text).sort_stats("tottime").print_stats(_ROWS)
+        lines = [f"Python functions of {self.config.steps} updates", *filter(None, text.getvalue().splitlines())]
         return [*lines, f"profile  {self.folder / 'cprofile.pstats'}   look: python -m pstats, or snakeviz"]
 
 

@@ -68,7 +68,7 @@ def test_slow_storage(tmp_path: Path) -> None:
     assert [each["name"] for each in found["stages"]] == [
         *("storage", "decode", "augment", "batch", "loader", "transfer", "step", "log", "loop")
     ]
-    assert found["memory"]["measured"]
+    assert found["memory"]["total"]["host"] > 0
     assert not (tmp_path / "outputs").exists()  # nothing of the trial is left
     said = found["said"]
     assert "storage-bound" in said

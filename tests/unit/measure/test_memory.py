@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from effloop.measure.memory import (
     device_batch,
     expected_memory,
     host_batch,
-    measured_memory,
     memory_table,
 )
 from effloop.model import models, probe
@@ -119,18 +117,6 @@ def test_table_is_drawn_from_json(photos: Path) -> None:
     text = console.export_text()
     for word in ("process", "train batches", "gradients", "float32, 8 x 3 x 16 x 16", "page cache", "/dev/shm"):
         assert word in text
-
-
-def test_measured(photos: Path, tmp_path: Path) -> None:
-    config = effloop.compose([f"data.root={photos}", *TINY, "record.console=false"])
-    trainer = effloop.build_trainer(config, run_dir=tmp_path / "run")
-    loaders: Any = [trainer.train, trainer.val]
-    memory = measured_memory(config, trainer, loaders)
-    assert memory.measured
-    assert part(memory, "optimizer") == pytest.approx(2 * part(memory, "gradients"), rel=0.01)
-    assert memory.total("host") > part(memory, "process") > 50 * MB
-    with trainer.recorder:  # closes its files
-        pass
 
 
 def test_batches_are_those_of_the_loader(photos: Path) -> None:

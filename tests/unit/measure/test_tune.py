@@ -15,7 +15,7 @@ from effloop.errors import ConfigError
 from effloop.measure import loops
 from effloop.measure.tune import Search, Setting, Turn
 
-USUAL = Setting(batch_size=32, accumulate=1, num_workers=4, prefetch=2)
+USUAL = Setting(num_workers=4, prefetch=2)
 
 
 class Machine:
@@ -43,7 +43,7 @@ class Machine:
 
     def search(self, minutes: float = 1.0, usual: Setting = USUAL) -> tuple[Setting, Search]:
         search = Search(self.turn, 60 * minutes, clock=lambda: self.seconds)
-        return search.run(usual, []), search
+        return search.run(usual), search
 
     def best_of_grid(self) -> float:
         grid = (replace(USUAL, num_workers=n, prefetch=p) for n in range(1, 33) for p in (1, 2, 4, 8))
@@ -94,14 +94,6 @@ def test_a_machine_that_slows_down_decides_nothing() -> None:
     assert machine.search()[0].num_workers == 4
 
 
-def test_other_batches() -> None:
-    def turn(setting: Setting) -> Turn:
-        return Turn({32: 100.0, 64: 0.0, 16: 130.0}[setting.batch_size], 0.0)
-
-    best = Search(turn, 60, clock=lambda: 0.0).run(replace(USUAL, accumulate=2), [(64, 1), (16, 4)])
-    assert (best.batch_size, best.accumulate, best.num_workers) == (16, 4, 1)
-
-
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Turns of no time; findings of this test alone."""
@@ -134,14 +126,6 @@ def test_what_is_found_is_taken_later(
     assert "num_workers: auto\n" in (here / "outputs" / "later" / "config.yaml").read_text()
     assert train(photos, "num_workers=auto", "run=other", "batch_size=4") == 0
     assert "num_workers: auto" not in (here / "outputs" / "other" / "log.txt").read_text()
-
-
-@pytest.mark.slow
-def test_batches_keep_the_images_of_an_update(photos: Path, here: Path, short: None) -> None:
-    assert tune(photos, "batch=true", "out=tuned", "minutes=0.2", "batch_size=4", "accumulate=2") == 0
-    settings = json.loads((here / "tuned" / "tune.json").read_text())["rows"]
-    assert {(each["batch_size"], each["accumulate"]) for each in settings} > {(4, 2)}
-    assert {each["batch_size"] * each["accumulate"] for each in settings} == {8}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from effloop.errors import ConfigError
 from effloop.profile import ProfileConfig, Profiler, profilers
-from effloop.profile.tools import SyncFinder, place
+from effloop.profile.tools import SyncFinder
 
 CPU = torch.device("cpu")
 
@@ -53,8 +53,8 @@ def test_torch(tmp_path: Path, wait: int) -> None:
         names = [event.get("name") for event in json.load(file)["traceEvents"]]
     assert names.count("aten::mm") == 2
     text = "\n".join(profiler.report())
-    assert re.search(r"aten::mm +│ +1\.0 │", text)
-    assert re.search(rf"profile/test_profilers.py:{LINE} \(update\) │ item\(\), float\(\) or bool\(\) │ +1 │", text)
+    assert re.search(r"aten::mm .* 2 *\n", text)
+    assert f"    1 x item(), float() or bool(), profile/test_profilers.py:{LINE} (update)" in text
     assert (tmp_path / "profile" / "operators.txt").read_text().startswith("operators of 2 updates")
 
 
@@ -107,8 +107,3 @@ def test_where_values_are_read() -> None:
             weight.detach().tolist()
     assert {what for *_, what in finder.found} == {"a mask as an index", "item(), float() or bool()"}
     assert {Path(file).name for file, *_ in finder.found} == {"test_profilers.py"}
-
-
-def test_place() -> None:
-    assert place("/a/b/c.py", 3, "f") == "b/c.py:3 (f)"
-    assert place("~", 0, "<built-in method x>") == "<built-in method x>"
