@@ -44,29 +44,18 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What is known about a run beside its config.
+    """What is known about a run beside its config."""
 
-    Attributes:
-        device: type of the device: cpu or cuda.
-        mixed: whether matrix products are computed in 16 bits.
-        cores, sharing: cores that this rank may use, and the ranks that share them, this one included.
-        torch_threads: threads of one torch operation, in each rank.
-        probe: what a forward and backward pass has shown of the model.
-        parameters: of the model, frozen ones included.
-        batch_norms: layers that normalise by statistics of the batch.
-        samples: of the training split.
-    """
-
-    device: str
-    mixed: bool
-    cores: int
-    sharing: int
-    torch_threads: int
+    device: str  # type of the device: cpu or cuda
+    mixed: bool  # whether matrix products are computed in 16 bits
+    cores: int  # that this rank may use
+    sharing: int  # ranks that share them, this one included
+    torch_threads: int  # threads of one torch operation, in each rank
     world_size: int
-    probe: Probe
-    parameters: int
-    batch_norms: int
-    samples: int
+    probe: Probe  # what a forward and backward pass has shown of the model
+    parameters: int  # of the model, frozen ones included
+    batch_norms: int  # layers that normalise by statistics of the batch
+    samples: int  # of the training split
     memory: Memory
 
 

@@ -44,19 +44,12 @@ _CALLS, _SECONDS = 10, 0.3
 
 @dataclass(frozen=True)
 class Side:
-    """One way to run a model.
+    """One way to run a model."""
 
-    Attributes:
-        open: makes the model, for as many threads as torch has then.
-        bytes: of its weights or file.
-        score: the task's first score.
-        agreement: share of the images with the prediction of the trained model.
-    """
-
-    open: Callable[[], nn.Module]
-    bytes: int
-    score: float
-    agreement: float = 1.0
+    open: Callable[[], nn.Module]  # makes the model, for as many threads as torch has then
+    bytes: int  # of its weights or file
+    score: float  # the task's first score
+    agreement: float = 1.0  # share of the images with the prediction of the trained model
 
 
 def _as_trained(trained: Trained) -> Side:

@@ -48,17 +48,11 @@ IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 @dataclass(frozen=True)
 class Workload:
-    """What every loader has to do.
+    """What every loader has to do."""
 
-    Attributes:
-        config: of EffLoop's loader; batch size, image size, crop and number of workers apply to all.
-        root: the original photographs, ROOT/CLASS/*.
-        scratch: an empty folder.
-    """
-
-    config: Config
-    root: Path
-    scratch: Path
+    config: Config  # of EffLoop's loader; batch size, image size, crop and number of workers apply to all
+    root: Path  # the original photographs, ROOT/CLASS/*
+    scratch: Path  # an empty folder
 
 
 def crop_of(config: Config, baselines: str = "", fix: str = "") -> dict[str, tuple[float, float]]:

@@ -37,17 +37,11 @@ _MAX_BATCHES = 100  # batches in a measurement of loading
 
 @dataclass(frozen=True)
 class StoredDataset:
-    """The dataset in one format.
+    """The dataset in one format."""
 
-    Attributes:
-        config: loads it.
-        files: that are read, its index included.
-        write_s: seconds that writing it took.
-    """
-
-    config: Config
-    files: list[Path]
-    write_s: float
+    config: Config  # loads it
+    files: list[Path]  # that are read, its index included
+    write_s: float  # seconds that writing it took
 
 
 def storage(config: Config, repeats: int, *, formats: str = "all", work: str = "") -> Report:

@@ -26,21 +26,13 @@ _UPRIGHT = 8
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the printed table.
+    """A column of the printed table."""
 
-    Attributes:
-        key: of the rows; the median of a list is shown.
-        heading: above it.
-        form: how numbers are formatted.
-        unit: that numbers are divided by.
-        spread: whether least and most are shown, too.
-    """
-
-    key: str
-    heading: str
-    form: str = "{:,.0f}"
-    unit: float = 1
-    spread: bool = False
+    key: str  # of the rows; the median of a list is shown
+    heading: str  # above it
+    form: str = "{:,.0f}"  # how numbers are formatted
+    unit: float = 1  # that numbers are divided by
+    spread: bool = False  # whether least and most are shown, too
 
     def cell(self, row: Row) -> str:
         """Its text; empty where the row has no value."""
@@ -53,25 +45,16 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The result of a benchmark.
+    """The result of a benchmark."""
 
-    Attributes:
-        facts: what the figures depend on.
-        rows: one for each side; those with the same `table`, if they have one, are printed and drawn together.
-        columns: of the printed table.
-        title: above it.
-        notes: lines below it.
-        drawn: key of the rows -> its unit, for a panel of the plot each.
-        groups: keys of the rows that name a group of bars, and a bar in it.
-    """
-
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # what the figures depend on
+    # one for each side; those with the same `table`, if they have one, are printed and drawn together
     rows: Sequence[Row]
-    columns: Sequence[Column]
-    title: str
-    notes: Sequence[str] = ()
-    drawn: Mapping[str, str] = field(default_factory=dict)
-    groups: tuple[str, str] = ("name", "")
+    columns: Sequence[Column]  # of the printed table
+    title: str  # above it
+    notes: Sequence[str] = ()  # lines below it
+    drawn: Mapping[str, str] = field(default_factory=dict)  # key of the rows -> its unit, for a panel of the plot each
+    groups: tuple[str, str] = ("name", "")  # keys of the rows that name a group of bars, and a bar in it
 
     def print(self) -> None:
         """Print the table, without columns that are empty."""

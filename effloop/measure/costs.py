@@ -39,15 +39,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that something takes for one image, in one thread.
+    """Seconds that something takes for one image, in one thread."""
 
-    Attributes:
-        wall_s: by the clock.
-        cpu_s: of these on a core; the rest is waiting, for a disk or a network.
-    """
-
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
+    wall_s: float = 0.0  # by the clock
+    cpu_s: float = 0.0  # of these on a core; the rest is waiting, for a disk or a network
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
@@ -134,22 +129,15 @@ _PAGE = 4096
 
 @dataclass(frozen=True)
 class LoadingCosts:
-    """What one image costs in each stage of loading, in one thread.
+    """What one image costs in each stage of loading, in one thread."""
 
-    Attributes:
-        storage: reading its bytes.
-        decode: its header, the pixels that its crop needs, and its mask; and what a decoder does to many images in the
-            same call: resizing and flipping.
-        augment: drawing, and everything else up to the row of the batch; on the host.
-        batch: the rest: the order, the batch's memory and bookkeeping.
-        images: so many were measured.
-    """
-
-    storage: Cost
+    storage: Cost  # reading its bytes
+    # its header, the pixels that its crop needs, and its mask; and what a decoder does to many images in the same call:
+    # resizing and flipping
     decode: Cost
-    augment: Cost
-    batch: Cost
-    images: int
+    augment: Cost  # drawing, and everything else up to the row of the batch; on the host
+    batch: Cost  # the rest: the order, the batch's memory and bookkeeping
+    images: int  # so many were measured
 
     @property
     def total(self) -> Cost:
@@ -242,23 +230,14 @@ _COLD = 0.1  # share of the files that may have stayed in memory where reading c
 
 @dataclass(frozen=True)
 class StorageCosts:
-    """Of reading samples in the order of training.
+    """Of reading samples in the order of training."""
 
-    Attributes:
-        warm: of an image that is in the page cache, in one thread.
-        cold: of one that isn't; None where that couldn't be measured.
-        mean_bytes: of an encoded image.
-        piece_bytes_per_s: of reading a file in one piece from the disk; None where no file is long enough.
-        fits: whether the page cache can hold the training split, so that each epoch but the first reads from memory.
-        where: Linux's name of the file system.
-    """
-
-    warm: Cost
-    cold: Cost | None
-    mean_bytes: float
-    piece_bytes_per_s: float | None
-    fits: bool
-    where: str
+    warm: Cost  # of an image that is in the page cache, in one thread
+    cold: Cost | None  # of one that isn't; None where that couldn't be measured
+    mean_bytes: float  # of an encoded image
+    piece_bytes_per_s: float | None  # of reading a file in one piece from the disk; None where no file is long enough
+    fits: bool  # whether the page cache can hold the training split, so that each epoch but the first reads from memory
+    where: str  # Linux's name of the file system
 
     @property
     def usual(self) -> Cost:

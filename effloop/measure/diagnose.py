@@ -117,31 +117,22 @@ def _findings(found: Measured, config: Config, bound: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The result, as `diagnosis.json` has it.
+    """The result, as `diagnosis.json` has it."""
 
-    Attributes:
-        version, date, command: of EffLoop; when, and what was typed.
-        machine, run, data: what the figures depend on.
-        images_per_s, wait, stages, evaluation, verdict: as of `Measured`.
-        findings: lines about what an override doesn't help with.
-        overrides: what helps, tried, the best first.
-        memory: what the run takes, as `Memory.to_plain` has it.
-    """
-
-    version: str
+    version: str  # of EffLoop
     date: str
-    command: str
-    machine: Mapping[str, Any]
+    command: str  # as it was typed
+    machine: Mapping[str, Any]  # what the figures depend on
     data: str
     run: Mapping[str, Any]
-    images_per_s: float
+    images_per_s: float  # this and the next four as of `Measured`
     wait: float
     stages: Sequence[Stage]
     evaluation: float
     verdict: Verdict
-    findings: Sequence[str]
-    overrides: Sequence[Override]
-    memory: Mapping[str, Any]
+    findings: Sequence[str]  # lines about what an override doesn't help with
+    overrides: Sequence[Override]  # what helps, tried, the best first
+    memory: Mapping[str, Any]  # what the run takes, as `Memory.to_plain` has it
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

@@ -44,51 +44,33 @@ _WAITS = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A run, measured; figures are of one rank.
+    """A run, measured; figures are of one rank."""
 
-    Attributes:
-        config: of the run, on one rank, with what was `auto` as it is by default.
-        loader: of its training split.
-        device: where it is trained.
-        ranks: of the run, each with a loop of its own.
-        cores: that this rank may use.
-        workers: threads or processes that load; 0 is the training thread itself.
-        samples, val_samples: of an epoch, and of an evaluation.
-        storage: None where it wasn't measured apart from loading.
-        loading: of an image in one thread, of what most epochs read.
-        loader_per_s: images/s of the workers alone.
-        transfer_s, step_s, log_s: seconds per image of the training thread.
-        parts: seconds of forward, backward and update; empty where they weren't measured.
-        images_per_s, wait: of the training loop, and the share of its time that waits for data.
-        starved: whether loading is slower than the training thread.
-        evaluation_per_s: images/s of an evaluation; 0 if there is nothing to evaluate.
-        syncs: (file, line, function, what) that reads a tensor's value -> how often in an update.
-        memory: what it takes, as `Memory.to_plain` has it.
-        other_cores: that other programs used meanwhile.
-    """
-
-    config: Config
-    loader: Loader
-    device: torch.device
-    ranks: int = 1
-    cores: int
-    workers: int
-    samples: int
-    val_samples: int
-    storage: StorageCosts | None = None
-    loading: LoadingCosts
-    loader_per_s: float
+    config: Config  # of the run, on one rank, with what was `auto` as it is by default
+    loader: Loader  # of its training split
+    device: torch.device  # where it is trained
+    ranks: int = 1  # of the run, each with a loop of its own
+    cores: int  # that this rank may use
+    workers: int  # threads or processes that load; 0 is the training thread itself
+    samples: int  # of an epoch
+    val_samples: int  # of an evaluation
+    storage: StorageCosts | None = None  # None where it wasn't measured apart from loading
+    loading: LoadingCosts  # of an image in one thread, of what most epochs read
+    loader_per_s: float  # images/s of the workers alone
+    # seconds per image of the training thread
     transfer_s: float = 0.0
     step_s: float
     log_s: float = 0.0
+    # seconds of forward, backward and update; empty where they weren't measured
     parts: Mapping[str, float] = field(default_factory=dict)
-    images_per_s: float
-    wait: float
-    starved: bool
-    evaluation_per_s: float
+    images_per_s: float  # of the training loop
+    wait: float  # share of its time that waits for data
+    starved: bool  # whether loading is slower than the training thread
+    evaluation_per_s: float  # images/s of an evaluation; 0 if there is nothing to evaluate
+    # (file, line, function, what) that reads a tensor's value -> how often in an update
     syncs: Mapping[tuple[str, int, str, str], int] = field(default_factory=dict)
-    memory: Mapping[str, Any] = field(default_factory=dict)
-    other_cores: float = 0.0
+    memory: Mapping[str, Any] = field(default_factory=dict)  # what it takes, as `Memory.to_plain` has it
+    other_cores: float = 0.0  # that other programs used meanwhile
 
     @property
     def epoch_s(self) -> float:

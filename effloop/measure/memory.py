@@ -44,47 +44,30 @@ _MOST_OF_IT = 0.7
 
 @dataclass(frozen=True)
 class Part:
-    """A part of what a run takes, in each rank.
+    """A part of what a run takes, in each rank."""
 
-    Attributes:
-        name: of the part.
-        place: where it is.
-        bytes: its size.
-        detail: how the size comes about.
-        there: whether it is allocated already.
-        in_shm: whether it is in /dev/shm, where all ranks of the machine share it.
-        by_batch: whether it grows with `batch_size`.
-        wanted: bytes that it would take if there were room for more; 0 is as many as it has.
-    """
-
-    name: str
-    place: Place
-    bytes: int
-    detail: str = ""
-    there: bool = False
-    in_shm: bool = False
-    by_batch: bool = False
-    wanted: int = 0
+    name: str  # of the part
+    place: Place  # where it is
+    bytes: int  # its size
+    detail: str = ""  # how the size comes about
+    there: bool = False  # whether it is allocated already
+    in_shm: bool = False  # whether it is in /dev/shm, where all ranks of the machine share it
+    by_batch: bool = False  # whether it grows with `batch_size`
+    wanted: int = 0  # bytes that it would take if there were room for more; 0 is as many as it has
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a run takes, and what is free.
+    """What a run takes, and what is free."""
 
-    Attributes:
-        parts: all of it.
-        batch: `host` and `device` -> tensors of the training split's batch there, without memory.
-        free: bytes that are free now: of the `host`, of `shm` (/dev/shm, a part of the host's), and of the `gpu` if
-            there is one.
-        page_cache: bytes of the dataset's files, which the kernel keeps as long as nothing else needs the memory.
-        ranks: of the run on this machine.
-    """
-
-    parts: Sequence[Part]
+    parts: Sequence[Part]  # all of it
+    # `host` and `device` -> tensors of the training split's batch there, without memory
     batch: Mapping[str, Mapping[str, Tensor]]
+    # bytes that are free now: of the `host`, of `shm` (/dev/shm, a part of the host's), and of the `gpu` if there is
+    # one
     free: Mapping[str, int]
-    page_cache: int
-    ranks: int = 1
+    page_cache: int  # bytes of the dataset's files, which the kernel keeps as long as nothing else needs the memory
+    ranks: int = 1  # of the run on this machine
 
     @property
     def places(self) -> list[Place]:

@@ -57,28 +57,17 @@ _LITTLE_EVALUATION = 0.1
 
 @dataclass(frozen=True)
 class Proposal:
-    """An override that may help.
+    """An override that may help."""
 
-    Attributes:
-        override: words for the command line, or for `convert`.
-        why: a few words.
-        exact: whether the same images are trained on, in the same precision.
-        share: of the epochs that have it, where it is tried as `words`.
-        few: whether it is tried on some hundred images: caches are filled, and conversions written, before.
-        recipe: options of `convert`, where it is a conversion.
-        then: the override for the converted data.
-        gain: where it follows from what was measured, so that there is nothing to try.
-    """
-
-    override: str
-    why: str
-    exact: bool = True
+    override: str  # words for the command line, or for `convert`
+    why: str  # a few words
+    exact: bool = True  # whether the same images are trained on, in the same precision
     words: tuple[str, ...] = ()
-    share: float = 1.0
-    few: bool = False
-    recipe: Mapping[str, Any] | None = None
-    then: str = ""
-    gain: float | None = None
+    share: float = 1.0  # of the epochs that have it, where it is tried as `words`
+    few: bool = False  # whether it is tried on some hundred images: caches are filled, and conversions written, before
+    recipe: Mapping[str, Any] | None = None  # options of `convert`, where it is a conversion
+    then: str = ""  # the override for the converted data
+    gain: float | None = None  # where it follows from what was measured, so that there is nothing to try
 
 
 def proposals(found: Measured, bound: str, seconds: float = 0.0) -> Iterator[Proposal]:

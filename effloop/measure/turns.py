@@ -32,15 +32,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of a training loop.
+    """One turn of a training loop."""
 
-    Attributes:
-        images_per_s: of the loop as a whole.
-        wait: share of its time in which it waited for data.
-    """
-
-    images_per_s: float
-    wait: float = 0.0
+    images_per_s: float  # of the loop as a whole
+    wait: float = 0.0  # share of its time in which it waited for data
 
 
 def in_turns(

@@ -30,12 +30,9 @@ class Findings:
 
     Several processes may add rows at a time. A folder that is missing, or can't be written, and lines that can't be
     read are passed over in silence.
-
-    Attributes:
-        path: the file; None for a user without a home.
     """
 
-    path: Path | None
+    path: Path | None  # the file; None for a user without a home
 
     @classmethod
     def of(cls, config: Config, fingerprint: Mapping[str, Any]) -> Findings:
