@@ -6,7 +6,7 @@ import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,7 +116,7 @@ def differs_from(whole: NDArray[np.uint8], decoder: Decoder, data: Encoded, inde
     height, width = whole.shape[:2]
     columns = -(-width // 8)
     left = zlib.crc32(data) % (width - columns + 1)
-    info = decoder.with_index(decoder.read_info(data), index)
+    info = replace(decoder.read_info(data), index=index)
     crop = decoder.decode_with_info(data, info, (0, left, height, columns))
     return not np.array_equal(crop, whole[:, left : left + columns])
 

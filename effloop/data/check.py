@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from effloop.data.decode import Decoder
-from effloop.data.image.header import Encoded, Header, read_header
+from effloop.data.image.header import Encoded
 from effloop.data.image.mask import check_size, check_values, decode_mask, largest_value, mask_digest, mask_size
 from effloop.data.plan import Plan
 from effloop.data.source import Kind, Source
@@ -80,7 +80,7 @@ def check_image(data: Encoded, decoder: Decoder) -> tuple[int, int]:
         DataError: they aren't, or it can't be decoded; the message doesn't name the sample.
     """
     info = decoder.read_info(data)
-    if not (info if isinstance(info, Header) else read_header(data)).complete:
+    if not info.complete:
         decoder.decode(data)
     return info.height, info.width
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.batch import Batch
-from effloop.data.decode.base import ImageInfo
-from effloop.data.image.header import Encoded
+from effloop.data.image.header import Encoded, Header
 from effloop.data.image.mask import IGNORED, Mask, check_size, check_values, decode_mask, largest_value
 from effloop.data.in_progress import in_progress
 from effloop.data.order import BatchRequest, without_repeats
@@ -20,20 +19,10 @@ from effloop.data.plan import Plan, Prepared, Read
 from effloop.data.source import Source
 
 
-@dataclass(slots=True)
-class MaskedInfo:
-    """What a decoder has read from an image's header, its size, and its encoded mask, dropped once it is decoded."""
-
-    image: ImageInfo
-    mask: Encoded
-    height: int
-    width: int
-
-
 class MaskDecoder:
     """Decodes masks, and compares them with their images."""
 
-    def decode(self, data: Encoded, image: MaskedInfo, source: Source) -> Mask:
+    def decode(self, data: Encoded, image: Header, source: Source) -> Mask:
         """(H, W) uint8, an image's mask as class indices and `IGNORED`.
 
         Raises:
@@ -78,11 +67,10 @@ class MaskPlan(Plan):
 
     def read(self, ids: NDArray[np.int64]) -> Read:
         encoded, infos = super().read(ids)
-        masked = []
-        for sample, info in zip(without_repeats(ids).tolist(), infos, strict=True):
+        for sample in without_repeats(ids).tolist():
             in_progress.begin(sample)
-            masked.append(MaskedInfo(info, self.source.read_mask(sample), info.height, info.width))
-        return encoded, masked
+            infos.masks.append(self.source.read_mask(sample))
+        return encoded, infos
 
     def _decode_rows(self, prepared: Prepared, images: Tensor, at: int) -> None:
         rows, masks = self.output.pixels(images), masks_of(images).numpy()
@@ -92,13 +80,12 @@ class MaskPlan(Plan):
 
     def _load_one(self, prepared: Prepared, number: int, out: NDArray[np.uint8], out_mask: Mask) -> None:
         info, draws, data = prepared.infos[number], prepared.draws, prepared.encoded[number]
-        assert isinstance(info, MaskedInfo)
         prepared.encoded.drop(number, number + 1)
-        mask = self.masks.decode(info.mask, info, self.source)
-        info.mask = b""
+        mask = self.masks.decode(prepared.infos.masks[number], info, self.source)
+        prepared.infos.masks[number] = b""
         self.augment.choose(draws, number, mask)
         box: Any = tuple(draws.boxes[number].tolist())
-        region = self.decoder.decode_with_info(data, info.image, box, self.augment.at_least)
+        region = self.decoder.decode_with_info(data, info, box, self.augment.at_least)
         self.augment.apply(region, draws, number, out, (mask, out_mask))
 
 

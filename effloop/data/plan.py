@@ -17,7 +17,7 @@ from effloop.data.augment import Augment
 from effloop.data.augment.base import Draws
 from effloop.data.bad import OnBad, drawn_instead
 from effloop.data.decode import Decoder
-from effloop.data.decode.base import ImageInfo, Resizes
+from effloop.data.decode.base import Resizes
 from effloop.data.image.encoded import EncodedImages, Headers
 from effloop.data.in_progress import in_progress
 from effloop.data.order import SAMPLE, BatchRequest, Order, without_repeats
@@ -27,7 +27,7 @@ from effloop.data.source import Kind, Source
 from effloop.errors import ConfigError, DataError
 from effloop.system.hardware import set_own_threads
 
-Read = tuple[EncodedImages, Sequence[ImageInfo]]
+Read = tuple[EncodedImages, Headers]
 """N encoded images, and what the decoder read from each header."""
 
 
@@ -38,21 +38,14 @@ class Prepared:
     Attributes:
         ids: (N,) the samples.
         encoded: their encoded images.
-        infos: what the decoder read from each header; `Headers` of all usual images, whose columns C code takes.
+        infos: what the decoder read from each header.
         draws: their crops, flips and keys.
     """
 
     ids: NDArray[np.int64]
     encoded: EncodedImages
-    infos: Sequence[ImageInfo]
+    infos: Headers
     draws: Draws
-
-
-def sizes_of(infos: Sequence[ImageInfo]) -> NDArray[np.int64]:
-    """(N, 2) height and width of images."""
-    if isinstance(infos, Headers):
-        return infos.sizes
-    return np.array([(image.height, image.width) for image in infos], np.int64)
 
 
 def to_native_byteorder(values: NDArray[Any]) -> NDArray[Any]:
@@ -257,7 +250,7 @@ class Plan:
         finally:
             in_progress.end()
         try:
-            draws = self.augment.draw(self.keys(epoch, ids), sizes_of(infos))
+            draws = self.augment.draw(self.keys(epoch, ids), infos.sizes)
         except ConfigError as error:
             raise DataError(f"can't be augmented: {error}") from error
         return Prepared(without_repeats(ids), encoded, infos, draws)
@@ -269,8 +262,8 @@ class Plan:
         in_progress.begin_run(samples)
         images = self.source.read_run(samples)
         infos = self.decoder.read_infos(images)
-        if self.decoder.uses_indexes and (indexes := self.source.entropy_indexes(samples, images)) is not None:
-            infos = self.decoder.with_indexes(infos, indexes)
+        if self.decoder.uses_indexes:
+            infos.indexes = self.source.entropy_indexes(samples, images)
         return images, infos
 
     def keys(self, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -304,7 +297,7 @@ class Plan:
         if self.augment.fast_path:  # all of them in one call of C code, but for those that it leaves
             in_progress.begin_run(prepared.ids)
             wanted = Resizes(draws.boxes, draws.flips, self.augment.at_least, rows)
-            done = self.decoder.decode_resized(prepared.encoded, prepared.infos, slice(0, count), wanted)
+            done = self.decoder.decode_resized(prepared.encoded, prepared.infos, wanted)
         for row in range(count) if self.augment.has_rest else np.flatnonzero(~done).tolist():
             in_progress.begin(int(prepared.ids[row]))
             if done[row]:

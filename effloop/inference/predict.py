@@ -23,7 +23,7 @@ from effloop.data.augment.base import Evaluation, RecipeConfig
 from effloop.data.bad import OnBad
 from effloop.data.decode.common import to_pixels
 from effloop.data.image.header import Encoded, pnm_header
-from effloop.data.plan import Plan, Read, sizes_of
+from effloop.data.plan import Plan, Read
 from effloop.data.source import Source
 from effloop.data.source.files import Images
 from effloop.errors import ConfigError, DataError
@@ -41,7 +41,7 @@ class SizedPlan(Plan):
 
     def read(self, ids: NDArray[np.int64]) -> Read:
         encoded, infos = super().read(ids)
-        self.sizes.update(zip(ids.tolist(), (ImageSize(*size) for size in sizes_of(infos).tolist()), strict=True))
+        self.sizes.update(zip(ids.tolist(), (ImageSize(*size) for size in infos.sizes.tolist()), strict=True))
         return encoded, infos
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.image.encoded import EncodedImages
-from effloop.data.image.header import Encoded
+from effloop.data.image.encoded import EncodedImages, Headers
+from effloop.data.image.header import Encoded, Header
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
 
@@ -58,22 +57,6 @@ class DecodeConfig(PartConfig):
             )
 
 
-class ImageInfo(Protocol):
-    """What a decoder reads from an image's header: its stored size, and whatever else decoding needs again."""
-
-    @property
-    def height(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-
-
-class Size(NamedTuple):
-    """The least that `Decoder.read_info` returns."""
-
-    height: int
-    width: int
-
-
 @dataclass(frozen=True, slots=True)
 class Resizes:
     """Target size and flip of N regions.
@@ -102,10 +85,12 @@ class Decoder(ABC):
     Attributes:
         channels: of the pixels, C: 3 is RGB, 1 grey.
         exif: whether images are turned as their EXIF orientation says; sizes and boxes are then of upright images.
+        uses_indexes: whether entropy indexes (`image.jpeg`) save it time; without it none are looked up or built.
     """
 
     exif: bool = False
     channels: int = 3
+    uses_indexes: bool = False
 
     @abstractmethod
     def decode(
@@ -137,50 +122,26 @@ class Decoder(ABC):
                 truncated after it has a size, and is refused by `decode` only.
         """
 
-    def read_info(self, data: Encoded) -> ImageInfo:
-        """The size, and whatever else `decode_with_info` needs of the header.
+    def read_info(self, data: Encoded) -> Header:
+        """The header for `decode_with_info`, at least its size; raises as `size`."""
+        return Header("", *self.size(data), plain=False, complete=False)
 
-        Raises:
-            DataError: as `size`.
-        """
-        return Size(*self.size(data))
-
-    def read_infos(self, images: EncodedImages) -> Sequence[ImageInfo]:
-        """`read_info` of (N,) images at once; overridden where that is faster.
-
-        Raises:
-            DataError: as `read_info`, of any of them.
-        """
-        return [self.read_info(data) for data in images]
-
-    @property
-    def uses_indexes(self) -> bool:
-        """Whether entropy indexes (`image.jpeg`) save this decoder time; without it none are looked up or built."""
-        return False
-
-    def with_index(self, info: ImageInfo, index: Encoded) -> ImageInfo:
-        """What `read_info` has returned, with the entropy index of the same bytes, which decoding may then use."""
-        return info
-
-    def with_indexes(self, infos: Sequence[ImageInfo], indexes: EncodedImages) -> Sequence[ImageInfo]:
-        """`with_index` for what `read_infos` has returned; an index that is empty is none."""
-        return [self.with_index(info, index) if index else info for info, index in zip(infos, indexes, strict=True)]
+    def read_infos(self, images: EncodedImages) -> Headers:
+        """`read_info` of (N,) images at once; raises as `size`, of any of them."""
+        return Headers.of([self.read_info(data) for data in images])
 
     def decode_with_info(
-        self, data: Encoded, info: Any, box: Box | None = None, at_least: tuple[int, int] | None = None
+        self, data: Encoded, info: Header, box: Box | None = None, at_least: tuple[int, int] | None = None
     ) -> NDArray[np.uint8]:
         """`decode`, given what `read_info` returned for the same bytes."""
         return self.decode(data, box, at_least)
 
-    def decode_resized(
-        self, images: EncodedImages, infos: Sequence[ImageInfo], rows: slice, wanted: Resizes
-    ) -> NDArray[np.bool_]:
+    def decode_resized(self, images: EncodedImages, infos: Headers, wanted: Resizes) -> NDArray[np.bool_]:
         """Decode regions of several images at once, and resize them, with the pixels that one by one would give.
 
         Args:
-            images: encoded.
+            images: (N,) encoded.
             infos: what `read_infos` returned for them.
-            rows: which of them `wanted` is of, N.
             wanted: boxes and outputs.
 
         Returns:

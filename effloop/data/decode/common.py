@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, PpmImagePlugin, WebPImagePlugin
 
-from effloop.data.decode.base import Box, DecodeConfig, Decoder, ImageInfo, Resizes
+from effloop.data.decode.base import Box, DecodeConfig, Decoder, Resizes
 from effloop.data.image.encoded import ROW, EncodedImages, Headers, Kind, read_headers
 from effloop.data.image.grey import to_grey, to_rgb
 from effloop.data.image.header import Encoded, Header, expected_size, open_other, pnm_pixels, read_header
@@ -120,7 +119,7 @@ NEVER_CUT = -1
 
 
 def load_run(
-    images: EncodedImages, headers: Headers, rows: slice, wanted: Resizes, least_saved: int, *, jpegs: bool
+    images: EncodedImages, headers: Headers, wanted: Resizes, least_saved: int, *, jpegs: bool
 ) -> NDArray[np.bool_]:
     """Decode boxes of plain, complete images, resize them as `resize_into`, and flip them or not.
 
@@ -131,8 +130,7 @@ def load_run(
         (N,) which rows of `wanted.out` are written. The others are left to Python: other formats, images that libjpeg
         as much as warns about, resizes that need PyTorch.
     """
-    flips = np.ascontiguousarray(wanted.flips)
-    samples, kept = _samples(images, headers, rows, wanted.boxes, flips)
+    samples, kept = _samples(images, headers, wanted.boxes, wanted.flips)
     target = _target(wanted.out, wanted.at_least, least_saved, jpegs=jpegs)
     done = np.zeros(len(wanted.out), np.bool_)
     function("effloop_load", "ppppp")(address(samples), address(target), *in_progress.addresses(), address(done))
@@ -148,7 +146,7 @@ def decode_box(data: Encoded, header: Header, box: Box, out: NDArray[np.uint8], 
     row = np.array([(header.sof_at, header.height, header.width, Kind.jpeg, 0, 1, 1, 0)], ROW)
     index = None if header.index is None else EncodedImages.of([header.index])
     one, boxes, flips = EncodedImages.of([data]), np.array([box], np.int64), np.zeros(1, np.bool_)
-    samples, kept = _samples(one, Headers(row, {}, index), slice(0, 1), boxes, flips)
+    samples, kept = _samples(one, Headers(row, {}, index), boxes, flips)
     target = _target(out[None], None, least_saved, jpegs=True)
     done = function("effloop_decode", "ppi", "i")(address(samples), address(target), factor)
     del kept
@@ -156,13 +154,13 @@ def decode_box(data: Encoded, header: Header, box: Box, out: NDArray[np.uint8], 
 
 
 def _samples(
-    images: EncodedImages, headers: Headers, rows: slice, boxes: NDArray[np.int64], flips: NDArray[np.bool_]
+    images: EncodedImages, headers: Headers, boxes: NDArray[np.int64], flips: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
     """As `Samples` in native/load.c; and what has to be kept while it is used."""
-    columns: list[NDArray[Any]] = [images.addresses[rows], images.sizes[rows], headers.rows[rows]]
+    columns: list[NDArray[Any]] = [images.addresses, images.sizes, headers.rows]
     indexes = headers.indexes
-    columns += [] if indexes is None else [indexes.addresses[rows], indexes.sizes[rows]]
-    columns += [np.ascontiguousarray(boxes), flips]
+    columns += [] if indexes is None else [indexes.addresses, indexes.sizes]
+    columns += [np.ascontiguousarray(boxes), np.ascontiguousarray(flips)]
     found = [address(column) for column in columns]
     if indexes is None:
         found[3:3] = 0, 0
@@ -229,14 +227,11 @@ class PlainDecoder(Decoder):
             pixels = self.by_pillow(data, header)
         return pixels if box is None else _crop(pixels, box)
 
-    def decode_resized(
-        self, images: EncodedImages, infos: Sequence[ImageInfo], rows: slice, wanted: Resizes
-    ) -> NDArray[np.bool_]:
-        own = type(self).decode_with_info is PlainDecoder.decode_with_info  # a subclass may do more
-        if not own or not isinstance(infos, Headers):  # some images may be turned
-            return super().decode_resized(images, infos, rows, wanted)
+    def decode_resized(self, images: EncodedImages, infos: Headers, wanted: Resizes) -> NDArray[np.bool_]:
+        if type(self).decode_with_info is not PlainDecoder.decode_with_info:  # a subclass may do more
+            return super().decode_resized(images, infos, wanted)
         allowed = wanted if self.config.dct_scaling else replace(wanted, at_least=None)
-        return load_run(images, infos, rows, allowed, self._least_saved, jpegs=self.has_libjpeg)
+        return load_run(images, infos, allowed, self._least_saved, jpegs=self.has_libjpeg)
 
     def _compiled(
         self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None
@@ -274,18 +269,6 @@ class PlainDecoder(Decoder):
             return region
         return to_grey(region) if self.channels == 1 else to_rgb(region)
 
-    @property
-    def uses_indexes(self) -> bool:
-        return self.config.region and self.has_libjpeg
-
-    def with_index(self, info: ImageInfo, index: Encoded) -> ImageInfo:
-        return replace(info, index=index) if isinstance(info, Header) and info.format == "JPEG" else info
-
-    def with_indexes(self, infos: Sequence[ImageInfo], indexes: EncodedImages) -> Sequence[ImageInfo]:
-        if not isinstance(infos, Headers) or infos.others:
-            return super().with_indexes(infos, indexes)
-        return Headers(infos.rows, {}, indexes)
-
     def size(self, data: Encoded) -> tuple[int, int]:
         header = self.read_info(data)
         return header.height, header.width
@@ -303,9 +286,9 @@ class PlainDecoder(Decoder):
             return replace(header, height=height, width=width, orientation=turn)
         return header
 
-    def read_infos(self, images: EncodedImages) -> Sequence[ImageInfo]:
-        """As `read_info`, which a subclass overrides with it; the images' `Headers`, unless any may be turned."""
-        if self.exif:
+    def read_infos(self, images: EncodedImages) -> Headers:
+        """As `read_info`, which a subclass overrides with it."""
+        if self.exif:  # any may be turned
             return super().read_infos(images)
         headers = read_headers(images, lambda row: self.read_info(images[row]))
         pixels = headers.sizes.prod(axis=1)

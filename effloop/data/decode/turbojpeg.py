@@ -65,6 +65,7 @@ class TurboJPEGDecoder(PlainDecoder):
         self._simplejpeg = optional_package("simplejpeg", f"decode={config.name}", "simplejpeg")
         own = type(self).fast in (TurboJPEGDecoder.fast, AutoDecoder.fast)  # a plugin's may give other pixels
         self.has_libjpeg = own and use_libjpeg() and _agree(self._colorspace)
+        self.uses_indexes = self.has_libjpeg and config.region
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
         if header.format != "JPEG":

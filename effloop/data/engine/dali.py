@@ -14,15 +14,14 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from effloop.batch import Batch, Skipped
-from effloop.data.decode.base import ImageInfo
 from effloop.data.engine.base import Engine, EngineConfig, engines
 from effloop.data.engine.daemons import DaemonThreads
 from effloop.data.engine.ring import Ring
-from effloop.data.image.header import Encoded, read_header
+from effloop.data.image.header import Header
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan, Prepared
 from effloop.data.source import Kind
-from effloop.errors import ConfigError, DataError, optional_package, warn
+from effloop.errors import ConfigError, optional_package, warn
 
 
 @dataclass
@@ -111,7 +110,7 @@ class DaliEngine(Engine):
             prepared = self.plan.prepare(request.epoch, request.ids[: request.filled])
         except Exception:
             return None  # `fill` raises it, when it is this batch's turn
-        return prepared if request.filled and all(map(_is_plain, prepared.encoded, prepared.infos)) else None
+        return prepared if request.filled and all(map(_is_plain, prepared.infos)) else None
 
     def _begin(
         self, pipeline: _Pipeline, pool: DaemonThreads, request: BatchRequest, reading: Future[Prepared | None]
@@ -232,11 +231,6 @@ class _Pipeline:
         return pixels
 
 
-def _is_plain(data: Encoded, info: ImageInfo) -> bool:
-    """Whether DALI decodes an image like EffLoop's decoders; 2 µs."""
-    try:
-        header = read_header(data)
-    except DataError:
-        return False  # a plugin's decoder may know the format
-    turned = getattr(info, "orientation", 1) != 1
-    return header.plain and header.complete and header.format != "PNM" and not turned
+def _is_plain(header: Header) -> bool:
+    """Whether DALI decodes an image like EffLoop's decoders."""
+    return header.plain and header.complete and header.format != "PNM" and header.orientation == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def decode(
     decoder: PlainDecoder, data: bytes, found: bytes | None, box: Box, at_least: tuple[int, int] | None = None
 ) -> NDArray[np.uint8]:
     info = decoder.read_info(data)
-    return decoder.decode_with_info(data, info if found is None else decoder.with_index(info, found), box, at_least)
+    return decoder.decode_with_info(data, replace(info, index=found), box, at_least)
 
 
 def inside(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
