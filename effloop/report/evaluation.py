@@ -209,7 +209,7 @@ def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], unit: str = 
     figure = Figure(figsize=(side + margin, side + margin), layout="constrained")
     axes = figure.subplots()
     shares = np.sqrt(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))  # the root: few of many are seen, too
-    axes.imshow(shares * (2 * np.eye(count) - 1), cmap="RdBu", vmin=-1, vmax=1, interpolation="none")
+    axes.imshow(shares * (2 * np.eye(count) - 1), cmap="RdBu", vmin=-1.5, vmax=1.5, interpolation="none")
     axes.grid(visible=False)
     percent = ", % of a class's pixels" * (unit == "pixels" and count <= _MAX_COUNTS)
     axes.set(xlabel="taken for", ylabel="class", title=f"Confusion matrix{percent}")
@@ -221,7 +221,7 @@ def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], unit: str = 
         for (row, column), samples in np.ndenumerate(matrix):
             if samples:
                 text = f"{samples:,}" if unit == "samples" else f"{100 * samples / matrix[row].sum():.1f}"
-                axes.text(column, row, text, ha="center", va="center", fontsize=7)
+                axes.text(column, row, text, ha="center", va="center", fontsize=7, color="black")
     return figure
 
 
