@@ -69,17 +69,7 @@ class EpochSoFar:
         return cls(state["sums"], state["before"], span, position, state["lr"], begun=True, resumed=True)
 
 
-class LinesSink(Sink):
-    """Writes each report as a line of the log."""
-
-    def train(self, report: StepReport) -> None:
-        self.note(report.line())
-
-    def epoch(self, report: EpochReport) -> None:
-        self.note(report.line())
-
-
-class LogFile(LinesSink):
+class LogFile(Sink):
     """`log.txt`."""
 
     def __init__(self, path: Path) -> None:
@@ -91,47 +81,37 @@ class LogFile(LinesSink):
     def warning(self, line: str) -> None:
         self.note(f"warning: {line}")
 
+    def train(self, report: StepReport) -> None:
+        self.note(report.line())
+
+    def epoch(self, report: EpochReport) -> None:
+        self.note(report.line())
+
     def close(self) -> None:
         self._file.close()
 
 
-class PlainOutput(LinesSink):
-    """Standard output that isn't a terminal."""
+class StandardOutput(Sink):
+    """The lines of the log; on a terminal a progress bar for the current epoch, and a line for each completed one."""
 
     is_output = True
 
     def __init__(self, console: Console, meters: Sequence[Meter]) -> None:
         self._console, self._meters = console, meters
-
-    def note(self, line: str) -> None:
-        print(line, flush=True)
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        self._console.print(summary_table(summary, self._meters))
-
-
-class TerminalSink(Sink):
-    """A progress bar for the current epoch, and a line for each completed one."""
-
-    is_output = True
-
-    def __init__(self, console: Console, meters: Sequence[Meter]) -> None:
-        self._meters = meters
-        self._bar = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+        self._bar = Progress(TextColumn("epoch {task.fields[epoch]}"), *columns, console=console, transient=True)
         self._task: TaskID | None = None
 
     def note(self, line: str) -> None:
-        self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        if self._console.is_terminal:
+            self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, flush=True)
 
     def train(self, report: StepReport) -> None:
+        if not self._console.is_terminal:
+            self.note(report.line())
+            return
         position = report.position
         note = f"loss {report.mean['loss']:.3f}  {report.span.images_per_s:,.0f} images/s  wait {report.span.wait:.0%}"
         if self._task is None:
@@ -147,7 +127,7 @@ class TerminalSink(Sink):
         self.note(report.line())
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._bar.console.print(summary_table(summary, self._meters))
+        self._console.print(summary_table(summary, self._meters))
 
     def close(self) -> None:
         self._bar.stop()
@@ -241,9 +221,7 @@ class RunRecorder(Recorder):
         if self._writes:
             self._open("log.txt", LogFile)
         if self._writes and config.console:
-            console = Console()
-            output = TerminalSink if console.is_terminal else PlainOutput
-            self._sinks.open("the standard output", lambda: output(console, task.meters))
+            self._sinks.open("the standard output", lambda: StandardOutput(Console(), task.meters))
 
     def __enter__(self) -> RunRecorder:
         self._started = time.perf_counter()
@@ -268,7 +246,9 @@ class RunRecorder(Recorder):
         self._open("summary.json", lambda path: FinalFile(path, _without_efficiency))
         self._open("efficiency.json", lambda path: FinalFile(path, lambda summary: asdict(summary["efficiency"])))
         if self.config.tensorboard:
-            self._open("tensorboard", self._tensorboard)
+            from effloop.record.tensorboard import TensorBoardSink
+
+            self._open("tensorboard", lambda path: TensorBoardSink(path, resumed.step and resumed.step + 1))
         if self.config.mlflow or self.config.wandb:
             from effloop.record.trackers import MlflowSink, WandbSink
 
@@ -276,18 +256,6 @@ class RunRecorder(Recorder):
                 self._sinks.open("MLflow", lambda: MlflowSink(self.run_dir, self.config.project, params))
             if self.config.wandb:
                 self._sinks.open("Weights & Biases", lambda: WandbSink(self.run_dir, self.config.project, params))
-
-    def _tensorboard(self, folder: Path) -> Sink:
-        """A file that hides what is done again; of the last update, which an evaluation follows, all but its line."""
-        from effloop.record.tensorboard import TensorBoardSink
-
-        resumed, position = self._resumed, self._epoch.position
-        again = resumed.within and position is not None and position.step == resumed.step
-        sink = TensorBoardSink(folder, resumed.step and resumed.step + (not again))
-        if again:
-            (*_, last) = [Span(), *read_times(self.run_dir / "perf.jsonl")[0]]
-            sink.train(self._epoch.report(self.task, last))
-        return sink
 
     def _open(self, name: str, make: Callable[[Path], Sink]) -> None:
         path = self.run_dir / name

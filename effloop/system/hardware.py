@@ -124,9 +124,9 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"device: '{name}' is not a device; set auto, cpu, cuda or cuda:N") from None
+        device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device: '{name}' is not supported; set auto, cpu, cuda or cuda:N")
+        raise ConfigError(f"device: '{name}' is not a device that EffLoop uses; set auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ConfigError(f"device: '{name}' is not there, this machine shows {count} CUDA devices; set device=cpu")
@@ -146,31 +146,21 @@ def has_vnni() -> bool:
     return True  # no x86
 
 
-_OTHER_FILES = 256  # kept open by the rest of a training: libraries, workers' pipes, logs
-
-
-def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files, if necessary, to keep `count` files open beside its own.
+def allow_open_files(count: int, what: str, fix: str, spare: int = 256) -> None:
+    """Raise this process's limit of open files, if necessary, to `count` and some to spare, as for libraries and logs.
 
     Raises:
-        ConfigError: the hard limit is lower; the line has both numbers.
+        ConfigError: the hard limit is lower; the line begins with `what` needs them, and ends with another `fix`.
     """
-    needed = count + _OTHER_FILES
-    if (hard := _raise_open_files(needed)) is not None:
-        raise ConfigError(
-            f"data.root: its {count:,} files need {needed:,} open files, this process may open {hard:,}; "
-            f"raise the limit (ulimit -n {needed}) or convert to larger shards"
-        )
-
-
-def _raise_open_files(needed: int) -> int | None:
-    """Raise this process's limit of open files if it is lower; the hard limit where that is too low."""
+    needed = count + spare
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            return hard
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    return None
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{what} {needed:,} open files, this process may open {hard:,}; raise the limit (ulimit -n {needed}){fix}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 MOUNTS = Path("/proc/self/mountinfo")  # the list of mounts, see proc_pid_mountinfo(5)
@@ -295,14 +285,9 @@ def check_workers(count: int, ranks: int) -> None:
 
 def check_open_files(processes: int) -> None:
     """Raise this process's limit of open files to what so many worker processes need, or a ConfigError."""
-    needed = _FILES + _FILES_PER_WORKER * processes
-    if (hard := _raise_open_files(needed)) is not None:
-        workers = f" with {processes} worker processes" if processes else ""
-        less = ", or set engine=threads" if processes else ""
-        raise ConfigError(
-            f"open files: a run{workers} needs {needed}, this process may open {hard}; raise the limit "
-            f"(ulimit -n {max(1024, needed)}){less}"
-        )
+    workers = f" with {processes} worker processes" if processes else ""
+    less = ", or set engine=threads" if processes else ""
+    allow_open_files(_FILES_PER_WORKER * processes, f"open files: a run{workers} needs", less, _FILES)
 
 
 def check_batch_memory(batch_size: int, bytes_of_image: int, key: str = "batch_size") -> None:

@@ -21,20 +21,14 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C: ten times 
 
 
 def read_text(path: Path, most: int) -> str:
-    """The text of a regular file of at most `most` bytes; never waits, as for what a pipe may give.
-
-    Raises:
-        FileNotFoundError: there is none.
-        OSError, ValueError: it can't be read, is something else, larger, or not UTF-8.
-    """
+    """The text of a file, as `read_bytes`; a ValueError if it isn't UTF-8."""
     return read_bytes(path, most).decode("utf-8")
 
 
 def read_bytes(path: Path, most: int, start: int = 0) -> bytes:
-    """As `read_text`, the bytes from `start` on.
+    """The bytes from `start` on of a regular file of at most `most`; never waits, as for what a pipe may give.
 
     Raises:
-        FileNotFoundError: there is none.
         OSError, ValueError: it can't be read, is something else, or larger.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -85,12 +79,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file.
-
-    Raises:
-        FileNotFoundError: there is none.
-        OSError, ValueError: as `read_text`, or it is no JSON.
-    """
+    """The value in a JSON file; errors as `read_text`, and a ValueError if it is no JSON."""
     text = read_text(path, MOST_JSON)
     try:
         return json.loads(text)
@@ -99,17 +88,12 @@ def read_json(path: Path) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """The value in a YAML file without aliases, of which a few lines can stand for more than the memory holds.
-
-    Raises:
-        FileNotFoundError: there is none.
-        OSError, ValueError: as `read_text`, or it is no such YAML.
-    """
+    """The value in a YAML file, as `parse_yaml`; errors as `read_text`, too."""
     return parse_yaml(read_text(path, MOST_YAML))
 
 
 def parse_yaml(text: str) -> Any:
-    """The value in YAML, as `read_yaml` reads it.
+    """The value in YAML without aliases, of which a few lines can stand for more than the memory holds.
 
     Raises:
         ValueError: it is no such YAML.

@@ -80,7 +80,7 @@ def test_other_errors_are_not_out_of_memory() -> None:
 
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (32, 32))
-    with pytest.raises(ConfigError, match=r"with 4 worker processes needs 56, this process may open 32; .*ulimit -n"):
+    with pytest.raises(ConfigError, match=r"with 4 worker processes needs 56 open files, .* 32; .*ulimit -n"):
         check_open_files(4)
     check_open_files(0)
 
@@ -93,7 +93,7 @@ def test_a_low_limit_of_open_files(photos: Path, tmp_path: Path) -> None:
     ended = subprocess.run(["bash", str(script), *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
-    assert "needs 56, this process may open 32" in ended.stderr
+    assert "needs 56 open files, this process may open 32" in ended.stderr
 
 
 GREEDY = """

@@ -16,7 +16,7 @@ from effloop.batch import Batch
 from effloop.record.base import Position
 from effloop.record.efficiency import Clock, Span
 from effloop.record.rows import EpochTable, MetricsFile, Resumed
-from effloop.record.run import LogFile, TerminalSink
+from effloop.record.run import LogFile, StandardOutput
 from effloop.record.sinks import AppendFile, EpochReport, Sink, Sinks
 from effloop.task import LOSS
 
@@ -112,7 +112,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path, kind: Any, row: s
 
 def test_a_terminal_shows_lines_as_they_are() -> None:
     out = io.StringIO()
-    sink = TerminalSink(Console(file=out, force_terminal=True, width=80), [LOSS])
+    sink = StandardOutput(Console(file=out, force_terminal=True, width=80), [LOSS])
     line = "frozen: [conv1,*.bn1], in outputs/[red]x :smile: [/x]"
     sink.note(line)
     sink.close()

@@ -34,7 +34,7 @@ class MappedFiles:
         self.paths = paths
         self._maps: dict[int, mmap.mmap] = {}
         self._views: dict[int, memoryview] = {}
-        allow_open_files(len(paths))
+        allow_open_files(len(paths), f"data.root: its {len(paths):,} files need", " or convert to larger shards")
 
     def __getitem__(self, number: int) -> mmap.mmap:
         found = self._maps.get(number)
