@@ -15,7 +15,7 @@ from runs import train
 from effloop.assemble import trainer as building
 from effloop.batch import Batch
 from effloop.record.efficiency import Clock, Efficiency, Span
-from effloop.run import execute
+from effloop.run import training
 from effloop.system.processes import command_timed, process_age_s, seconds_of_command
 from effloop.train.trainer import Trainer
 
@@ -56,7 +56,7 @@ def slowed(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_the_parts_of_a_run(photos: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are all of the command's time, and what is slow is seen in its part."""
-    monkeypatch.setattr(execute, "train", slowed(execute.train))
+    monkeypatch.setattr(training, "train", slowed(training.train))
     monkeypatch.setattr(building, "build_learner", slowed(building.build_learner))
     monkeypatch.setattr(Trainer, "evaluate", slowed(Trainer.evaluate))
     began = time.perf_counter()
