@@ -87,8 +87,7 @@ class Source(ABC):
     def targets(self) -> NDArray[Any]:
         """(len, ...) what a model learns: `targets[ids]` is what a batch holds.
 
-        By default the class indices: `labels`, (len,). A source that overrides it keeps the samples on the first
-        axis, in the dtype that batches hold, e.g. (len, K) uint8 flags or (len, K) float32.
+        By default `labels`, (len,). Another one has the dtype that batches hold, e.g. (len, K) uint8 flags or float32.
         """
         return self.labels
 
@@ -128,11 +127,7 @@ class Source(ABC):
         """
 
     def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
-        """`read` of (N,) samples; overridden where all at once are faster.
-
-        Raises:
-            DataError: as `read`, of any of them; another exception may be of `read`, too.
-        """
+        """`read` of (N,) samples; overridden where all at once are faster."""
         images = []
         for row, index in enumerate(samples.tolist()):
             in_progress.reach(row)
@@ -152,12 +147,8 @@ class Source(ABC):
         return f"the mask of {self.key(index)}"
 
     def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
-        """The entropy indexes (`image.jpeg`) of (N,) samples, empty where there is none of these very bytes; None
-        where none has one.
-
-        Args:
-            samples: which.
-            images: what `read` has returned for each.
+        """The entropy indexes (`image.jpeg`) of (N,) samples, empty where there is none of these very bytes, which
+        `read` has returned; None where none has one.
         """
         return None
 
@@ -228,11 +219,7 @@ class Source(ABC):
         """
 
     def modified_ns(self, index: int) -> int | None:
-        """When the file of sample `index` was modified last; None if that isn't known.
-
-        Raises:
-            DataError: it is gone. The message doesn't repeat the key.
-        """
+        """When the file of sample `index` was modified last; None if that isn't known. A DataError if it is gone."""
         return None
 
     def verify_index(self) -> None:  # noqa: B027  most formats store no fingerprint
@@ -293,14 +280,7 @@ class Fingerprint:
         self._digest = hashlib.sha256()
 
     def add(self, key: bytes, label: int, size: int, target: bytes = b"") -> None:
-        """Add one sample of `size` bytes.
-
-        Args:
-            key: its name.
-            label: its class; 0 where targets aren't classes.
-            size: bytes of the encoded image.
-            target: where targets aren't classes: the sample's, as `target_bytes` gives it.
-        """
+        """Add one sample of `size` bytes; where targets aren't classes, label 0 and its `target_bytes`."""
         self.samples += 1
         self._bytes += size
         self._digest.update(b"%d %d %s%s\n" % (label, size, target.hex().encode() + b" " if target else b"", key))

@@ -65,17 +65,15 @@ class View(Source):
     @cached_property
     def targets(self) -> NDArray[Any]:
         rows = self.source.targets if self.ids is None else self.source.targets[self.ids]
-        return rows if self._places is None else self._relabelled(rows, self._places)
-
-    def _relabelled(self, rows: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
+        if (places := self._places) is None:
+            return rows
         if self.kind is Kind.flags:
             flags = np.zeros((len(rows), len(self.classes)), np.uint8)
             flags[:, places] = rows
             return flags
         # A label without a class stays without: it becomes one more than the last.
         table = np.append(places, len(self.classes)).astype(np.min_scalar_type(len(self.classes)))
-        labels: NDArray[Any] = table[at_most(rows, len(places))]
-        return labels
+        return np.asarray(table[at_most(rows, len(places))])
 
     @property
     def labels(self) -> NDArray[Any]:  # type: ignore[override]
@@ -91,15 +89,11 @@ class View(Source):
     def target_names(self) -> tuple[str, ...]:
         return self.source.target_names if self._places is None else self.classes
 
-    @property
-    def _reads_stored(self) -> bool:
-        return type(self).read is View.read
-
     def read(self, index: int) -> Encoded:
         return self.source.read(self._at(index))
 
     def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
-        return self.source.read_run(self._of(samples)) if self._reads_stored else super().read_run(samples)
+        return self.source.read_run(self._of(samples)) if type(self).read is View.read else super().read_run(samples)
 
     def read_mask(self, index: int) -> Encoded:
         return self.source.read_mask(self._at(index))
@@ -108,7 +102,7 @@ class View(Source):
         return self.source.mask_name(self._at(index))
 
     def entropy_indexes(self, samples: NDArray[np.int64], images: EncodedImages) -> EncodedImages | None:
-        return self.source.entropy_indexes(self._of(samples), images) if self._reads_stored else None
+        return self.source.entropy_indexes(self._of(samples), images) if type(self).read is View.read else None
 
     def raw_key(self, index: int) -> bytes:
         return self.source.raw_key(self._at(index))

@@ -169,28 +169,19 @@ class ColumnFile:
         if not parts or not all(isinstance(part, dict) for part in parts) or not {"meta", "columns"} <= header.keys():
             raise self._damaged("its header is not one of columns")
         for name, column in header["columns"].items():
-            self._check(name, column)
-        found: dict[str, Any] = header
-        return found
-
-    def _check(self, name: str, column: Any) -> None:
-        """Refuse a column that isn't of plain numbers inside the file."""
-        kinds = [type(part) for part in column] if isinstance(column, list) else None
-        if kinds != [str, int, int] or not _PLAIN.fullmatch(column[0]):
-            raise self._damaged(f"its column '{name}' is not one of plain numbers")
-        dtype, count, offset = column
-        if min(count, offset) < 0 or offset + count * np.dtype(dtype).itemsize > len(self._map):
-            raise self._damaged(f"its column '{name}' is not inside the file")
+            kinds = [type(part) for part in column] if isinstance(column, list) else None
+            if kinds != [str, int, int] or not _PLAIN.fullmatch(column[0]):
+                raise self._damaged(f"its column '{name}' is not one of plain numbers")
+            dtype, count, offset = column
+            if min(count, offset) < 0 or offset + count * np.dtype(dtype).itemsize > len(self._map):
+                raise self._damaged(f"its column '{name}' is not inside the file")
+        return dict(header)
 
     def _damaged(self, what: str) -> DataError:
         return DamagedFileError(f"{self.path} is damaged: {what}; convert it again")
 
     def check(self) -> None:
-        """Compare the columns of what is kept for a dataset with their checksums.
-
-        Raises:
-            DamagedFileError: one differs; the message has the file and the column.
-        """
+        """Compare the columns of what is kept for a dataset with their checksums."""
         for name in sorted(self._unread):
             self._compare(name, kept=True)
         self._unread.clear()
@@ -293,9 +284,8 @@ class Blobs:
 class Spool:
     """A column that grows on disk: memory use doesn't depend on its length.
 
-    Args:
-        typecode: of `array.array`, e.g. "Q" for unsigned 64 bits; "B" takes whole byte strings.
-        folder: of the unnamed temporary file; None is the system's folder for them.
+    `typecode` is of `array.array`, e.g. "Q"; "B" takes whole byte strings. `folder` is of the unnamed temporary file;
+    None is the system's folder for them.
     """
 
     _BUFFERED = 1 << 16  # values in memory before they are written
@@ -322,9 +312,7 @@ class Spool:
         self._flush()
         self._file.flush()
         dtype = np.dtype(self._buffer.typecode)
-        if not self._file.tell():
-            return np.empty(0, dtype)
-        return np.memmap(self._file, dtype, "r")
+        return np.memmap(self._file, dtype, "r") if self._file.tell() else np.empty(0, dtype)
 
     def _flush(self) -> None:
         self._file.seek(0, os.SEEK_END)
@@ -356,8 +344,6 @@ Larger ones (their keys and positions) are by `verify`; what is learned about ea
 would notice."""
 
 LEARNED = ("label", "target")
-
-
 INDEXES = ("entropy", "entropy_end", "mask")
 """Only when all are: each entropy index is compared with the image when it is used, and an image is decoded without;
 each mask has a checksum of its own."""

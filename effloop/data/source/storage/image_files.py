@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -208,22 +209,16 @@ def find_image(folder: bytes, name: bytes) -> tuple[bytes, os.stat_result] | Non
 
     A name without the extension of an image is completed by one.
     """
-    found = _status(os.path.join(folder, name))
-    if found is not None:
-        return name, found
-    if name[name.rfind(b".") :].lower() in ENDINGS:
-        return None
-    for ending in (*EXTENSIONS, *map(bytes.upper, EXTENSIONS)):
-        found = _status(os.path.join(folder, name + ending))
-        if found is not None:
+    has_one = name[name.rfind(b".") :].lower() in ENDINGS
+    for ending in (b"", *(() if has_one else (*EXTENSIONS, *map(bytes.upper, EXTENSIONS)))):
+        if found := _status(os.path.join(folder, name + ending)):
             return name + ending, found
     return None
 
 
 def _status(path: bytes) -> os.stat_result | None:
     """The status of a file; None if there is no such file."""
-    try:
+    with suppress(OSError, ValueError):  # ValueError: a null byte in it
         status = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a null byte in it
-        return None
-    return status if stat.S_ISREG(status.st_mode) else None
+        return status if stat.S_ISREG(status.st_mode) else None
+    return None

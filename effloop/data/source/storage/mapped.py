@@ -8,9 +8,8 @@ import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,14 +49,11 @@ class MappedFiles:
             raise DataError(f"is damaged: it should be in file {number:,}, counted from 0, of {len(self.paths):,}")
         path = self.paths[number]
         try:
-            mapped = self._map(path)
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_KEEP_NO_FILE)
         except (OSError, ValueError) as error:  # ValueError: an empty file can't be mapped
             raise DataError(f"can't be read: {path}: {getattr(error, 'strerror', None) or error}") from None
         return self._maps.setdefault(number, mapped)  # another thread may have been first
-
-    def _map(self, path: Path) -> mmap.mmap:
-        with open(path, "rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_KEEP_NO_FILE)
 
 
 class Payload(ABC):
@@ -76,11 +72,7 @@ class Payload(ABC):
 
     @abstractmethod
     def parts(self, index: int) -> list[tuple[mmap.mmap, int, int]]:
-        """Where sample `index` is: (file, offset, size) of its parts, in order.
-
-        Raises:
-            DataError: not inside the file. The message doesn't repeat the key.
-        """
+        """Where sample `index` is: (file, offset, size) of its parts, in order; a DataError if not inside the file."""
 
     def __getitem__(self, index: int) -> Encoded:
         """The bytes of sample `index`, a view if they are in one part; raises as `parts`."""
@@ -138,8 +130,7 @@ class ScatteredPayload(Payload):
         return super().run(samples) if found is None else found
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """A contiguous range of a file: index in `MappedFiles`, first byte, length in bytes."""
 
     file: int

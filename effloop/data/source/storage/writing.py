@@ -132,31 +132,24 @@ def register_writer(name: str) -> Callable[[Writer], Writer]:
 
 @dataclass(frozen=True)
 class Field:
-    """What may be known of each sample, a column of the files that hold a split.
+    """What may be known of each sample, a column of the files that hold a split."""
 
-    Attributes:
-        dtypes: that a stored column may have; it grows in the last one.
-        blob: whether values are byte strings, which are stored end to end, and where each ends in `NAME_end`.
-        optional: whether a split may lack it.
-    """
-
-    dtypes: tuple[type[np.generic], ...] = (np.uint8,)
-    blob: bool = False
-    optional: bool = False
+    dtypes: tuple[type[np.generic], ...] = (np.uint8,)  # that a stored column may have; it grows in the last one
+    blob: bool = False  # values are byte strings, which are stored end to end, and where each ends in `NAME_end`
 
 
 FIELDS = {
-    "label": Field((np.uint8, np.uint16, np.uint32), optional=True),  # or a target
-    "target": Field((np.float32, np.uint8), optional=True),  # (K,) of each
+    "label": Field((np.uint8, np.uint16, np.uint32)),  # or a target
+    "target": Field((np.float32, np.uint8)),  # (K,) of each
     "key": Field(blob=True),
     "end": Field((np.uint64,)),  # of each image, if all stand end to end
-    "crc32c": Field((np.uint32,), optional=True),
-    "entropy": Field(blob=True, optional=True),
-    "mask": Field(blob=True, optional=True),
-    "mask_crc32c": Field((np.uint32,), optional=True),
+    "crc32c": Field((np.uint32,)),
+    "entropy": Field(blob=True),
+    "mask": Field(blob=True),
+    "mask_crc32c": Field((np.uint32,)),
     "file": Field((np.uint16, np.uint32)),
-    "mask_offset": Field((np.uint64,), optional=True),
-    "mask_size": Field((np.uint64,), optional=True),
+    "mask_offset": Field((np.uint64,)),
+    "mask_size": Field((np.uint64,)),
     "offset": Field((np.uint64,)),
     "size": Field((np.uint32, np.uint64)),
 }
@@ -166,13 +159,9 @@ PLACES = ("file", "mask_offset", "mask_size", "offset", "size")
 """Fields of an index, which say where in which file each image and mask is."""
 
 
-_UNSTORED = Field((np.int64,))
-_TEXT = Field(blob=True)
-
-
 def field_of(name: str) -> Field:
     """One of `FIELDS`, or `column/NAME`, a text, or another that only indexes of loose files have, a number."""
-    return FIELDS.get(name) or (_TEXT if name.startswith("column/") else _UNSTORED)
+    return FIELDS.get(name) or (Field(blob=True) if name.startswith("column/") else Field((np.int64,)))
 
 
 class _Grown(dict[str, Any]):
@@ -190,21 +179,13 @@ class _Grown(dict[str, Any]):
 
 @dataclass
 class SplitColumns:
-    """Collects the columns of a split, record by record, on disk while they grow.
+    """Collects the columns of a split, record by record, on disk while they grow."""
 
-    Args:
-        num_classes: labels must be below it; None allows any label from 0.
-        folder: where the columns grow; None is the system's folder for temporary files.
-        identity: returns the part of a key that must be unique in a split.
-        targets: what the samples' targets are; unless they are classes, there are no labels.
-    """
-
-    num_classes: int | None = None
-    folder: Path | None = None
-    identity: Callable[[bytes], bytes] = bytes
-    targets: Targets = CLASSES
-    needed: ClassVar[tuple[str, ...]] = ("key", "end")
-    """Fields that there are without a record, too."""
+    num_classes: int | None = None  # labels must be below it; None allows any label from 0
+    folder: Path | None = None  # where the columns grow; None is the system's folder for temporary files
+    identity: Callable[[bytes], bytes] = bytes  # the part of a key that must be unique in a split
+    targets: Targets = CLASSES  # unless they are classes, there are no labels
+    needed: ClassVar[tuple[str, ...]] = ("key", "end")  # fields that there are without a record, too
 
     @classmethod
     def of(cls, dataset: Dataset, folder: Path) -> Self:
@@ -221,19 +202,9 @@ class SplitColumns:
         return self._fingerprint.samples
 
     def add(
-        self,
-        key: bytes,
-        label: int,
-        size: int,
-        crc32c: int | None = None,
-        target: bytes = b"",
-        entropy: Encoded = b"",
+        self, key: bytes, label: int, size: int, crc32c: int | None = None, target: bytes = b"", entropy: Encoded = b""
     ) -> None:
-        """Add one record; `label` is 0 and `target` as of `Record` where targets aren't classes.
-
-        Raises:
-            DataError: no class has this label, or no sample may have this target; the message has the record's key.
-        """
+        """Add one record, or raise a DataError with its key; `label` is 0 where targets aren't classes."""
         grown = self._grown
         if self.targets:
             if problem := self.targets.wrong(self.targets.values(target)):
@@ -252,10 +223,9 @@ class SplitColumns:
         if crc32c is not None:
             grown["crc32c"].append(crc32c)
             self._checksums += 1
-        if entropy and "entropy" not in grown:  # few datasets have any
-            for _ in range(len(self)):
+        if entropy or "entropy" in grown:  # few datasets have any
+            for _ in range(len(self) if "entropy" not in grown else 0):
                 grown["entropy"].append(b"")
-        if entropy or "entropy" in grown:
             grown["entropy"].append(entropy)
         self._fingerprint.add(key, label, size, target)
 
@@ -309,7 +279,7 @@ class SplitColumns:
         hashes, keys = self._grown["hash"].array(), self._grown["key"].blobs()
         order = np.argsort(hashes, kind="stable")
         for at in np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]).tolist():
-            first, second = int(order[at]), int(order[at + 1])
+            first, second = order[at : at + 2].tolist()
             identity = self.identity(bytes(keys[first]))
             if identity == self.identity(bytes(keys[second])):
                 return identity, first, second
