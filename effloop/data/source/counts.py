@@ -20,9 +20,6 @@ def class_counts(source: Source) -> NDArray[np.int64]:
     """(K,) samples of each class of a source; of flags, samples that have it. Labels that no class has aren't counted.
 
     Samples are counted piece by piece: 10^8 of them take no more memory than 10^6.
-
-    Args:
-        source: has K classes; none where targets are numbers.
     """
     num_classes = len(source.classes)
     counts = np.zeros(num_classes + 1, np.int64)  # the last one: labels that no class has

@@ -176,13 +176,11 @@ def _texts_equal(source: Source, column: str, config: DataConfig) -> NDArray[np.
         raise ConfigError(
             f"data.fold: {config.fold} of how many? {source.where} has no column '{column}'; set data.folds=5"
         )
-    wanted, there = str(config.fold).encode(), set[bytes]()
-    pieces = []
+    wanted, there, pieces = str(config.fold).encode(), set[bytes](), []
     for texts in column_texts(source, column, "fold"):
         there.update(texts)
         pieces.append(np.array([text == wanted for text in texts], np.bool_))
-    found = np.concatenate(pieces)
-    if not found.any():
+    if not (found := np.concatenate(pieces)).any():
         raise ConfigError(
             f"data.fold: no sample of {source.where} has {config.fold} in its column '{column}', which has "
             f"{', '.join(map(printable, sorted(there)[:8]))}; set one of them"
@@ -242,9 +240,10 @@ def _write(path: Path, source: Source, found: NDArray[np.bool_]) -> None:
 
 def units_of(source: Source, config: DataConfig) -> tuple[Uint64s, NDArray[np.int64] | None]:
     """(U,) hashes of what stays together, and (N,) which one each sample is in; None: each sample is one."""
+    texts = _names(source) if config.group is None else _groups(source, config.group)
+    found = np.concatenate([hashes(piece, config.split_seed) for piece in texts])
     if config.group is None:
-        return np.concatenate([hashes(texts, config.split_seed) for texts in _names(source)]), None
-    found = np.concatenate([hashes(texts, config.split_seed) for texts in _groups(source, config.group)])
+        return found, None
     units, group = np.unique(found, return_inverse=True)
     least = config.folds or 2
     if len(units) < least:

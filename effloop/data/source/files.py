@@ -33,12 +33,9 @@ class Unlabelled(View):
 
 
 class Images(Source):
-    """Images without targets: files by their paths, or encoded ones in memory.
+    """Images without targets: files by their paths, or `encoded` ones in memory with names.
 
-    Args:
-        names: paths of the files, or names of the others; what isn't an image is found when it is read.
-        where: what they are, for messages.
-        encoded: the images; None: they are files.
+    What isn't an image is found when it is read. `where` is what messages call them.
     """
 
     classes = ()
@@ -68,14 +65,8 @@ class Images(Source):
 
 
 def find_images(paths: Sequence[Path]) -> Images:
-    """The images that paths name, in this order, each once.
-
-    Args:
-        paths: files, which are taken whatever their names are; folders, whose images are taken with those in all
-            folders below, sorted; or patterns such as `photos/**/*.jpg`.
-
-    Raises:
-        DataError: a path is not there, a pattern matches nothing, or a folder has no images.
+    """The images that paths name, in this order, each once: files, which are taken whatever their names are; folders,
+    whose images are taken with those in all folders below, sorted; or patterns such as `photos/**/*.jpg`.
     """
     found: dict[bytes, None] = {}
     for path in dict.fromkeys(paths):

@@ -127,8 +127,7 @@ def begins_with(path: Path, magic: bytes) -> bool:
 
 def file_states(root: Path) -> dict[str, Any]:
     """The path of a file or folder, and a hash over names, sizes, inodes and modification times of all files in it."""
-    root = root.resolve()
-    digest = hashlib.sha256()
+    root, digest = root.resolve(), hashlib.sha256()
     for file in files_in(root):
         status = file.stat()
         state = (os.fsencode(file), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

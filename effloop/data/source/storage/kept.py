@@ -34,10 +34,7 @@ def opening_once() -> Iterator[None]:
 
     Composing, starting ranks and building all open the data, and a comparison asks for the times of all folders.
     """
-    if _opened.get() is not None:
-        yield
-        return
-    token = _opened.set({})
+    token = _opened.set({} if (outer := _opened.get()) is None else outer)
     try:
         yield
     finally:
@@ -46,13 +43,12 @@ def opening_once() -> Iterator[None]:
 
 def once(key: Any, make: Callable[[], T]) -> T:
     """What `make` returns, or has returned for this key within `opening_once`."""
-    opened = _opened.get()
+    opened: dict[Any, T] | None = _opened.get()
     if opened is None:
         return make()
     if key not in opened:
         opened[key] = make()
-    found: T = opened[key]
-    return found
+    return opened[key]
 
 
 def kept_folder(index_dir: str | None) -> Path:
@@ -68,8 +64,6 @@ def folders_unchanged(index: ColumnFile) -> bool:
     are checked by a thousand calls. Of other content, to which a copying tool gave the same times of modification, the
     times of change differ: they can't be set.
     """
-    if "folder_ctime_ns" not in index:  # of an older release
-        return False
     folders, times = index.blobs("folder"), index["folder_mtime_ns"]
     try:
         now = [folder_times(bytes(folders[i])) for i in range(len(folders))]

@@ -121,8 +121,8 @@ def open_listing(
             if error.filename is None:  # of a column that grows
                 raise
             name = printable(os.fsencode(error.filename))
-            shown = name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 :]}"
-            raise DataError(f"{shown} can't be read: {error.strerror}") from None
+            name = name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 :]}"
+            raise DataError(f"{name} can't be read: {error.strerror}") from None
         with ColumnWriter(path, {**same, **meta, "scanned_ns": started_ns}) as writer:
             for prefix, split in splits.items():
                 for name, column in split.columns().items():
@@ -139,8 +139,6 @@ def open_listing(
 
 def _masks_unchanged(index: ColumnFile, prefix: str, folder: bytes) -> bool:
     """Whether no mask was written since it was looked at: 0.1 s for 20,000."""
-    if f"{prefix}mask_state" not in index:
-        return False
     masks, known = index.blobs(f"{prefix}mask"), index[f"{prefix}mask_state"].reshape(-1, 3)
     if len(known) and known[:, 2].max() >= index.meta["scanned_ns"] - RACY_NS:
         return False

@@ -137,8 +137,7 @@ class TableSource(Source):
             self._mask(index, compare=True)
 
     def _check(self, index: int, data: Encoded) -> None:
-        checksums = self._split.checksums
-        if checksums is not None and crc32c(data) != checksums[index]:
+        if (checksums := self._split.checksums) is not None and crc32c(data) != checksums[index]:
             raise DataError(_DAMAGED)
 
     def size(self, index: int) -> int:
@@ -154,8 +153,7 @@ class TableSource(Source):
         return self._split.keys.run(samples)
 
     def fingerprint(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._split.header["fingerprint"]
-        return found
+        return dict(self._split.header["fingerprint"])
 
 
 class PackedSource(TableSource):
@@ -204,12 +202,10 @@ class PackedSource(TableSource):
     def _check_counts(self) -> None:
         count, split = self.fingerprint()["samples"], self._split
         found = (self._targets, split.keys, split.checksums, split.indexes, split.masks, split.mask_checksums)
-        columns = [len(column) for column in found if column is not None]
-        if any(length != count for length in columns):
+        columns = [len(column) for column in (*found, split.payload) if column is not None]
+        if {*columns} != {count}:
             counts = ", ".join(f"{number:,}" for number in columns)
             raise self._damaged(f"its header says {count:,} samples, its columns hold {counts}")
-        if (places := len(split.payload)) != count:
-            raise self._damaged(f"its header says {count:,} samples, its index has positions of {places:,}")
         if not count:
             raise DataError(f"{self.where} has no samples; set data.train_split or data.val_split to a split that has")
 
@@ -235,10 +231,8 @@ class PackedSource(TableSource):
         with comparing(Comparing.all):
             self.open_split()
         if fingerprint_of(self) != self.fingerprint():
-            targets = "labels" if self.kind is Kind.classes else "targets"
-            raise self._damaged(
-                f"keys, {targets} or sizes of its {len(self):,} samples don't match the fingerprint in its header"
-            )
+            what = f"keys, {'labels' if self.kind is Kind.classes else 'targets'} or sizes of its {len(self):,} samples"
+            raise self._damaged(f"{what} don't match the fingerprint in its header")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"config": self.config, "split": self.split, "fingerprint": self.fingerprint()}

@@ -115,7 +115,7 @@ def test_an_index_with_a_wrong_header(name: str, root: Path, edit: Callable[...,
 @pytest.mark.parametrize("column", ["file", "offset", "size"])
 def test_fewer_places_than_samples(name: str, root: Path, column: str) -> None:
     rewrite(root / "train.index", lambda header: header["columns"][column].__setitem__(1, 2))
-    wanted = f"{root}:train is damaged: its header says 3 samples, its index has positions of 2; convert it again"
+    wanted = f"{root}:train is damaged: its header says 3 samples, its columns hold 3, 3, 3, 2; convert it again"
     with pytest.raises(DataError, match=line(wanted)):
         open_source(name, root)
 
