@@ -307,7 +307,7 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "count": (
         lambda header: header["fingerprint"].update(samples=4),
-        "is damaged: its header says 4 samples, its columns hold 3, 3, 3; convert it again",
+        "is damaged: its header says 4 samples, its columns hold 3, 3, 3, 3; convert it again",
     ),
     "no count": (
         lambda header: header["fingerprint"].update(samples="3"),

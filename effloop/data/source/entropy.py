@@ -65,9 +65,9 @@ def with_indexes(source: Source, config: DataConfig) -> Source:
 
 
 def _has_room(source: Source, file: EntropyFile) -> bool:
-    """Whether indexes of all images that have none yet would take no more than a tenth of the free space."""
+    """Whether indexes of all images would take no more than a tenth of the free space."""
     status = os.statvfs(file.path.parent)
-    needed: float = _COST * source.fingerprint()["bytes"] - file.stored
+    needed: float = _COST * source.fingerprint()["bytes"]
     return needed <= _FREE * status.f_bavail * status.f_frsize and os.access(file.path, os.W_OK)
 
 
@@ -165,11 +165,6 @@ class EntropyFile:
         except FileNotFoundError:
             return None
 
-    @property
-    def stored(self) -> int:
-        """Bytes of the indexes in it, when it was opened."""
-        return len(self._mapped.data) - self._mapped.end
-
     def get(self, name: bytes, size: int) -> Encoded | None:
         """The index of an image of `size` bytes; empty if it is known to have none, None if nothing is known."""
         found, unknown = self.get_run(EncodedImages.of([name]), np.array([size], np.int64))
@@ -241,11 +236,6 @@ class _Mapped(NamedTuple):
     slots: int
     inode: int
 
-    @property
-    def end(self) -> int:
-        """The offset behind the slots."""
-        return _START + self.slots * _SLOT.size
-
 
 def _map(fd: int) -> _Mapped | None:
     """Map an open file; None if it isn't whole, or not of this version."""
@@ -257,7 +247,7 @@ def _map(fd: int) -> _Mapped | None:
     magic, layout, version, slots = _HEADER.unpack_from(data)
     said = magic, layout, version, *_CHECKSUM.unpack_from(data, _HEADER.size)
     mapped = _Mapped(data, slots, status.st_ino)
-    fits = slots > 0 and not slots & (slots - 1) and mapped.end <= len(data)
+    fits = slots > 0 and not slots & (slots - 1) and _START + slots * _SLOT.size <= len(data)
     return mapped if fits and said == (_MAGIC, _LAYOUT, VERSION, zlib.crc32(data[: _HEADER.size])) else None
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.source.base import WHOLE, printable, sources
+from effloop.data.source.base import WHOLE, Fingerprint, printable, sources
 from effloop.data.source.formats.lmdb_pages import MAGIC, Tree, Value
 from effloop.data.source.formats.pickles import Array, unpickle
 from effloop.data.source.root import expand_root
@@ -48,7 +48,7 @@ from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig, Split, check_header, targets_in
 from effloop.data.source.storage.targets import Targets, read_targets, row_of
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, SplitColumns, register_writer
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
 from effloop.data.source.vocabulary import IMAGE_KEYS, LABEL_KEYS, is_of_split
 from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import file_system
@@ -335,16 +335,14 @@ def write_lmdb(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> 
     for split, records in dataset.splits.items():
         folder = path / split
         folder.mkdir(parents=True)
-        columns = _write_environment(folder, dataset, records)
         file, index = folder / "data.mdb", IndexWriter.of(dataset, path)
-        tree, indexes, masks = _tree(file), columns.blobs("entropy"), columns.blobs("mask")
-        for number, entry in enumerate(_entries(tree, dataset.targets)):
-            if crc32c(tree.data[entry.offset : entry.offset + entry.size]) != entry.crc32c:
-                raise DataError(f"{file}: what was read back is not what was written; check the disk")
-            entropy = indexes[number] if indexes and number < len(indexes) else b""
-            mask = masks[number] if masks and number < len(masks) else b""
-            index.add_entry(entry._replace(entropy=entropy, mask=mask))
-        if index.fingerprint() != columns.fingerprint():
+        _write_environment(folder, dataset, records, index)
+        tree, fingerprint, same = _tree(file), Fingerprint(), True
+        for entry in _entries(tree, dataset.targets):
+            same &= crc32c(tree.data[entry.offset : entry.offset + entry.size]) == entry.crc32c
+            fingerprint.add(entry.key, entry.label, entry.size, entry.target)
+            index.add_offset(entry.offset)
+        if not same or fingerprint.result() != index.fingerprint():
             raise DataError(f"{file}: what was read back is not what was written; check the disk")
         write_index(path, split, dataset, [file], index)
 
@@ -353,33 +351,32 @@ _COMMIT_RECORDS, _COMMIT_BYTES = 1000, 1 << 25  # of one commit; held in memory 
 _PAGE = 4096
 
 
-def _write_environment(folder: Path, dataset: Dataset, records: Records) -> SplitColumns:
-    """Write one split; returns its columns."""
+def _write_environment(folder: Path, dataset: Dataset, records: Records, index: IndexWriter) -> None:
+    """Write one split."""
     import lmdb  # reading needs none
 
     if len(records) > _MOST_SAMPLES:
         raise DataError(f"{folder} would hold {len(records):,} samples; to=lmdb holds up to {_MOST_SAMPLES:,}")
-    columns = SplitColumns.of(dataset, folder)
     # A value wastes up to a page, and so does the tree. This takes addresses, neither memory nor disk.
     map_size = (1 << 24) + -(-records.num_bytes // _PAGE) * _PAGE + 2 * _PAGE * len(records)
     try:
         with lmdb.open(os.fsencode(folder), map_size=map_size, lock=False) as environment:
-            for batch in _batches(records, columns):
+            for batch in _batches(records, index):
                 _commit(environment, batch)
             version = ".".join(map(str, lmdb.version()))
-            header = json.dumps({**dataset.header(columns.fingerprint()), "lmdb": version}).encode()
+            header = json.dumps({**dataset.header(index.fingerprint()), "lmdb": version}).encode()
             _commit(environment, [(HEADER_KEY, _value(Record(b"", 0, header), crc32c(header)))])
     except lmdb.Error as error:  # usually a full disk: raised like for any other file
         raise OSError(error.code, str(error), str(folder)) from None
-    return columns
 
 
-def _batches(records: Records, columns: SplitColumns) -> Iterator[list[tuple[bytes, bytes]]]:
+def _batches(records: Records, index: IndexWriter) -> Iterator[list[tuple[bytes, bytes]]]:
     """Lists of (key, value) to commit together; fixed sizes, so that the same records give the same file."""
     batch: list[tuple[bytes, bytes]] = []
     num_bytes = 0
     for number, record in enumerate(records):
-        value = _value(record, columns.add_record(record))
+        index.add_entry(entry := Entry.of(record, 0, 0))
+        value = _value(record, entry.crc32c or 0)
         batch.append((b"%09d" % number, value))
         num_bytes += len(value)
         if len(batch) == _COMMIT_RECORDS or num_bytes >= _COMMIT_BYTES:

@@ -77,14 +77,19 @@ class IndexWriter(SplitColumns):
         self.add(entry.key, entry.label, entry.size, entry.crc32c, entry.target, entry.entropy)
         grown = self._grown
         grown["file"].append(entry.file)
-        grown["offset"].append(entry.offset)
         grown["size"].append(entry.size)
+        if entry.offset:  # or it comes later
+            self.add_offset(entry.offset)
         if entry.mask_offset:
             grown["mask_offset"].append(entry.mask_offset)
             grown["mask_size"].append(len(entry.mask))
             grown["mask_crc32c"].append(crc32c(entry.mask))
         elif self.targets.kind is Kind.masks:
             self.add_mask(entry.mask)
+
+    def add_offset(self, offset: int) -> None:
+        """Add where the image of the first entry is that was added without."""
+        self._grown["offset"].append(offset)
 
     def write(self, path: Path, meta: dict[str, Any]) -> None:
         """Write the index; it appears under its name only when it is complete."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Fingerprint, Kind, printable
 from effloop.data.source.storage import checksum
-from effloop.data.source.storage.columns import Blobs, BlobSpool, Spool
+from effloop.data.source.storage.columns import BlobSpool, Spool
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.errors import DataError
 from effloop.registry import Modules
@@ -26,33 +26,20 @@ SHARD_BYTES = 1 << 30
 
 
 class Record(NamedTuple):
-    """One sample to be written.
-
-    Attributes:
-        key: its name.
-        label: its class; 0 where targets aren't classes.
-        data: the encoded image.
-        target: where targets aren't classes: the sample's, as `target_bytes` gives it.
-        entropy: its entropy index (`image.jpeg`); empty where it has none.
-        mask: where targets are masks: the sample's, of classes, as `mask.encode_mask` gives it.
-    """
+    """One sample to be written."""
 
     key: bytes
-    label: int
+    label: int  # its class; 0 where targets aren't classes
     data: Encoded
-    target: bytes = b""
-    entropy: Encoded = b""
-    mask: Encoded = b""
+    target: bytes = b""  # where targets aren't classes: the sample's, as `target_bytes` gives it
+    entropy: Encoded = b""  # its entropy index (`image.jpeg`); empty where it has none
+    mask: Encoded = b""  # where targets are masks: the sample's, of classes, as `mask.encode_mask` gives it
 
 
 class Records(Protocol):
-    """The samples of one split to be written, in the order of their ids. Iterating twice gives the same.
+    """The samples of one split to be written, in the order of their ids. Iterating twice gives the same."""
 
-    Attributes:
-        num_bytes: of all encoded images together.
-    """
-
-    num_bytes: int
+    num_bytes: int  # of all encoded images together
 
     def __len__(self) -> int: ...
 
@@ -61,20 +48,12 @@ class Records(Protocol):
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a writer gets.
+    """What a writer gets."""
 
-    Attributes:
-        classes: class names, in the order of their labels.
-        splits: split name -> its records.
-        about: how the images were encoded, for the header: `{"payload": "original"}`,
-            `{"payload": "jpeg", "quality": 90, "restart": "auto", ...}` or `{"payload": "raw", ...}`.
-        targets: what the samples' targets are, where they aren't classes.
-    """
-
-    classes: Sequence[str]
+    classes: Sequence[str]  # names, in the order of their labels
     splits: Mapping[str, Records]
-    about: Mapping[str, Any]
-    targets: Targets = CLASSES
+    about: Mapping[str, Any]  # how images were encoded: `{"payload": "original"}`, `{"payload": "jpeg", …}`
+    targets: Targets = CLASSES  # what the samples' targets are, where they aren't classes
 
     def header(self, fingerprint: Mapping[str, Any], checksums: Mapping[str, int] | None = None) -> dict[str, Any]:
         """What describes a split, for JSON: version, classes, targets that aren't, how its images were encoded,
@@ -233,10 +212,6 @@ class SplitColumns:
         """Add the mask of the record that was added last."""
         self._grown["mask"].append(mask)
         self._grown["mask_crc32c"].append(checksum.crc32c(mask))
-
-    def blobs(self, name: str) -> Blobs | None:
-        """The byte strings of a field, of each record so far; None if none has any."""
-        return self._grown[name].blobs() if name in self._grown else None
 
     def add_record(self, record: Record) -> int:
         """Add one record with its checksum, which is returned."""
