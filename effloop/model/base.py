@@ -22,10 +22,7 @@ from effloop.registry import PartConfig, Registry, choices
 
 
 def take_grey(model: nn.Module) -> None:
-    """Let a model that was built for RGB take (N, 1, H, W) images: its first convolution sums its weights over R, G, B.
-
-    For the same weights, its outputs are those for grey in three channels.
-    """
+    """Let a model that was built for RGB take (N, 1, H, W) images: its first convolution sums its weights over RGB."""
     convolutions = (each for each in model.modules() if isinstance(each, nn.Conv2d))
     layer = next((each for each in convolutions if each.in_channels == 3 and each.groups == 1), None)
     if layer is None:
@@ -39,15 +36,10 @@ def take_grey(model: nn.Module) -> None:
 
 
 def subclassed(model: nn.Module, change: Callable[..., type], *settings: Any) -> None:
-    """Give a module a subclass of its own class, known by the same name.
+    """Give a module the subclass `change(class, *settings)` of its own class, known by the same name.
 
     The class is changed, and not the instance's `forward`, which would be bound to the original in the replicas of
     DataParallel. Names in the state dict, `copy.deepcopy` and torch.compile work as before.
-
-    Args:
-        model: changed in place.
-        change: (class, *settings) -> its subclass.
-        settings: hashable.
     """
     kind: Any = type(model)
     model.__class__ = _subclass(change, kind, *settings)
@@ -132,8 +124,7 @@ class ModelConfig(PartConfig):
             raise ConfigError("model.weights: '' is not allowed; set a file, a run folder, a name, or null")
 
 
-CHANNEL_NORMS = (_NormBase,)
-"""Normalisations that subtract each channel's mean, and so cancel a bias before them: BatchNorm, InstanceNorm."""
+CHANNEL_NORMS = (_NormBase,)  # they subtract each channel's mean, and so cancel a bias before them
 
 NORMS = (*CHANNEL_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # all normalisations
 
@@ -154,7 +145,8 @@ class Models(Registry[nn.Module]):
         signature = inspect.signature(factory)
         taken = [name for name in signature.parameters if name in offered]
         for name, parameter in signature.parameters.items():
-            if name not in taken and parameter.default is parameter.empty and parameter.kind not in _VARIABLE:
+            variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if name not in taken and parameter.default is parameter.empty and not variable:
                 raise ConfigError(
                     f"model: {config.name}{signature} needs '{name}', and is given "
                     f"{', '.join(sorted(offered))}; take these by name, or give '{name}' a default"
@@ -164,8 +156,6 @@ class Models(Registry[nn.Module]):
             take_grey(model)
         return model
 
-
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 models = Models(
     "model",

@@ -15,15 +15,15 @@ from effloop.model.base import subclassed
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """Make each block of a model store only its input for the backward pass, and recompute the rest there.
+    """Make each block of a model store only its input for the backward pass, and recompute the rest there; how many.
 
-    Gradients, BatchNorm's statistics and dropout are the same as without. Nothing is recomputed in eval mode and
-    without gradients. Names in the state dict, `copy.deepcopy`, DataParallel and torch.compile work as before. timm's
-    own switch (`set_grad_checkpointing`) isn't used, since it updates BatchNorm's statistics twice. Returns the number
-    of blocks.
+    Gradients, BatchNorm's statistics and dropout are the same as without; timm's own switch (`set_grad_checkpointing`)
+    updates BatchNorm's statistics twice.
     """
-    blocks = blocks_of(model)
-    if not blocks:
+    # A ResNet's residual blocks, a ViT's layers, the stages of a plainer network; without lists (Inception v3)
+    # they are direct children. A plain sequence has none.
+    direct = [child for child in model.children() if _is_composite(child) and not _is_list(child)]
+    if not (blocks := [*_blocks(model)] or direct):
         raise ConfigError(
             f"model.checkpointing: {type(model).__name__} has no blocks, it is a plain sequence of layers; "
             "set model.checkpointing=false or choose another model"
@@ -31,13 +31,6 @@ def checkpoint_blocks(model: nn.Module) -> int:
     for block in blocks:
         subclassed(block, _checkpointed)
     return len(blocks)
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """A ResNet's residual blocks, a ViT's layers, the stages of a plainer network; none of a plain sequence."""
-    # a model without lists of blocks (Inception v3) has them as direct children
-    direct = [child for child in model.children() if _is_composite(child) and not _is_list(child)]
-    return list(_blocks(model)) or direct
 
 
 def _blocks(module: nn.Module, *, in_list: bool = False) -> Iterator[nn.Module]:
@@ -85,11 +78,9 @@ def _checkpointed(kind: Any) -> type[nn.Module]:
 
 @contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Keep the running statistics of the block's norms unchanged by forwards inside, without copying them.
-
-    A momentum of 0 keeps mean and variance to the bit; the count of batches is replaced by another tensor. The
-    buffers can't be removed, since the recomputation must save as many tensors as the forward did.
-    """
+    """Keep the running statistics of the block's norms unchanged by forwards inside, without copying them."""
+    # A momentum of 0 keeps mean and variance to the bit. The buffers can't be removed: the recomputation must save as
+    # many tensors as the forward did.
     modules: Iterator[Any] = block.modules()
     norms = [each for each in modules if getattr(each, "num_batches_tracked", None) is not None]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]

@@ -76,17 +76,11 @@ def _name(names: Sequence[str]) -> str:
 def parameter_groups(
     model: nn.Module, *, decay_norm_and_bias: bool, weight_decay: float, layers: Sequence[Layer] = ()
 ) -> list[dict[str, Any]]:
-    """The parameters to train, in groups for a torch optimizer.
+    """The parameters to train, in groups for a torch optimizer, such groups for each of `layers`.
 
-    Args:
-        model: its frozen parameters are left out.
-        decay_norm_and_bias: True is one group, in the model's order. With False parameters of norms, biases and all
-            others of one dimension are a second group without decay (He et al. 2018, "Bag of tricks"): a norm cancels
-            the scale of the weights before it, but not its own. Class tokens, position embeddings and tables of
-            relative positions have more dimensions and decay.
-        weight_decay: of the group that decays.
-        layers: parameters with a learning rate of their own: then these are such groups for each layer, in this
-            order. None is the optimizer's rate for all.
+    Without `decay_norm_and_bias` parameters of norms, biases and all others of one dimension are a second group without
+    decay (He et al. 2018, "Bag of tricks"): a norm cancels the scale of the weights before it, but not its own. Class
+    tokens, position embeddings and tables of relative positions have more dimensions and decay.
     """
     norms = {id(each) for module in model.modules() if isinstance(module, NORMS) for each in module.parameters()}
     parameters = dict(model.named_parameters())
@@ -104,19 +98,10 @@ def parameter_groups(
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Freeze modules and parameters; returns the names of the frozen parameters, in the model's order.
+    """Freeze modules and parameters by names or glob patterns (`*` also matches dots); returns the parameters' names.
 
-    Frozen parameters get no gradient. A module that is frozen completely, by its name or because all of its
-    parameters are, stays in eval mode when the model is put into train mode: BatchNorm keeps its statistics, dropout
-    is off. This survives `copy.deepcopy`, and keeps the names in the state dict.
-
-    Args:
-        model: changed in place.
-        patterns: names of modules or parameters, or glob patterns (`*` also matches dots); a module's name includes
-            everything in it.
-
-    Raises:
-        ConfigError: a pattern matches nothing, or nothing is left to train.
+    A module that is frozen completely stays in eval mode when the model is put into train mode: BatchNorm keeps its
+    statistics, dropout is off. This survives `copy.deepcopy`, and keeps the names in the state dict.
     """
     parameters = dict(model.named_parameters())
     modules = [name for name, _ in model.named_modules() if name]
@@ -155,10 +140,7 @@ def _keep_in_eval(module: nn.Module, frozen: set[str], prefix: str = "") -> None
 
 
 def _keeping(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
-    """A subclass that keeps children of these names in eval mode.
-
-    The parent does this, since `SyncBatchNorm.convert_sync_batchnorm` replaces its children.
-    """
+    """A subclass that keeps children in eval mode, which `SyncBatchNorm.convert_sync_batchnorm` replaces."""
 
     class Keeping(kind):  # type: ignore[misc]
         def train(self, mode: bool = True) -> nn.Module:
@@ -210,10 +192,7 @@ class Features:
 
 
 def train_head_only(model: nn.Module, head: str) -> None:
-    """Let a model take (N, D) features instead of images, and freeze all but its head.
-
-    Its names in the state dict stay as they are, and so do its weights below the head.
-    """
+    """Let a model take (N, D) features instead of images, and freeze all but its head."""
     model.requires_grad_(False)
     model.get_submodule(head).requires_grad_(True)
     subclassed(model, _of_features, head)

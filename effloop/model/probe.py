@@ -40,11 +40,8 @@ class Probe:
 
 
 def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last: bool) -> Probe:
-    """Run one black image through a model, forward and backward, and record what is found.
-
-    Auxiliary heads count. The model is in eval mode meanwhile, without dropout, and unchanged afterwards: modes,
-    buffers, gradients and random numbers. It isn't compiled for this. A ConfigError if all that the logits depend on is
-    frozen.
+    """Run one black image through a model in eval mode, forward and backward, and record what is found; auxiliary heads
+    count. The model is unchanged afterwards: modes, buffers, gradients and random numbers. It isn't compiled for this.
     """
     parameters = dict(model.named_parameters())
     trained = {name: each for name, each in parameters.items() if each.requires_grad}
@@ -75,10 +72,7 @@ def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last
 
 
 def norms_of_one_value(model: nn.Module, size: ImageSize, channels: int = 3) -> list[str]:
-    """Names of the BatchNorm layers that have one value of each channel of an image, and take the batch's statistics.
-
-    In training they can't take a batch of one image: a single value has no variance. The model is unchanged afterwards.
-    """
+    """BatchNorm layers that have one value of each channel of an image: of a batch of one that has no variance."""
     with _in_mode(model, training=True):
         norms = {each: name for name, each in model.named_modules() if isinstance(each, _BatchNorm) and each.training}
     found: list[str] = []
@@ -112,9 +106,7 @@ def takes_statistics(norm: nn.Module) -> bool:
 
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[tuple[list[str], dict[str, int]]]:
-    """Of one image, inside the block: layers whose bias goes straight into a norm, and {layer of odd widths:
-    outputs}.
-    """
+    """Of one image: layers whose bias goes straight into a norm, and {layer of odd widths: outputs}."""
     before_norm: list[str] = []
     odd: dict[str, int] = {}
     biased: dict[int, tuple[str, Tensor, int]] = {}  # keeps the tensor, or another could get its id

@@ -19,19 +19,16 @@ from effloop.system.untrusted import ForeignFileError, check_archive, opened
 
 _KEY, _BACKBONE_KEY = "model.weights", "model.backbone_weights"
 
-_HOLDERS = ("model", "state_dict")
-"""Keys of weights in a checkpoint, the preferred first: EffLoop's own, and many others'."""
-
+_HOLDERS = ("model", "state_dict")  # keys of weights in a checkpoint: EffLoop's own, and many others'
 _IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # the defaults of `data.mean` and `data.std`
 
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")  # prefixes by DataParallel, DDP and torch.compile
 
+# Prefixes of what is the backbone in some networks: torchvision's MobileNets have `features`, smp's of timm `model`.
 _BEFORE = re.compile(r"^(?:module\.|_orig_mod\.|backbone\.|encoder\.|model\.|features\.)+")
-"""Prefixes of what is the backbone in some networks; torchvision's MobileNets have `features`, encoders that are
-timm's `model`."""
 
+# `norm.1.weight` in torchvision's own files is `norm1.weight` in its DenseNets.
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
-"""`norm.1.weight` in torchvision's own files is `norm1.weight` in its DenseNets."""
 
 _COUNTER = "num_batches_tracked"  # A buffer of BatchNorm that files of torch 0.4 lack
 
@@ -43,9 +40,7 @@ def load_weights(
     image_size: Any = 224,
     normalisation: Normalisation = _IMAGENET,
 ) -> str:
-    """Load weights into a model; the head stays as initialised if its number of classes differs.
-
-    The head is the last layers, if only the first dimension of their weights and biases differs.
+    """Load weights into a model; the head, the last layers, stays as initialised if its number of classes differs.
 
     Args:
         model: changed in place.
@@ -53,14 +48,7 @@ def load_weights(
             or safetensors that holds a state dict, or the name of weights of `zoo`.
         zoo: the package that has weights for this model, if one has.
         image_size: as in the config, to which timm resamples position embeddings.
-        normalisation: mean and std of the run's images.
-
-    Returns:
-        A line of text: source, number of tensors, what stays as initialised, and the mean and std that the weights
-        expect where the run's are others.
-
-    Raises:
-        ConfigError: there are no such weights, they can't be downloaded or read, or they are of another model.
+        normalisation: mean and std of the run's images; the line for users says where the weights expect others.
     """
     found, where, expects = _found(weights, zoo, image_size, normalisation)
     tensors, own = _renamed(found, model), model.state_dict()
@@ -111,9 +99,7 @@ def load_backbone(
 def _found(
     weights: str, zoo: Zoo | None, image_size: Any, normalisation: Normalisation
 ) -> tuple[Mapping[str, Tensor], str, str]:
-    """Weights by their names where they are from, and for users where that is, and which other mean and std they
-    expect.
-    """
+    """Weights by their names where they are from, and in words where that is and what mean and std they expect."""
     path = weights_file(weights)
     names = zoo.names() if zoo and path is None else []
     if zoo and weights in names:
@@ -141,9 +127,7 @@ def _normalisation(content: Any) -> Normalisation | None:
 
 
 def weights_file(weights: str) -> Path | None:
-    """The file to read weights from; None if it isn't an existing path; a ConfigError for a folder without a
-    checkpoint.
-    """
+    """The file to read weights from; None if it isn't an existing path."""
     path = Path(weights).expanduser()
     if not path.is_dir():
         return path if path.exists() else None
@@ -202,9 +186,7 @@ def _renamed(found: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
 
 
 def _read(path: Path) -> Any:
-    """A file's content, mapped on the CPU: a checkpoint's optimizer, twice the weights, is then never read. A
-    ConfigError for another format, a damaged file, or one with more than tensors and plain values.
-    """
+    """A file's content, mapped on the CPU: a checkpoint's optimizer, twice the weights, is then never read."""
     try:
         if path.suffix == ".safetensors" and path.is_file():
             reader = optional_package("safetensors.torch", "model.weights=FILE.safetensors", "safetensors")

@@ -17,13 +17,9 @@ from effloop.errors import ConfigError, optional_package, reason
 from effloop.model.base import ModelConfig, Normalisation, Zoo, check_known, downloading, models, subclassed
 from effloop.registry import PartConfig, choices
 
-_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
-"""Auxiliary outputs of torchvision's GoogLeNet and Inception v3, which EffLoop builds without."""
-
-WHERE_THERE_IS_A_NETWORK = "download it where there is a network"
-
-_BACKBONES = ("resnet50", "resnet101", "mobilenet_v3_large")
-"""Backbones of torchvision's models of pixels, which end with their names."""
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # outputs of torchvision's GoogLeNet and Inception v3, not built here
+_ELSEWHERE = "download it where there is a network"
+_BACKBONES = ("resnet50", "resnet101", "mobilenet_v3_large")  # torchvision's models of pixels end with their names
 
 
 @dataclass
@@ -114,10 +110,8 @@ class TorchvisionZoo(Zoo):
         instead = f"put that file into {os.path.join(torch.hub.get_dir(), 'checkpoints')}"
         with downloading("model.weights", f"{name} of {self.arch}", weights.url, instead):
             found = weights.get_state_dict(progress=True, check_hash=True, map_location="cpu", weights_only=True)
-        tensors, preset = (
-            {key: each for key, each in found.items() if not key.startswith(_AUXILIARY)},
-            weights.transforms(),
-        )
+        tensors = {key: each for key, each in found.items() if not key.startswith(_AUXILIARY)}
+        preset = weights.transforms()
         return tensors, (tuple(preset.mean), tuple(preset.std))
 
 
@@ -136,8 +130,8 @@ class TimmZoo(Zoo):
         import timm
 
         arch = self.arch if name == "DEFAULT" or "." in self.arch else f"{self.arch}.{name}"
-        entry = _timm_entry(arch)
-        with downloading("model.weights", arch, f"huggingface.co/{entry.hf_hub_id}", WHERE_THERE_IS_A_NETWORK):
+        entry: Any = timm.get_pretrained_cfg(arch)
+        with downloading("model.weights", arch, f"huggingface.co/{entry.hf_hub_id}", _ELSEWHERE):
             model: nn.Module = timm.create_model(arch, pretrained=True, **_timm_options(arch, image_size))
         return model.state_dict(), (entry.mean, entry.std)
 
@@ -150,14 +144,9 @@ def _timm_tags(base: str) -> list[str]:
 
 def _timm_options(arch: str, image_size: Any) -> dict[str, Any]:
     """Arguments of timm's models for images of this size: some are built for one."""
-    return {"img_size": image_size} if getattr(_timm_entry(arch), "fixed_input_size", False) else {}
-
-
-def _timm_entry(arch: str) -> Any:
-    """The entry of timm for a model's weights; None if there are none."""
     import timm
 
-    return timm.get_pretrained_cfg(arch)
+    return {"img_size": image_size} if getattr(timm.get_pretrained_cfg(arch), "fixed_input_size", False) else {}
 
 
 def torchvision_archs() -> list[str]:
@@ -232,11 +221,9 @@ def _of_pixels(kind: Any, has_head: bool) -> type[nn.Module]:
 
 # A pretrained model whose weights are a Python package: installed once, nothing is downloaded when training begins.
 
+# With TensorFlow's padding and BatchNorm's eps 1e-3 the weights give the logits of the code that they were published
+# with, to the bit; in timm's `efficientnet_lite0` logits of up to 7.4 are off by up to 3.0.
 _ARCH = "tf_efficientnet_lite0"
-"""timm's name of the network that the weights are of, with TensorFlow's padding and BatchNorm's eps 1e-3. In the code
-that the package was published with, and in this network, they give the same logits to the bit; in timm's
-`efficientnet_lite0` logits of up to 7.4 are off by up to 3.0."""
-
 _EXTRA = "effloop[pretrained]"
 
 
@@ -332,7 +319,7 @@ class EncoderZoo(Zoo):
         if self.arch.startswith(_OF_TIMM):
             given = True  # the encoder's own name has the tag
         encoders, what = _package().encoders, f"{name} of {self.arch}"
-        with downloading("model.backbone_weights", what, "huggingface.co", WHERE_THERE_IS_A_NETWORK):
+        with downloading("model.backbone_weights", what, "huggingface.co", _ELSEWHERE):
             encoder: nn.Module = encoders.get_encoder(self.arch, weights=given)
             found = encoders.get_preprocessing_params(self.arch, given)
         return encoder.state_dict(), (tuple(found["mean"]), tuple(found["std"]))
@@ -342,9 +329,6 @@ class EncoderZoo(Zoo):
 def smp_model(config: SmpConfig, *, num_classes: int, channels: int) -> nn.Module:
     """Any model of segmentation_models_pytorch, by model.arch and model.encoder; untrained, unless
     model.backbone_weights=DEFAULT.
-
-    Its names in the state dict are the package's. (N, C, H, W) of any size -> (N, K, H, W) logits: where a network
-    takes only multiples of its stride, images are padded at the right and the bottom with 0, the mean colour.
     """
     smp = _package()
     kinds = {kind.__name__: kind for kind in smp.MODEL_ARCHITECTURES_MAPPING.values()}
@@ -375,6 +359,7 @@ def _of_any_size(kind: Any) -> type[nn.Module]:
     halves_below = kind.__name__ == "DPT"  # its decoder halves the encoder's features once more
 
     class OfAnySize(kind):  # type: ignore[misc]
+        # Where it takes only multiples of its stride, images are padded with 0, the mean colour.
         def forward(self, images: Tensor) -> Tensor:
             height, width = images.shape[2:]
             stride = self.encoder.output_stride if self.requires_divisible_input_shape else 1
