@@ -15,13 +15,9 @@ from effloop.registry import PartConfig, Registry
 
 @dataclass
 class PrecisionConfig(PartConfig):
-    """Fields that every precision has: none so far.
+    """Fields that every precision has: none so far."""
 
-    Attributes:
-        mixed: whether it computes in fewer bits than the weights have, as `amp=true` demands.
-    """
-
-    mixed: ClassVar[bool] = False
+    mixed: ClassVar[bool] = False  # whether it computes in fewer bits than the weights have, as `amp=true` demands
 
 
 @dataclass
@@ -59,17 +55,10 @@ class Precision:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> bool:
-        """Update the parameters, unless scaled gradients overflowed.
+        """Update the parameters, unless scaled gradients overflowed: then it returns False, schedule and EMA must not
+        step, and the loss scale is halved. Only with loss scaling it syncs, once.
 
-        Only with loss scaling it syncs once, since what follows depends on whether the gradients overflowed.
-
-        Args:
-            optimizer: of the parameters, which have their gradients.
-            max_norm: maximal norm of all gradients; None doesn't clip. NaN and infinity remain, or make all others
-                NaN.
-
-        Returns:
-            False if they overflowed: schedule and EMA must not step then, and the loss scale is halved.
+        `max_norm` is the maximal norm of all gradients; NaN and infinity remain, or make all others NaN.
         """
         if max_norm is not None:
             self.scaler.unscale_(optimizer)

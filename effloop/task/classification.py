@@ -72,23 +72,18 @@ class Classification(base.Task):
         return task
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """(N, K) logits, (N,) int64 or (N, K) float32 shares of the classes -> () mean loss of a training batch.
-
-        With weights it is the mean by the weights of the samples, which of shares are the classes' by the shares; torch
-        divides the loss of shares by the number of samples instead.
-        """
+        """(N, K) logits, (N,) int64 or (N, K) float32 shares of the classes -> () mean loss of a training batch."""
         if self.weight is None:
             return F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
         weight = self.weight.to(outputs.device)  # of replicas on several devices
         loss = F.cross_entropy(outputs.float(), targets, weight, label_smoothing=self.label_smoothing)
+        # By the weights of the samples, of shares the classes' by them, where torch divides by the number of samples.
         return loss if targets.ndim == 1 else loss * (len(targets) / (targets @ weight).sum())
 
     @torch.no_grad()
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
-        """A batch's loss, samples, and hits at ranks 1 to 5 of the logits, summed: (7,) float64, on the device.
-
-        Mixed samples count as MixUp's authors count them: a hit is worth the share that the class has. A sample's own
-        loss, where no batch's is given, is that without label smoothing and weights.
+        """A batch's loss, samples, and hits at ranks 1 to 5 of the logits, summed: (7,) float64, on the device. Of
+        mixed samples a hit is worth the share that the class has, as MixUp's authors count.
         """
         losses = F.cross_entropy(outputs.float(), targets, reduction="none") if loss is None else loss
         ranked = _ranked(outputs)
@@ -118,10 +113,7 @@ class Classification(base.Task):
 
     @torch.no_grad()
     def facts(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """A sample's loss without label smoothing, the class that is predicted and its probability: (N, 3) float32.
-
-        Classes are exact up to 2**24 of them.
-        """
+        """A sample's loss without label smoothing, the class that is predicted and its probability: (N, 3) float32."""
         logs, best = outputs.float().log_softmax(dim=1), _ranked(outputs)[:, :1]
         losses = F.nll_loss(logs, targets, reduction="none")
         return torch.cat([losses[:, None], best.float(), logs.gather(1, best).exp()], dim=1)

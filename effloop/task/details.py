@@ -14,8 +14,7 @@ NUM_WORST = 32  # samples that are named for their loss
 
 NUM_POINTS, NUM_PLOTTED = 1_000, 9  # samples in a plot of predictions over targets, and outputs that have one
 
-NUM_BINS = 15
-"""Bins of the reliability diagram, as many as Guo et al. have."""
+NUM_BINS = 15  # of the reliability diagram, as many as Guo et al. have
 
 Row = dict[str, Any]
 Columns = dict[str, Callable[[int], Any]]
@@ -60,9 +59,7 @@ class Details:
 
 
 def _details(rows: list[Row], by: str, losses: NDArray[Any], columns: Columns, **more: Any) -> Details:
-    """Rows, those with the smallest values of `by` first and those without one last, and the samples with the largest
-    losses, of which `columns` gives what else a row has.
-    """
+    """Rows by their values of `by`, those without one last, and the samples with the largest losses by `columns`."""
     worst = [{"id": sample, **{name: of(sample) for name, of in columns.items()}} for sample in largest(losses)]
     return Details(sorted(rows, key=lambda row: (row[by] is None, row[by] or 0.0)), worst, **more)
 
@@ -74,10 +71,7 @@ def of_classes(
     probabilities: NDArray[np.float32],
     names: Sequence[str],
 ) -> Details:
-    """Details where each sample has one of K classes: (N,) losses, classes, predicted classes and their probabilities.
-
-    A class without samples has no recall, one that is never predicted no precision.
-    """
+    """Details where each sample has one of K classes: (N,) losses, classes, predicted ones and their probabilities."""
     targets, predicted = targets.astype(np.int64), predicted.astype(np.int64)
     codes, counts = np.unique(targets * len(names) + predicted, return_counts=True)
     confusion = np.stack([codes // len(names), codes % len(names), counts], axis=1)
@@ -110,9 +104,7 @@ def of_flags(
     has: NDArray[np.bool_],
     names: Sequence[str],
 ) -> Details:
-    """Details where each sample has any number of K classes: (N,) losses, (N, K) scores by which samples are ranked for
-    each class, classes that are predicted, and classes that samples have.
-    """
+    """Details where each sample has any of K classes: (N,) losses, (N, K) scores, classes predicted, and there."""
     counts = [part.sum(axis=0).tolist() for part in (predicted & has, has, predicted)]
     rows: list[Row] = []
     for name, ranking, hits, samples, found in zip(names, rankings(scores, has), *counts, strict=True):
@@ -157,13 +149,8 @@ def of_numbers(predicted: NDArray[Any], targets: NDArray[Any], names: Sequence[s
 
 
 def of_masks(confusion: NDArray[np.int64] | None, facts: NDArray[np.float32], names: Sequence[str]) -> Details:
-    """Details where each pixel has one of K classes.
-
-    Args:
-        confusion: (K, K) pixels of each class, in rows, by what they are taken for, in columns; None is not known, and
-            the table then has only what `facts` has.
-        facts: (N, 3 K) of each image the pixels of each class that are right, that there are, and that are predicted.
-        names: of the classes.
+    """Details where each pixel has one of K classes: (K, K) pixels of each class by what they are taken for, if known,
+    and (N, 3 K) of each image the pixels of each class that are right, that there are, and that are predicted.
     """
     hits, targets, predicted = np.split(facts.astype(np.float64), 3, axis=1)
     union = targets + predicted - hits
@@ -205,10 +192,7 @@ def _hit_scores(hits: int, samples: int, found: int) -> dict[str, float | None]:
 
 
 def calibration_bins(probabilities: NDArray[np.float32], right: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """(N,) probabilities of what is predicted, (N,) whether that is right -> (NUM_BINS, 3), as in `Details`.
-
-    Bins are equally wide. One without samples has zeros.
-    """
+    """(N,) probabilities of what is predicted, (N,) whether that is right -> (NUM_BINS, 3), as in `Details`."""
     edges = np.linspace(0, 1, NUM_BINS + 1, dtype=np.float32)[1:-1]
     places = np.digitize(probabilities, edges)
     sums = [np.bincount(places, weights, NUM_BINS) for weights in (np.ones(len(places)), probabilities, right)]
@@ -271,10 +255,8 @@ class Ranking:
 
     @property
     def average_precision(self) -> float:
-        """The sum over thresholds of the precision there times what the recall grows by; NaN without positives, or if a
-        score is NaN.
-
-        As in scikit-learn and torchmetrics: no interpolation.
+        """The sum over thresholds of the precision there times what the recall grows by, as in scikit-learn; NaN
+        without positives, or if a score is NaN.
         """
         if not self.positives or np.isnan(self.scores[-1]):  # which is sorted last
             return float("nan")

@@ -117,8 +117,8 @@ class Multilabel(base.Task):
 
     @torch.no_grad()
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
-        """A batch's loss, samples, and for each label above probability 0.5 true positives, false positives and false
-        negatives, summed: (2 + 3 K,) float64, on the device. Of mixed images a label counts by its share.
+        """A batch's loss, samples, and each label's true positives, false positives and false negatives at probability
+        0.5, summed: (2 + 3 K,) float64, on the device. Of mixed images a label counts by its share.
         """
         losses = self._losses(outputs.float(), targets).mean(dim=1) if loss is None else loss
         predicted, flags = outputs > 0, targets.double()
@@ -219,9 +219,7 @@ def _counts(predicted: NDArray[np.bool_], has: NDArray[np.bool_]) -> list[NDArra
 
 
 def _f1(*counts: NDArray[Any]) -> dict[str, float]:
-    """F1 as the mean of the classes that some sample has or is predicted to have, and of all flags together; arguments
-    as `_counts` returns them.
-    """
+    """F1 of what `_counts` gives: the mean of the classes that some sample has or gets, and of all flags together."""
 
     def mean(hits: NDArray[Any], extra: NDArray[Any], missed: NDArray[Any]) -> float:
         total = 2 * hits + extra + missed

@@ -20,7 +20,6 @@ from effloop.task import base
 from effloop.task.details import Details, of_numbers
 
 _ROUNDING = 1e-12  # share of a sum of squares that may be left of targets which are all equal
-
 _ROWS = 1 << 20  # targets that are read at a time
 
 
@@ -112,8 +111,7 @@ class Regression(base.Task):
     @torch.no_grad()
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
         """A batch's loss, samples, and for each output the sums of the targets less the training mean, of their
-        squares, of the squared errors and of the absolute errors: (2 + 4 K,) float64, on the device. Outputs are in the
-        targets' units.
+        squares, of the squared errors and of the absolute errors: (2 + 4 K,) float64, on the device.
         """
         if loss is None:
             loss = self._losses(self._standardised(outputs.float()), self._standardised(targets)).mean(dim=1)

@@ -130,11 +130,7 @@ class Segmentation(base.Task):
         return outputs if isinstance(outputs, Tensor) else outputs["out"]
 
     def loss(self, outputs: Tensor | Mapping[str, Tensor], targets: Tensor) -> Tensor:
-        """(N, K, H, W) logits, or a dict of them; (N, H, W) uint8 -> () loss of a training batch.
-
-        It is that of the model's own outputs, and `aux_weight` times those of its auxiliary heads. A batch in which no
-        pixel counts has 0.
-        """
+        """(N, K, H, W) logits, or a dict of them; (N, H, W) uint8 -> () loss of a training batch, 0 without a pixel."""
         weight = None if self.weight is None else self.weight.to(targets.device)  # of replicas on several devices
         own = self._losses(self.scored_outputs(outputs), targets, weight, batch=True)[0]
         if isinstance(outputs, Tensor):
@@ -149,10 +145,7 @@ class Segmentation(base.Task):
 
     @torch.no_grad()
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
-        """A batch's loss, images with a pixel that counts, and the confusion matrix: (2 + K * K,) float64.
-
-        (N, K, H, W) logits, (N, H, W) uint8 targets; an image's own loss is that without weights.
-        """
+        """A batch's loss, images with a pixel that counts, and the confusion matrix: (2 + K * K,) float64."""
         masks = targets.masked_fill(~valid.view(-1, 1, 1), IGNORED)
         counts = (masks != IGNORED).flatten(1).any(1)
         losses = self._losses(outputs, masks, batch=False) if loss is None else loss
@@ -166,9 +159,7 @@ class Segmentation(base.Task):
 
     @torch.no_grad()
     def facts(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Pixels of each class that are right, that there are, and that are predicted: (N, 3 K) float32, exact up to
-        2**24 of them.
-        """
+        """Pixels of each class that are right, that there are, and that are predicted: (N, 3 K) float32."""
         found = confusion_matrices(predicted_classes(outputs), targets, outputs.shape[1])
         columns = [found.diagonal(dim1=1, dim2=2), found.sum(2), found.sum(1)]
         return torch.cat(columns, dim=1).float()
@@ -206,8 +197,8 @@ def predicted_classes(logits: Tensor) -> Tensor:
 
 
 def confusion_matrices(predicted: Tensor, masks: Tensor, num_classes: int) -> Tensor:
-    """(N, H, W) int64 classes, (N, H, W) uint8 classes or IGNORED -> (N, K, K) int64 on the device: for each image the
-    pixels of each class, in rows, by what they are taken for, in columns. Nothing here waits for the device.
+    """(N, H, W) int64 classes, (N, H, W) uint8 classes or IGNORED -> (N, K, K) int64 on the device, without a wait: of
+    each image the pixels of each class, in rows, by what they are taken for, in columns.
     """
     count, cells = len(masks), num_classes**2
     images = torch.arange(count, device=masks.device).view(-1, 1, 1) * cells
@@ -217,11 +208,9 @@ def confusion_matrices(predicted: Tensor, masks: Tensor, num_classes: int) -> Te
 
 
 def _histogram(places: Tensor, ignored: Tensor, bins: int) -> Tensor:
-    """Counts of 0 to bins - 1, (bins,) int64.
-
-    CUDA's `bincount` asks the device how large the result is, and `histc` doesn't; on a CPU only `bincount` takes
-    integers. There is one for each image, so that few threads add to the same number at once.
-    """
+    """Counts of 0 to bins - 1, (bins,) int64."""
+    # CUDA's `bincount` asks the device how large the result is, and `histc` doesn't; on a CPU only `bincount` takes
+    # integers. There is one for each image, so that few threads add to the same number at once.
     if places.is_cuda:  # what is above the maximum isn't counted, and the maximum itself is in the last bin
         return places.masked_fill(ignored, bins + 1).flatten().histc(bins, 0, bins)
     places = places.masked_fill(ignored, bins).flatten()
@@ -311,13 +300,9 @@ def lovasz(logits: Tensor, masks: Tensor, weight: Tensor | None = None, *, batch
 
 @torch.no_grad()
 def _lovasz_weights(errors: Tensor, has: Tensor, ignored: Tensor) -> Tensor:
-    """By how much each pixel's error counts, (G, P): by how much 1 - IoU grows if, after all pixels with a larger
-    error, this one is wrong, too.
-
-    That is 1 / (n + b) of a pixel of the class, with n of them and b other pixels before, and (n - f) / ((n + b) (n + b
-    + 1)) of another one, with f pixels of the class before it. The authors subtract two values of 1 - IoU, which in
-    float32 leaves few digits of very many pixels.
-    """
+    """By how much 1 - IoU grows if, after all pixels with a larger error, this one is wrong, too, (G, P)."""
+    # 1 / (n + b) of a pixel of the class, with n of them and b other pixels before, (n - f) / ((n + b) (n + b + 1)) of
+    # another, with f pixels of the class before. The authors subtract two values of 1 - IoU: few digits in float32.
     order = errors.masked_fill(ignored, -1).argsort(dim=1, descending=True, stable=True)
     first = has.gather(1, order)
     number = has.sum(1, keepdim=True)
@@ -362,16 +347,13 @@ def _mean_of_present(losses: Tensor, targets: Tensor) -> Tensor:
 
 
 class SlidingWindow(base.OutputTransform):
-    """A model of pixels that sees an image through windows of one size; where they overlap, logits are averaged.
-
-    All images of a batch are seen through the same windows. They begin at multiples of the stride; the last one of a
-    row or column ends with the image. Images smaller than the window are seen as a whole.
+    """A model of pixels that sees images through windows of one size; where they overlap, logits are averaged. The last
+    window of a row or column ends with the image. Images smaller than the window are seen as a whole.
     """
 
     def __init__(self, model: nn.Module, window: ImageSize, stride: float) -> None:
         super().__init__()
-        self.model = model
-        self.window = window
+        self.model, self.window = model, window
         self.strides = tuple(max(1, math.ceil(stride * side)) for side in window)
 
     def input_size(self, size: ImageSize) -> ImageSize:
@@ -380,8 +362,7 @@ class SlidingWindow(base.OutputTransform):
     def forward(self, images: Tensor) -> Tensor:
         size = images.shape[2:]
         rows, columns = (starts(*each) for each in zip(size, self.window, self.strides, strict=True))
-        total = torch.empty(0)
-        counts = torch.zeros(size, device=images.device)
+        total, counts = torch.empty(0), torch.zeros(size, device=images.device)
         for top, left in product(rows, columns):
             place = (..., slice(top, top + self.window.height), slice(left, left + self.window.width))
             logits = self.model(images[place])

@@ -28,10 +28,8 @@ def alone(value: Any) -> list[Any]:
 
 
 class Scorer:
-    """The scores of a model's outputs, which come batch by batch; `metrics` are of this evaluation alone.
-
-    With `keeps`, or where the task collects, it keeps `Task.facts` of all samples, which of such tasks are the outputs,
-    and their targets.
+    """The scores of a model's outputs, which come batch by batch; `metrics` are of this evaluation alone. With `keeps`,
+    or where the task collects, it keeps `Task.facts` of all samples and their targets.
     """
 
     def __init__(self, task: Task, metrics: Metrics, gather: Gather = alone, *, keeps: bool = False) -> None:
@@ -57,9 +55,7 @@ class Scorer:
             self._move()
 
     def scores(self, *, tune: bool = False) -> dict[str, float]:
-        """The task's scores of all samples of all ranks, once it has chosen what it chooses by an evaluation
-        (`tune`).
-        """
+        """The task's scores of all samples of all ranks; with `tune` once it has chosen what it chooses by them."""
         if not self.task.collects:
             self._sums = self.metrics.read()
             return self.task.scores(self._sums)
@@ -74,9 +70,7 @@ class Scorer:
         return self.task.details(facts, targets, names, self._sums), len(ids)
 
     def collected(self) -> tuple[NDArray[np.float32], NDArray[Any], NDArray[np.int64]]:
-        """(N, F) facts, (N, ...) targets (of masks (N, 0)) and (N,) ids of the samples that all ranks have added, each
-        once, without padding, in ascending order of their ids; every rank has to call it.
-        """
+        """(N, F) facts, (N, ...) targets and (N,) ids of all ranks' samples, each once, in the order of ids."""
         self._move()
         parts = self.gather(tuple(torch.cat(column) for column in zip(*self._host, strict=True)))
         facts, targets, ids = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -112,8 +106,8 @@ def evaluate(
     *,
     tune: bool = False,
 ) -> list[dict[str, float]]:
-    """The task's scores over all valid samples of all ranks, each counted once, of a model (N, C, H, W) -> (N, K)
-    outputs. The scorers are new ones: of the images alone and, with views, second, of them with all views together.
+    """The task's scores of a model over all valid samples of all ranks, each counted once. The scorers are new ones: of
+    the images alone and, with views, second, of them with all views together.
     """
 
     def forward(images: Tensor) -> Tensor:

@@ -22,9 +22,8 @@ POLICIES = ("stop", "skip")
 
 LIST = "nan.jsonl"  # file of a run folder: the updates whose loss, gradients or weights were not finite
 _NAMED = 5  # samples in a message; all are in the file
-_IN_A_ROW = 10
-_SHARE, _SHARE_FROM = 0.1, 100
-"""Skipped updates that end a run: so many in a row, or more than this share of all, from so many updates on."""
+_IN_A_ROW = 10  # skipped updates that end a run
+_SHARE, _SHARE_FROM = 0.1, 100  # or more than this share of all, from so many updates on
 _LAG = 2  # updates of a GPU after which the host reads a flag, which has been copied by then: it doesn't wait
 
 
@@ -64,9 +63,7 @@ class NanPolicy:
         return loss
 
     def update(self, step: Callable[[], bool], epoch: int, number: int, lr: float) -> bool:
-        """Update the weights by `step`, which gives False if it didn't, as scaled gradients overflowed; or don't, or
-        end the run by a DivergedError. Every rank calls it; the others are the update's, for messages.
-        """
+        """Update the weights by `step`, which is False where scaled gradients overflowed; or don't, or end the run."""
         del epoch, number, lr
         return step()
 
@@ -83,16 +80,13 @@ class NanPolicy:
 
 @dataclass(kw_only=True)
 class StopOrSkip(NanPolicy):
-    """The run ends with the first update whose loss or gradients aren't finite, or leaves such updates out.
+    """The run ends with the first update whose loss or gradients aren't finite, or leaves such updates out."""
 
-    Ranks have the same gradients after they were averaged: so all of them decide alike, without a message. A CPU checks
-    the gradients before it updates the weights, and so does a GPU that skips. Otherwise its host doesn't wait for that
-    and reads the flag two updates later; weights that are spoilt by then are never saved.
-    """
+    # Ranks have the same gradients after they were averaged: so all of them decide alike, without a message. A CPU
+    # checks the gradients before it updates the weights, and so does a GPU that skips. Otherwise its host doesn't wait
+    # and reads the flag two updates later; weights that are spoilt by then are never saved.
 
-    # leave the update out, as if its batches didn't exist: weights, statistics, average and schedule stay. The run ends
-    # after 10 such updates in a row, and from the 100th update on where they are more than a tenth
-    skip: bool
+    skip: bool  # leave the update out, as if its batches didn't exist: weights, statistics, average and schedule stay
     model: nn.Module  # what is trained
     averaged: nn.Module  # what is evaluated and saved; the same, or an average
     parallel: Parallel  # its ranks decide together
@@ -129,7 +123,8 @@ class StopOrSkip(NanPolicy):
         if (scaled or self._may_update(update)) and step():
             self._counts["in_a_row"] = 0
             return True
-        self._undo()
+        if self.skip:
+            torch._foreach_copy_(self._kept, self._copies)
         # With a loss scale gradients overflow until it is right; below 1 it isn't the scale.
         if not scaled or self.scaler.get_scale() < 1:
             self._found(update)
@@ -154,14 +149,10 @@ class StopOrSkip(NanPolicy):
             if not flag:
                 self._found(update)
 
-    def _undo(self) -> None:
-        if self.skip:
-            torch._foreach_copy_(self._kept, self._copies)
-
     def check(self) -> None:
         # Of a short last group the gradients are dropped, and so are its statistics if they aren't finite.
         if self._batches and not all_finite([each for each in self._kept if each.is_floating_point()]):
-            self._undo()
+            torch._foreach_copy_(self._kept, self._copies)
         self._batches.clear()
         self._check_pending()
         models = dict.fromkeys((self.model, self.averaged))
@@ -186,9 +177,7 @@ class StopOrSkip(NanPolicy):
             warn(f"nan=skip: updates whose loss or gradients aren't finite are left out, and listed in {where}")
 
     def _note(self, update: Update, what: str) -> dict[str, Any]:
-        """List an update, whose loss isn't finite, or else `what`, in `nan.jsonl`, which rank 0 writes; the row has the
-        samples of the batches whose loss isn't finite, or of all. Every rank calls it.
-        """
+        """List an update in `nan.jsonl`, with the samples of the batches whose loss isn't finite, or of all."""
         batches = [(ids.tolist(), float(loss)) for ids, loss in update.batches]
         bad = [batch for batch in batches if not math.isfinite(batch[1])]
         ranks: list[tuple[Any, Any]] = self.parallel.gather((batches, bad))
