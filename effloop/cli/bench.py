@@ -62,7 +62,7 @@ class BenchOptions:
             whole training beside a bare loop, the storage formats, the libraries that augment, or a trained model in
             the formats of export.
         repeats: how often each side is measured; without it as often as the benchmark needs.
-        out: a JSON file for the figures, with a .csv and a .png beside it; outputs/bench/WHAT-DATE without it.
+        out: a JSON file for the figures, with a .csv beside it; outputs/bench/WHAT-DATE without it.
         run: inference: the folder of a run, or a .ckpt file.
         work: step, ablate, loader, train, storage, inference: a folder for temporary files.
         folder: loader, train: the original photographs for the others, ROOT/SPLIT/CLASS/*; without it data.root.

@@ -114,8 +114,6 @@ def augment(config: Config, repeats: int, *, grid: str = GRID) -> Report:
         ],
         title=f"{images:,} images, engine={config.engine.name}; {repeats} times each, in turns",
         notes=notes,
-        drawn={"ms_per_image": "ms per image"},
-        groups=("name", "side"),
     )
 
 

@@ -134,8 +134,6 @@ def inference(
             Column("remark", "remark"),
         ],
         title=f"{run}: {facts['model']} at {sides_px} pixels; {repeats} turns",
-        drawn={"ms": "ms, one image", "images_per_s": f"images/s, batches of {batch}"},
-        groups=("name", "threads"),
     )
 
 

@@ -168,7 +168,6 @@ def _report(
         ],
         title=f"{data}; {repeats} epochs each, in turns; {num_workers(config)} workers",
         notes=["all deliver uint8; ffcv resizes by areas"] if what == "loader" else (),
-        drawn={"images_per_s": "images/s"},
     )
 
 

@@ -180,5 +180,4 @@ def _report(what: str, config: Config, rows: Sequence[Row], repeats: int, typed:
             "medians; gain: images/s with it over images/s without, median of all turns ± median deviation; "
             "nothing: the same config twice"
         ],
-        drawn={"ratios": "images/s with / without"},
     )

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,33 +23,27 @@ from effloop.convert.records import SplitRecords
 from effloop.data.random import Permutation
 from effloop.data.source import Cache, DataConfig, Source, sources
 from effloop.data.source.splits import open_part
-from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
 from effloop.measure import loops
 from effloop.measure.benchmark import Column, Report, Row
-from effloop.measure.turns import apart, chosen, in_turns, scratch_folder
-from effloop.system.memory import drop_from_cache, files_in, growth, memory_of, share_in_cache
+from effloop.measure.turns import chosen, in_turns, scratch_folder
+from effloop.system.memory import drop_from_cache, files_in, share_in_cache
 from effloop.system.progress import Meter
 
 _MAX_READS = 10_000  # samples in a measurement of reading
 _MAX_BATCHES = 100  # batches in a measurement of loading
 
 
-@dataclass(frozen=True)
-class StoredDataset:
-    """The dataset in one format."""
-
-    config: Config  # loads it
-    files: list[Path]  # that are read, its index included
-    write_s: float  # seconds that writing it took
+Stored = tuple[Config, list[Path]]
+"""The dataset in one format: what loads it, and the files that are read, its index included."""
 
 
 def storage(config: Config, repeats: int, *, formats: str = "all", work: str = "") -> Report:
     """The dataset of `config` in each format, with the same image bytes in all of them.
 
     Measured are the size of both splits on disk, and of the training split the time to open it, reading alone (one
-    thread, shuffled; every byte copied or compared with its checksum), loading (decoded and augmented, batch by batch)
-    and the memory it takes in a fresh process; reading and loading with the page cache as it is, and cold.
+    thread, shuffled; every byte copied or compared with its checksum) and loading (decoded and augmented, batch by
+    batch), with the page cache as it is, and cold.
 
     Raises:
         ConfigError: there is no such format, or the folder can't be written.
@@ -69,32 +63,26 @@ def storage(config: Config, repeats: int, *, formats: str = "all", work: str = "
         columns=[
             *(Column("name", "format"), Column("disk_bytes", "disk\nMB", "{:,.1f}", 1e6)),
             *(Column("open_ms", "open\nms", "{:,.1f}"), Column("read_per_s", "read\n/s")),
-            *(Column("unchecked_per_s", "unchecked\n/s"), Column("load_per_s", "load\n/s")),
-            *(Column("cold_read_per_s", "cold\nread/s"), Column("cold_load_per_s", "cold\nload/s")),
-            Column("own", "own\nMB", "{:,.1f}", 1e6),
+            *(Column("load_per_s", "load\n/s"), Column("cold_read_per_s", "cold\nread/s")),
+            Column("cold_load_per_s", "cold\nload/s"),
         ],
         title=f"{count:,} images, {facts['bytes'] / 1e6:,.1f} MB; medians of {repeats}; image_size={config.size.word}",
-        notes=[
-            f"cold: pages dropped before, {left:.0%} stayed at most; names, inodes and the disk's own cache stay",
-            "own: memory that a fresh process grows by and the kernel can't take back; pages of mapped files it can",
-        ],
-        drawn={"read_per_s": "read/s", "load_per_s": "load/s"},
+        notes=[f"cold: pages dropped before, {left:.0%} stayed at most; names, inodes and the disk's own cache stay"],
     )
 
 
-def _write_format(config: Config, original: Mapping[str, Source], name: str, folder: Path) -> StoredDataset:
+def _write_format(config: Config, original: Mapping[str, Source], name: str, folder: Path) -> Stored:
     path, indexes = folder / name, folder / f"{name}.indexes"
     classes = next(iter(original.values())).classes
     with Meter() as meter:
         records = {split: SplitRecords(source, meter, f"{name} {split}") for split, source in original.items()}
-        dataset = Dataset(classes, records, {"payload": "original"})
-        seconds = seconds_of(lambda: writers[name](path, dataset, SHARD_BYTES))
+        writers[name](path, Dataset(classes, records, {"payload": "original"}), SHARD_BYTES)
     stored = replace(config, data=_data_config(config.data, READ_BY.get(name, name), path, indexes))
     for below in (path, *path.rglob("*")):
         if below.is_dir():
             os.utime(below, (0, 0))  # the scan of a folder that changed just now isn't kept for long
     sources.build(stored.data, "train")  # builds the index, if the format has none
-    return StoredDataset(stored, files_in(path, indexes), seconds)
+    return stored, files_in(path, indexes)
 
 
 def _data_config(data: DataConfig, name: str, path: Path, indexes: Path) -> DataConfig:
@@ -108,34 +96,28 @@ def _data_config(data: DataConfig, name: str, path: Path, indexes: Path) -> Data
     return config
 
 
-def _measure(stored: Mapping[str, StoredDataset], repeats: int) -> dict[str, dict[str, Any]]:
+def _measure(stored: Mapping[str, Stored], repeats: int) -> dict[str, dict[str, Any]]:
     """Measure -> format -> its values, one for each repeat."""
-    still_cached: dict[str, float] = dict.fromkeys(stored, 0.0)
+    left: dict[str, float] = dict.fromkeys(stored, 0.0)
 
     def cold(name: str, measure: Callable[[Config], float]) -> float:
+        config, files = stored[name]
         gc.collect()  # a source that is still open keeps its pages
-        drop_from_cache(stored[name].files)
-        still_cached[name] = max(still_cached[name], share_in_cache(stored[name].files))
-        return measure(stored[name].config)
+        drop_from_cache(files)
+        left[name] = max(left[name], share_in_cache(files))
+        return measure(config)
 
-    warm = {"open_ms": _open_ms, "read_per_s": _read_per_s, "unchecked_per_s": _unchecked_per_s}
-    warm["load_per_s"] = _load_per_s
+    warm = {"open_ms": _open_ms, "read_per_s": _read_per_s, "load_per_s": _load_per_s}
     found: dict[str, dict[str, Any]] = {
-        key: in_turns({name: partial(measure, each.config) for name, each in stored.items()}, repeats, warm_up=1)
+        key: in_turns({name: partial(measure, config) for name, (config, _) in stored.items()}, repeats, warm_up=1)
         for key, measure in warm.items()
     }
     for key in ("read_per_s", "load_per_s"):
         found[f"cold_{key}"] = in_turns({name: partial(cold, name, warm[key]) for name in stored}, repeats)
-    found["cold_share_left"] = still_cached
-    for name, each in stored.items():
-        with apart(name, partial(partial, _memory, each.config)) as memory:
-            own = memory()
-        states = [path.stat() for path in each.files]
-        facts = {"write_s": each.write_s, "files": len(states), "bytes": sum(state.st_size for state in states)}
-        facts |= {"disk_bytes": sum(state.st_blocks * 512 for state in states), **own}
-        for key, value in facts.items():
-            found.setdefault(key, {})[name] = value
-    return found
+    states = {name: [path.stat() for path in files] for name, (_, files) in stored.items()}
+    found["files"] = {name: len(each) for name, each in states.items()}
+    found["disk_bytes"] = {name: sum(state.st_blocks * 512 for state in each) for name, each in states.items()}
+    return found | {"cold_share_left": left}
 
 
 def _open_ms(config: Config) -> float:
@@ -152,26 +134,9 @@ def _read_per_s(config: Config) -> float:
     return len(ids) / (time.perf_counter() - started)
 
 
-def _unchecked_per_s(config: Config) -> float:
-    """The same without verifying checksums."""
-    if isinstance(config.data, PackedConfig):
-        config = replace(config, data=replace(config.data, checksums=False))
-    return _read_per_s(config)
-
-
 def _load_per_s(config: Config) -> float:
     """Images per second as batches on the device, the time to the first one included."""
     with closing(build_loader(config, "train")) as loader:
         started = time.perf_counter()
         count = sum(map(len, itertools.islice(loader.epoch(0), _MAX_BATCHES)))
         return count / (time.perf_counter() - started)
-
-
-def _memory(config: Config) -> dict[str, int]:
-    """Bytes by which a process grows when it opens and reads the split; see `memory_of`."""
-    before = memory_of()
-    source = sources.build(config.data, "train")
-    for index in range(min(_MAX_READS, len(source))):
-        bytes(source.read(index))
-    gc.collect()
-    return growth(before, memory_of())

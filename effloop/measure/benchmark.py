@@ -1,15 +1,13 @@
-"""What a benchmark has measured: rows of figures, printed as a table and written as JSON, CSV and a plot."""
+"""What a benchmark has measured: rows of figures, printed as a table and written as JSON and CSV."""
 
 from __future__ import annotations
 
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from effloop.measure.turns import print_table, spread
 from effloop.record.rows import finite
@@ -18,10 +16,6 @@ from effloop.system.files import write_text
 
 Row = dict[str, Any]
 """Plain values of one side; a list has the values of its turns, `remark` a reason why there are none."""
-
-
-_UPRIGHT = 8
-"""Groups of bars whose names fit beside each other."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +42,11 @@ class Report:
     """The result of a benchmark."""
 
     facts: Mapping[str, Any]  # what the figures depend on
-    # one for each side; those with the same `table`, if they have one, are printed and drawn together
+    # one for each side; those with the same `table`, if they have one, are printed together
     rows: Sequence[Row]
     columns: Sequence[Column]  # of the printed table
     title: str  # above it
     notes: Sequence[str] = ()  # lines below it
-    drawn: Mapping[str, str] = field(default_factory=dict)  # key of the rows -> its unit, for a panel of the plot each
-    groups: tuple[str, str] = ("name", "")  # keys of the rows that name a group of bars, and a bar in it
 
     def print(self) -> None:
         """Print the table, without columns that are empty."""
@@ -69,45 +61,11 @@ class Report:
             print(line)
 
     def write(self, out: Path) -> None:
-        """Write the JSON file `out`, and a .csv and a .png beside it."""
+        """Write the JSON file `out`, and a .csv beside it."""
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, json.dumps(finite({**self.facts, "rows": self.rows}), indent=2) + "\n")
         keys = dict.fromkeys(key for row in self.rows for key in row)
         write_csv(out.with_suffix(".csv"), [{key: _middle(row.get(key)) for key in keys} for row in self.rows])
-        self._plot(out.with_suffix(".png"))
-
-    def _plot(self, path: Path) -> None:
-        """Draw the panels below each other; needs no display."""
-        from matplotlib.figure import Figure
-
-        panels = []
-        for table, rows in self._tables():
-            for key in self.drawn:
-                panels += [(table, key, found)] if (found := [row for row in rows if row.get(key)]) else []
-        if not panels:
-            return
-        figure = Figure(figsize=(9.0, 3.3 * len(panels)), layout="constrained")
-        for (table, key, rows), axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
-            self._draw(axes, key, rows)
-            axes.set_title("\n".join(filter(None, (table, self.title))), wrap=True)
-        figure.savefig(path, format="png")
-
-    def _draw(self, axes: Any, key: str, rows: Sequence[Row]) -> None:
-        """Bars in groups, with least and most."""
-        groups, series = (list(dict.fromkeys(str(row.get(each, "")) for row in rows)) for each in self.groups)
-        width = 0.8 / len(series)  # of a group's bars together, as a share of the distance between groups
-        for number, name in enumerate(series):
-            own = [row for row in rows if str(row.get(self.groups[1], "")) == name]
-            shift = (number - (len(series) - 1) / 2) * width
-            places = [groups.index(str(row[self.groups[0]])) + shift for row in own]
-            middle, least, most = np.transpose([spread(_listed(row[key])) for row in own])
-            axes.bar(places, middle, width, yerr=(middle - least, most - middle), capsize=2, label=name)
-        axes.set_ylabel(self.drawn[key])
-        tilt = {"rotation": 30, "ha": "right"} if len(groups) > _UPRIGHT else {}
-        axes.set_xticks(range(len(groups)), groups, **tilt)
-        axes.set_ylim(bottom=0)
-        if any(series):
-            axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
 
     def _tables(self) -> list[tuple[str, list[Row]]]:
         names = dict.fromkeys(row.get("table", "") for row in self.rows)

@@ -218,13 +218,12 @@ def transfer_cost(loader: Loader, seconds: float) -> float:
     return float(np.median(turns)) / sum(map(len, batches))
 
 
-# What the storage delivers: samples from the page cache and from the disk, and one file in a piece.
+# What the storage delivers: samples from the page cache and from the disk.
 
 _MOST_FILES_BYTES = 2 << 30
 """Bytes of packed files that are dropped from the page cache, at most: reading them again costs their next user."""
 
 _MOST_FILES = 4096  # of packed data
-_PIECE, _MIN_PIECE = 64 << 20, 4 << 20  # bytes that are read in one piece; of a file at least
 _COLD = 0.1  # share of the files that may have stayed in memory where reading counts as cold
 
 
@@ -235,7 +234,6 @@ class StorageCosts:
     warm: Cost  # of an image that is in the page cache, in one thread
     cold: Cost | None  # of one that isn't; None where that couldn't be measured
     mean_bytes: float  # of an encoded image
-    piece_bytes_per_s: float | None  # of reading a file in one piece from the disk; None where no file is long enough
     fits: bool  # whether the page cache can hold the training split, so that each epoch but the first reads from memory
     where: str  # Linux's name of the file system
 
@@ -245,10 +243,9 @@ class StorageCosts:
         return self.warm if self.fits or self.cold is None else self.cold
 
     def describe(self) -> str:
-        """One line: from memory, from the disk, and in one piece."""
+        """One line: from memory, and from the disk."""
         costs = {"from memory": self.warm, f"from {self.where or 'the disk'}": self.cold}
         rates = {name: self.mean_bytes / max(cost.wall_s, 1e-9) for name, cost in costs.items() if cost}
-        rates |= {"in one piece": self.piece_bytes_per_s} if self.piece_bytes_per_s else {}
         return "; ".join(f"{name} {decimal(int(rate))}/s" for name, rate in rates.items())
 
 
@@ -274,18 +271,17 @@ def storage_costs(plan: Plan, seconds: float, most: int = 256) -> StorageCosts:
         return watch.cost / count
 
     files: list[Path] = []
-    cold = piece = None
+    cold = None
     with suppress(OSError):  # gone, or no right to: reading reports it
         files = _files(source, ids)
         if files:
             drop_from_cache(files)
             if share_in_cache(files) < _COLD:
                 cold = read()
-            piece = _in_one_piece(files)
     read()  # so that all are in memory
     warm = read()
     where, num_bytes = file_system(files[0]) if files else "", source.fingerprint()["bytes"]
-    return StorageCosts(warm, cold, num_bytes / len(source), piece, num_bytes < available_memory(), where)
+    return StorageCosts(warm, cold, num_bytes / len(source), num_bytes < available_memory(), where)
 
 
 def _files(source: Source, ids: Sequence[int]) -> list[Path]:
@@ -295,18 +291,6 @@ def _files(source: Source, ids: Sequence[int]) -> list[Path]:
     paths = first if packed else (path for number, path in enumerate(source.file_paths()) if number in wanted)
     found = [Path(os.fsdecode(path)) for path in paths]
     return [] if packed and sum(each.stat().st_size for each in found) > _MOST_FILES_BYTES else found
-
-
-def _in_one_piece(files: Sequence[Path]) -> float | None:
-    """Bytes/s of reading the longest file from the disk."""
-    longest = max(files, key=lambda path: path.stat().st_size)
-    if longest.stat().st_size < _MIN_PIECE:
-        return None
-    drop_from_cache([longest])
-    with longest.open("rb", buffering=0) as file:
-        began = time.perf_counter()
-        count = sum(len(block) for block in itertools.islice(iter(lambda: file.read(1 << 20), b""), _PIECE >> 20))
-        return count / (time.perf_counter() - began)
 
 
 # What training costs: the step on batches in memory, the loop as a whole, logging, evaluation.

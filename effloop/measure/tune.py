@@ -204,7 +204,7 @@ def tune(config: Config, *, minutes: float) -> Report:
         marks = ["taken"] * (each == best) + ["without tuning"] * (each == usual)
         wait = statistics.median(turn.wait for turn in search.turns[each])
         figures = {"images_per_s": speeds[each], "wait": wait, "turns": len(speeds[each]), "remark": ", ".join(marks)}
-        rows.append(asdict(each) | {"name": each.num_workers, "series": f"engine.prefetch={each.prefetch}"} | figures)
+        rows.append(asdict(each) | {"name": each.num_workers} | figures)
     about = {"what": "tune", "data": data, "model": config.model.name, "engine": config.engine.name}
     return Report(
         facts={**about, "taken": asdict(best), "usual": asdict(usual), **facts, "ended": search.ended},
@@ -216,6 +216,4 @@ def tune(config: Config, *, minutes: float) -> Report:
         ],
         title=f"model={config.model.name}, {data}",
         notes=[f"medians of turns of training; ended as {search.ended}"],
-        drawn={"images_per_s": "images/s"},
-        groups=("name", "series"),
     )

@@ -42,11 +42,6 @@ def resident_memory() -> int:
     return sum(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile"))
 
 
-def growth(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    """`after` less `before`, field by field."""
-    return {name: after[name] - before[name] for name in after}
-
-
 def files_in(*roots: Path) -> list[Path]:
     """Every file below some folders; a root that is a file counts as one."""
     return [

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from runs import TINY, once
 
 import effloop
@@ -52,8 +51,6 @@ def bench(photos: Path, *words: str) -> dict[str, Any]:
     assert all(any(f"│ {row['name']}" in line for line in lines) for row in result["rows"])
     with Path("result.csv").open(newline="") as file:
         assert [row["name"] for row in csv.DictReader(file)] == [row["name"] for row in result["rows"]]
-    with Image.open("result.png") as image:
-        assert image.format == "PNG"
     return result
 
 
@@ -61,7 +58,7 @@ def by_knob(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in result["rows"]}
 
 
-WRITTEN = {"result.csv", "result.json", "result.png"}
+WRITTEN = {"result.csv", "result.json"}
 RECIPES = "resize_crop at 256 pixels and resize_crop_jitter at 224 pixels; leave out what sets"
 
 
@@ -260,11 +257,10 @@ def test_storage(photos: Path, here: Path) -> None:
     assert [row["name"] for row in result["rows"]] == ["folder", "memmap"]
     for row in result["rows"]:
         lists = [values for values in row.values() if isinstance(values, list)]
-        assert [len(values) for values in lists] == [2] * 6
+        assert [len(values) for values in lists] == [2] * 5
         assert all(math.isfinite(value) and value > 0 for values in lists for value in values)
         assert 0 <= row["cold_share_left"] <= 1
-        assert row["bytes"] >= sum(sizes.values())
-        assert min(row["disk_bytes"], row["held"]) > 0
+        assert row["disk_bytes"] >= sum(sizes.values())
     assert [row["files"] for row in result["rows"]] == [53 + 1, 1]  # the scan of the measured split
     assert list((here / "work").iterdir()) == []
 
@@ -324,7 +320,7 @@ def test_augment(
     assert main(["bench", "what=augment", *words]) == 0
     (folder,) = (here / "outputs" / "bench").iterdir()
     assert folder.name.startswith("augment-20")
-    assert sorted(path.name for path in folder.iterdir()) == ["augment.csv", "augment.json", "augment.png"]
+    assert sorted(path.name for path in folder.iterdir()) == ["augment.csv", "augment.json"]
     rows = json.loads((folder / "augment.json").read_text())["rows"]
     libraries = ["albumentations"] if there and find_spec("albumentations") else []
     libraries += ["torchvision", "native"]

@@ -112,7 +112,6 @@ def test_what_is_found_is_taken_later(
     assert tune(photos, "out=tuned") == 0
     out = capsys.readouterr().out
     result = json.loads((here / "tuned" / "tune.json").read_text())
-    assert (here / "tuned" / "tune.png").stat().st_size > 5000
     words = result["overrides"]
     assert f"train with: effloop train data.root={photos}" in out
     assert out.count(words[0]) == 1
