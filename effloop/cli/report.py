@@ -11,7 +11,7 @@ from rich.console import Console
 from effloop.cli.command import command
 from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import load_plugins
-from effloop.report.files import MEANS, PLOT, REPORT, SUMMARY, print_tables, write_report
+from effloop.report.files import PLOT, REPORT, SUMMARY, print_tables, write_report
 from effloop.runs import compare
 from effloop.runs.reader import SWEEP, find_runs, meters_of_runs, unstarted_jobs
 from effloop.task import check_objective
@@ -48,8 +48,7 @@ def report(options: ReportOptions, _: list[str]) -> int:
     for path in options.runs:
         if missing := unstarted_jobs(path):
             print(f"{path}: jobs that haven't started: {missing}")
-    files = [name for name in (PLOT, SUMMARY, MEANS) if (folder / name).is_file()]
-    print(f"report: {folder / REPORT}   beside it: {', '.join(files)}")
+    print(f"report: {folder / REPORT}   beside it: {PLOT}, {SUMMARY}")
     return 0
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -102,12 +102,8 @@ class Stragglers:
         self._before, self._suspect = now, rank
 
 
-@dataclass(frozen=True)
-class Stall:
-    """Why the ranks make no progress: a line, and the last heartbeat of the stalled rank, if that is known."""
-
-    line: str
-    beat: Heartbeat | None = None
+Stall: TypeAlias = tuple[str, Heartbeat | None]
+"""Why the ranks make no progress: a line, and the last heartbeat of the stalled rank, if that is known."""
 
 
 def find_stalled_rank(
@@ -119,19 +115,19 @@ def find_stalled_rank(
 
     def unanswered(rank: int, beat: Heartbeat, hint: str) -> Stall:
         who = f"rank {rank} on {beat.host} (pid {beat.pid}) has not answered for {timeout_s:g} s"
-        return Stall(f"{who}: the others wait for it {beat.at}{purpose}; {hint}", beat)
+        return f"{who}: the others wait for it {beat.at}{purpose}; {hint}", beat
 
     for rank, (before, now) in enumerate(zip(earlier, later, strict=True)):
         if now is None:
-            return Stall(f"rank {rank} has sent no heartbeat for {timeout_s:g} s: the others wait for it{purpose}")
+            return f"rank {rank} has sent no heartbeat for {timeout_s:g} s: the others wait for it{purpose}", None
         if before == now:
             return unanswered(rank, now, "it has stopped, or its machine is gone")
     rank, behind = min(enumerate(beats), key=lambda pair: (pair[1].steps, pair[1].waits))
     if all((beat.steps, beat.waits) == (behind.steps, behind.waits) for beat in beats):
-        return Stall(
+        return (
             f"no rank has made progress for {timeout_s:g} s: all {len(beats)} are {behind.at}{purpose}; "
             "check the network between them, or raise parallel.timeout_s"
-        )
+        ), None
     return unanswered(rank, behind, "raise parallel.timeout_s if it needs longer")
 
 
@@ -271,10 +267,10 @@ class Watchdog:
                 self._publish(store)
             return find_stalled_rank(earlier, self._read(store), self._timeout_s)
         except RuntimeError as error:
-            return Stall(
+            return (
                 f"rank {self._rank} on {socket.gethostname()} has made no progress for {self._timeout_s:g} s, and "
                 f"the ranks' store doesn't answer ({reason(error)[:120]}); check the machine of rank 0"
-            )
+            ), None
 
     def _read(self, store: Store) -> list[Heartbeat | None]:
         keys = [f"beat/{rank}" for rank in range(self._world_size)]
@@ -283,8 +279,8 @@ class Watchdog:
 
 def end_all(report: Callable[[str], None], stall: Stall) -> None:
     """Report a stall, kill the stalled rank if it is on this machine, and end this process."""
-    report(stall.line)
-    beat = stall.beat
+    line, beat = stall
+    report(line)
     if beat and all(beat.space) and tuple(beat.space) == this_system() and beat.pid != os.getpid():
         with suppress(ProcessLookupError, PermissionError):
             os.kill(beat.pid, signal.SIGKILL)  # a stopped process handles no other signal

@@ -30,13 +30,13 @@ from effloop.report.page import render_page
 from effloop.report.values import are_numbers, to_short_text, to_text, write_csv
 from effloop.runs.reader import Row, RunRecord
 
-SUMMARY, MEANS, PLOT, REPORT = "summary.csv", "means.csv", "plot.png", "report.html"
+SUMMARY, PLOT, REPORT = "summary.csv", "plot.png", "report.html"
 _MAX_SWEPT = 4  # columns for swept keys in the terminal's table
 _MAX_NAME = 32  # characters of a run's name there, in a line
 
 
 def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:
-    """Write summary.csv, plot.png and report.html; where runs were repeated with other seeds or folds, means.csv.
+    """Write summary.csv, plot.png and report.html.
 
     Raises:
         ConfigError: there is no such objective, or a file can't be written.
@@ -45,8 +45,6 @@ def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_csv(folder / SUMMARY, _rows(comparison, folder))
-        if comparison.repeated:
-            write_csv(folder / MEANS, _means(comparison))
         with charts.style():
             charts.save_png(charts.plot_sweep(comparison, title), folder / PLOT)
             text = render_page(comparison, title)
@@ -91,17 +89,6 @@ def _scores(comparison: Comparison) -> list[str]:
     """The objective, and all scores of validation."""
     scores = [name for name in comparison.measures if name.startswith("val/")]
     return list(dict.fromkeys([comparison.objective, *scores]))
-
-
-def _means(comparison: Comparison) -> list[Row]:
-    """Rows of the CSV of means: each setting, how many runs have a value, means and standard deviations."""
-    rows: list[Row] = []
-    for runs in comparison.repeated:
-        row: Row = {"setting": comparison.setting(runs), "over": comparison.over, "runs": comparison.counted(runs)}
-        for name in comparison.measures:
-            row[f"{name} mean"], row[f"{name} standard deviation"] = comparison.mean(name, runs)
-        rows.append(row)
-    return rows
 
 
 def _means_table(comparison: Comparison) -> Table:

@@ -116,7 +116,7 @@ def _jpeg(path: Path) -> str:
 def render_page(comparison: Comparison, title: str) -> str:
     """The report as HTML, all contents of run folders escaped; to be called in `charts.style`."""
     jinja = environment()
-    jinja.filters |= {"sort_key": _sort_key, "are_numbers": _are_numbers}
+    jinja.filters |= {"sort_key": _sort_key, "are_numbers": _are_numbers, "total": lambda parts: sum(parts.values())}
     jinja.globals |= {"epochs_done": epochs_done, "metric_value": metric_value}
     script = (files("effloop.report") / "report.js").read_text("utf-8")
     runs = comparison.runs
@@ -138,7 +138,7 @@ def render_page(comparison: Comparison, title: str) -> str:
             if run.state in FAILED_STATES or run.reason
         ],
         time_parts=TIME_PARTS,
-        bars=_bars(comparison),
+        times={index: times for index, run in enumerate(runs) if (times := time_by_part(run))},
         verdicts=[*_verdicts(comparison)],
         **_pictures(comparison),
         evaluations=[*itertools.islice(_evaluations(comparison), _MAX_EVALUATIONS)],
@@ -169,26 +169,6 @@ def _pictures(comparison: Comparison) -> dict[str, Any]:
         "sweep_plot": charts.to_svg(charts.plot_sweep(comparison), label) if comparison.swept else "",
         "curves": [charts.to_svg(figure, f"{name} over epochs") for name, figure in figures.items()],
     }
-
-
-def _bars(comparison: Comparison) -> list[tuple[int, str, str, list[tuple[str, str, str, str]]]]:
-    """A bar for each run with the parts of its time; the longest run's is as wide as the column.
-
-    Returns:
-        Index of the run, total time, what is read aloud, and for each part its name, x, width and tooltip.
-    """
-    splits = {index: split for index, run in enumerate(comparison.runs) if (split := time_by_part(run))}
-    longest = max((sum(split.values()) for split in splits.values()), default=0.0)
-    bars = []
-    for index, split in splits.items():
-        total, start, parts = sum(split.values()), 0.0, []
-        for part, seconds in split.items():
-            x, width = f"{100 * start / longest:.2f}%", f"{100 * seconds / longest:.2f}%"
-            parts.append((part, x, width, f"{part} {seconds:,.1f} s, {seconds / total:.0%}"))
-            start += seconds
-        label = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in split.items())
-        bars.append((index, f"{total:,.1f} s", label, parts))
-    return bars
 
 
 def _verdicts(comparison: Comparison) -> Iterator[tuple[int, str, str]]:
