@@ -33,14 +33,14 @@ GOLDEN = Path(__file__).with_name("golden.json")
 RECIPES = sorted(path.stem for path in Path(__file__).parents[2].glob("configs/augment/*.yaml"))
 
 # What numbers depend on. `photos` and `kinds` stand for Pillow's encoders and NumPy's generators, which made images.
-DECODING = ("photos", "numpy", "simplejpeg", "opencv-python-headless", "torch", "capability")
+DECODING = ("photos", "numpy", "pillow", "opencv-python-headless", "torch", "capability")
 LIBRARIES = {
     "native": DECODING,
     "torchvision": (*DECODING, "torchvision"),
     "albumentations": (*DECODING, "albumentations", "albucore"),
 }
 DALI = (*DECODING, "nvidia-dali-cuda120")
-RECODING = (*DECODING, "pillow")
+RECODING = DECODING
 LEARNING = (*DECODING, "processor", "instructions")  # oneDNN chooses its kernels by the processor
 WRITING = {
     "hdf5": ("photos", "h5py"),
@@ -50,7 +50,7 @@ WRITING = {
 }
 PACKAGES = (
     *("albucore", "albumentations", "h5py", "lmdb", "numpy", "nvidia-dali-cuda120", "opencv-python-headless"),
-    *("pillow", "pyarrow", "simplejpeg", "torchvision"),
+    *("pillow", "pyarrow", "torchvision"),
 )
 
 FORMATS = ("folder", "hdf5", "lmdb", "memmap", "n5", "parquet", "pth", "recordio", "tar", "tfrecord", "zarr", "zarr2")

@@ -16,7 +16,7 @@ from effloop.task import objectives
 
 Tree: TypeAlias = Mapping[str, Any]
 
-_KEY_PACKAGES = ("effloop", "torch", "torchvision", "numpy", "simplejpeg", "opencv-python-headless", "pillow", "timm")
+_KEY_PACKAGES = ("effloop", "torch", "torchvision", "numpy", "opencv-python-headless", "pillow", "timm")
 """Packages that a run's numbers depend on; changes of others rarely matter."""
 _PACKAGES = "packages."
 _MAX_PACKAGES = 10

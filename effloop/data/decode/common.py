@@ -185,15 +185,15 @@ class PlainDecoder(Decoder):
     implements `fast` for the usual ones.
 
     Attributes:
-        has_libjpeg: whether the C parts decode JPEGs to the pixels that `fast` gives.
+        has_libjpeg: whether the C parts decode JPEGs; what they leave is for `fast`.
     """
 
-    has_libjpeg = False
-
-    def __init__(self, config: DecodeConfig, channels: int = 3) -> None:
+    def __init__(self, config: DecodeConfig, channels: int = 3, *, has_libjpeg: bool = False) -> None:
         self.config = config
         self.channels = channels
         self.exif = config.exif
+        self.has_libjpeg = has_libjpeg
+        self.uses_indexes = has_libjpeg and config.region
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Rebuilt when unpickled, so that its library is imported and set up there, too.
@@ -236,7 +236,7 @@ class PlainDecoder(Decoder):
     def _compiled(
         self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None
     ) -> NDArray[np.uint8] | None:
-        """Pixels of a JPEG's box, maybe scaled down, by native/load.c; those of `fast`, where they aren't."""
+        """Pixels of a JPEG's box, maybe scaled down, by native/load.c."""
         factor = _scale_factor(box, at_least) if at_least is not None and self.config.dct_scaling else 1
         height, width = _scaled_box(box, factor)[2:]
         out = np.empty((height, width, self.channels), np.uint8)

@@ -32,9 +32,9 @@ class OpenCVDecoder(PlainDecoder):
     Where damage must be found, use a source with checksums.
     """
 
-    def __init__(self, config: OpenCVConfig, channels: int = 3) -> None:
-        super().__init__(config, channels)
-        self._cv2 = optional_package("cv2", "decode=opencv", "opencv-python-headless")
+    def __init__(self, config: DecodeConfig, channels: int = 3, *, has_libjpeg: bool = False) -> None:
+        super().__init__(config, channels, has_libjpeg=has_libjpeg)
+        self._cv2 = optional_package("cv2", f"decode={config.name}", "opencv-python-headless")
         self._cv2.setNumThreads(0)  # EffLoop brings the threads, and OpenCV's own don't survive a fork
         self._flags = self._cv2.IMREAD_COLOR_RGB | self._cv2.IMREAD_IGNORE_ORIENTATION
 

@@ -87,12 +87,11 @@ RECIPES = {
 
 
 def plans(root: Path, recipe: str, *, channels: int = 3, train: bool = True, scaled: bool = False) -> tuple[Plan, Plan]:
-    """The plan as it is, and one that loads samples one by one, and JPEGs by simplejpeg, unless it scales."""
+    """The plan as it is, and one that loads samples one by one."""
     config = native_config(ops=RECIPES[recipe])
     made = []
     for augment in (NativeAugment, OneByOne):
         decoder = decoders.build(decoders["auto"].config(name="auto", dct_scaling=scaled), channels)
-        decoder.has_libjpeg = scaled or augment is NativeAugment  # type: ignore[attr-defined]
         plan = make_plan(open_source("folder", root), decoder, batch=45)
         made.append(replace(plan, augment=augment(config, size=ImageSize.of(64), train=train, channels=channels)))
     return made[0], made[1]
