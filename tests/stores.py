@@ -134,12 +134,12 @@ def tensors(split: tuple[NDArray[np.uint8], NDArray[Any]]) -> tuple[torch.Tensor
     return torch.from_numpy(split[0]), torch.from_numpy(split[1].astype(np.int64))
 
 
-def write_pairs(root: Path, splits: Splits, legacy: bool = False) -> Path:
+def write_pairs(root: Path, splits: Splits) -> Path:
     """As torchvision once kept MNIST: (images, labels)."""
     root.mkdir()
     for split, arrays in splits.items():
         file = root / f"{'training' if split == 'train' else split}.pt"
-        torch.save(tensors(arrays), file, _use_new_zipfile_serialization=not legacy)
+        torch.save(tensors(arrays), file)
     return root
 
 

@@ -67,7 +67,6 @@ STORES: dict[str, tuple[str, Callable[[Path, Splits], Path]]] = {
     "folders of zarr": ("zarr", write_zarr_folders),
     "beton": ("beton", write_beton),
     "pairs": ("pth", write_pairs),
-    "legacy pairs": ("pth", lambda root, splits: write_pairs(root, splits, legacy=True)),
     "planes.pt": ("pth", write_planes),
     "nested.pth": ("pth", write_nested),
     **{f"folder2lmdb {protocol}": ("lmdb", folder2lmdb(protocol)) for protocol in range(6)},
@@ -401,7 +400,7 @@ HEADERS: dict[str, tuple[str, Callable[[Path], Path], int]] = {
     "idx": ("idx", plain_idx, 16),
     "beton": ("beton", lambda root: write_beton(root, SPLITS) / "train.beton", 64),
     "cifar": ("cifar", lambda root: write_cifar10(root, train=10) / "cifar-10-batches-py" / "data_batch_1", 260),
-    "tensors": ("pth", lambda root: write_pairs(root, SPLITS, legacy=True) / "training.pt", 700),
+    "tensors": ("pth", lambda root: write_pairs(root, SPLITS) / "training.pt", 700),
 }
 
 

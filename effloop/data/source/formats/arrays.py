@@ -61,7 +61,6 @@ class StoredArray:
     chunk_rows: int = 1  # that are stored together
     num_bytes: int | None = None  # of encoded images together, if that is known
     about: Mapping[str, Any] = field(default_factory=lambda: ORIGINAL)  # how these are encoded, as of `Contents`
-    check_written: Callable[[], None] = lambda: None  # refuses what was never written, and would be read as zeros
 
     def load(self) -> NDArray[Any]:
         """All of it."""
@@ -169,7 +168,6 @@ def flat(labels: StoredArray) -> NDArray[Any]:
             f"{labels.name} is {labels.dtype.name}, {labels.shape}; labels are read of shape (N,) or (N, K): "
             "set data.label=NAME"
         )
-    labels.check_written()
     values = labels.load()
     values = values.reshape(len(values), math.prod(labels.shape[1:]))
     values = values[:, 0] if values.shape[1] == 1 else values
@@ -327,7 +325,6 @@ def contents_of(
         )
     own = flat(labels)
     of_all = [(own if name == label else flat(open_array(name))) for name in names.labels()]
-    images.check_written()
     form = infer_targets(of_all, labels.name, config.classes)
     classes, targets = form.take(own)
 
@@ -347,9 +344,8 @@ def _encoding(images: StoredArray) -> tuple[Callable[[Any], bytes], int, int]:
         DataError: they are no images; the message says what is read.
     """
     shape, dtype, chunk = images.shape, images.dtype, images.chunk_rows
-    if dtype.kind in "OSV" and len(shape) == 1 and dtype.names is None:
-        size = dtype.itemsize if dtype.kind in "SV" else _ENCODED_BYTES
-        total = len(images) * size if images.num_bytes is None else images.num_bytes
+    if dtype.kind == "O" and len(shape) == 1:
+        total = len(images) * _ENCODED_BYTES if images.num_bytes is None else images.num_bytes
         return _encoded, total, max(1, _ENCODED_ROWS // chunk) * chunk
     sizes = f"{images.name} is {dtype.name}, {shape}"
     if dtype != np.uint8:
@@ -370,11 +366,7 @@ def _planes(image: NDArray[np.uint8]) -> bytes:
 
 
 def _encoded(image: Any) -> bytes:
-    if isinstance(image, np.ndarray):
-        return image.astype(np.uint8, copy=False).tobytes()
-    if isinstance(image, np.void):
-        return image.tobytes().rstrip(b"\0")
-    return image.encode("latin-1", "replace") if isinstance(image, str) else bytes(image)
+    return image.encode() if isinstance(image, str) else bytes(image)  # vlen uint8 are arrays
 
 
 class ArraysSource(ImportedSource):

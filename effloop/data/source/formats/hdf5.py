@@ -125,26 +125,23 @@ def _stored(path: Path, member: str) -> StoredArray:
         shape, dtype, chunks = tuple(found.shape or ()), found.dtype, found.chunks
         written = found.id.get_num_chunks() if chunks else int(found.id.get_storage_size() > 0)
         needed = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)) if chunks else 1
-        missing = written < needed and found.size
         inner = h5py.check_vlen_dtype(dtype)
         if found.external or found.is_virtual:
             raise DataError(f"{name} has its values in another file; copy them into this one")
-    if dtype.hasobject and not h5py.check_string_dtype(dtype) and inner != np.uint8:
-        raise DataError(f"{name} holds {inner or 'references'}; images and labels can't be read from these")
-
-    def check_written() -> None:
-        if missing:
+        if written < needed and found.size:
             raise DataError(
                 f"{name} was written in part: {written:,} of its {needed:,} chunks are there, the others are zeros; "
                 "write them, or leave them out"
             )
+    if dtype.hasobject and not h5py.check_string_dtype(dtype) and inner != np.uint8:
+        raise DataError(f"{name} holds {inner or 'references'}; images and labels can't be read from these")
 
     def blocks(rows: int) -> Iterator[NDArray[Any]]:
         with _reading(path) as file:
             for start in range(0, shape[0], rows):
                 yield file[member][start : start + rows]
 
-    return StoredArray(name, shape, dtype, blocks, chunks[0] if chunks else 1, check_written=check_written)
+    return StoredArray(name, shape, dtype, blocks, chunks[0] if chunks else 1)
 
 
 @register_writer("hdf5")

@@ -26,16 +26,13 @@ from numpy.typing import NDArray
 
 from effloop.data.source.base import sources
 from effloop.data.source.formats.arrays import ArraysConfig, ArraysSource, StoredArray, sliced
-from effloop.data.source.root import begins_with, expand_root
+from effloop.data.source.root import expand_root
 from effloop.data.source.storage.arrays import DTYPES, Array, pack, payload_of
 from effloop.data.source.storage.columns import Spool
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import Split, check_header, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
 from effloop.errors import DataError, reason
-
-LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-"""How files of torch up to 1.5 begin: a pickle of a number."""
 
 _DEEPEST = 4  # dicts in dicts
 _PICKLE = "/data.pkl"
@@ -58,7 +55,7 @@ class PthSource(ArraysSource):
 
     def open_split(self) -> Split:
         path = expand_root(self.config)
-        if path.is_dir() or begins_with(path, LEGACY):
+        if path.is_dir():
             return super().open_split()
         records, content = _records(path), _load(path, "meta")
         if not isinstance(content, dict) or not {"header", "splits"} <= content.keys():
@@ -79,24 +76,18 @@ class PthSource(ArraysSource):
 
     @classmethod
     def is_one(cls, path: Path) -> bool:
-        """Whether `torch.save` wrote a file."""
         try:
-            return begins_with(path, LEGACY) or bool(path.is_file() and _records(path))
+            return bool(path.is_file() and _records(path))
         except DataError:
             return False
 
     def arrays_of(self, path: Path) -> Mapping[str, Callable[[], StoredArray]]:
-        content = _load(path, mapped=not begins_with(path, LEGACY))
-        found = {name: _values(value) for name, value in _named(content, "", 0)}
+        found = {name: _values(value) for name, value in _named(_load(path, mapped=True), "", 0)}
         return {name: partial(sliced, f"{path}:{name}", each) for name, each in found.items() if each is not None}
 
 
 def _load(path: Path, device: str = "cpu", *, mapped: bool = False) -> Any:
-    """What a file of `torch.save` holds: tensors, numbers, text, and lists and dicts of these.
-
-    Raises:
-        DataError: it holds anything else, or is damaged.
-    """
+    """Tensors, numbers, text, and lists and dicts of these; a DataError if it holds anything else, or is damaged."""
     try:
         with warnings.catch_warnings(), path.open("rb") as file:
             warnings.simplefilter("ignore")  # the DataError is the only line to print
@@ -124,17 +115,14 @@ def _named(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
 
 def _values(value: Any) -> NDArray[Any] | None:
     """A dense tensor, or a list of numbers or of text; None for anything else."""
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized and value.dim():
-        try:
-            return value.detach().numpy()
-        except (TypeError, RuntimeError):  # of a dtype that numpy hasn't
-            return None
     kinds = {*map(type, value)} if isinstance(value, tuple | list) else set()
-    if len(kinds) == 1 and kinds <= {int, float, bool, str}:
-        try:
+    try:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized and value.dim():
+            return value.detach().numpy()
+        if len(kinds) == 1 and kinds <= {int, float, bool, str}:
             return np.array(value, object if kinds == {str} else None)
-        except OverflowError:
-            return None
+    except (TypeError, RuntimeError, OverflowError):  # of a dtype or a size that numpy hasn't
+        pass
     return None
 
 
@@ -154,7 +142,7 @@ def _records(path: Path) -> dict[int, int]:
                 records[entry.header_offset + _LOCAL_HEADER + name + extra] = entry.file_size
             return records
     except (zipfile.BadZipFile, ValueError, EOFError, OverflowError, RuntimeError, OSError) as error:
-        raise DataError(f"{path} is damaged, or not of torch.save: {reason(error)}; convert it again") from None
+        raise DataError(f"{path} is damaged, or not of torch.save since 1.6: {reason(error)}; save it anew") from None
 
 
 def _array(tensor: Any, records: Mapping[int, int], where: str) -> Array:
