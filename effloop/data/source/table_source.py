@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from effloop.data.image.mask import PLAIN, MaskFormat
 from effloop.data.source import tables
@@ -83,12 +82,9 @@ class CsvConfig(DataConfig):
                 f"data.targets: {self.targets!r} is not allowed; set classes, flags, numbers, masks or null"
             )
         if self.mask is not None:
-            if self.label is not None:
-                raise ConfigError(f"data.mask: '{self.mask}' contradicts data.label={self.label}; drop one of them")
-            if self.targets not in (None, Kind.masks.value):
-                raise ConfigError(
-                    f"data.mask: '{self.mask}', but targets are to be {self.targets}; drop it, or set task=segmentation"
-                )
+            if self.label is not None or self.targets not in (None, Kind.masks.value):
+                other = f"data.label={self.label}" if self.label is not None else f"targets that are {self.targets}"
+                raise ConfigError(f"data.mask: '{self.mask}' contradicts {other}; drop one of them")
             self.targets = Kind.masks.value
 
     def labels(self) -> list[str] | None:
@@ -211,9 +207,7 @@ def open_part(config: CsvConfig, split: str | None, path: Path) -> Part:
         ConfigError, DataError: it can't be read, or it lacks a column.
     """
     table, base, image = open_paths(config, path)
-    by = None
-    if split is None:
-        by = table.named("split", config.split) if config.split else table.first(SPLIT)
+    by = None if split is not None else table.named("split", config.split) if config.split else table.first(SPLIT)
     asked = [name for name in (FOLD, config.group) if name]
     kept = {name: place for name in asked if (place := table.first([name.casefold()])) is not None}
     label, named, mask = table.first(LABEL), config.labels(), None
@@ -286,51 +280,14 @@ def look(parts: Sequence[Part], wanted: Kind | None) -> list[Column]:
     return columns
 
 
-class _Split(Listed):
-    """The rows of a split."""
-
-    def __init__(self, part: Part, parser: Parser, folder: Path) -> None:
-        num_classes = len(parser.names) if parser.kind is Kind.classes else None
-        super().__init__(num_classes, folder, lambda key: os.path.join(part.folder, key), parser.targets)
-        self.part, self.lines = part, Spool("I", folder)
-
-    @property
-    def hashes(self) -> NDArray[np.int64]:
-        """(N,) of each image's path."""
-        found: NDArray[np.int64] = self._grown["hash"].array()
-        return found
-
-    def place(self, index: int) -> tuple[bytes, str]:
-        """The path of a row's image, and the row for messages."""
-        at = self.part.table.at(int(self.lines.array()[index]))
-        return self.identity(bytes(self._grown["key"].blobs()[index])), at
-
-    def facts(self, parser: Parser) -> dict[str, Any]:
-        """What the index says of it."""
-        part = self.part
-        known = {part.image, *part.labels, *part.kept.values()}
-        others = [name for place, name in enumerate(part.table.columns) if place not in known]
-        without: list[str] = []  # classes that no row has
-        if parser.kind is Kind.classes:
-            there = set(np.unique(self.columns()["label"]).tolist())
-            without = [name for label, name in enumerate(parser.names) if label not in there]
-        return {
-            "root": os.fsdecode(part.folder),
-            "table": str(part.table.path),
-            "whole": part.by is None,
-            "lacking": without,
-            "columns": [*part.kept, *others],
-            **self.meta(),
-        }
-
-
 class Rows:
     """Collects the rows of all splits; columns grow in `folder`."""
 
     def __init__(self, config: CsvConfig, parts: Sequence[Part], folder: Path) -> None:
-        self.config, self.folder = config, folder
-        self.splits: dict[str, _Split] = {}
+        self.config, self.parts, self.folder = config, parts, folder
+        self.splits: dict[str, tuple[Part, Listed]] = {}
         self.folders: dict[bytes, tuple[int, int]] = {}
+        self._hashes, self._lines, self._tables = Spool("q", folder), Spool("I", folder), Spool("B", folder)
         self._missing: list[str] = []
         self._count = self._num_missing = 0
         if any(part.masked for part in parts):
@@ -340,11 +297,11 @@ class Rows:
         else:
             wanted = None if config.targets is None else Kind(config.targets)
             self.parser = infer(look(parts, wanted), wanted, config.classes)
-        for part in parts:
-            self._read(part)
+        for place, part in enumerate(parts):
+            self._read(part, place)
         self._check(parts[0])
 
-    def _read(self, part: Part) -> None:
+    def _read(self, part: Part, place: int) -> None:
         labels = slice(1, 1 + len(part.labels))
         for number, texts, seen in part.rows(format_of(self.config)[0]):
             self._count += 1
@@ -365,7 +322,9 @@ class Rows:
                 continue
             key, status = found
             split.add(key, label, status.st_size, target=target)
-            split.lines.append(number)
+            self._hashes.append(hash(split.identity(key)))
+            self._lines.append(number)
+            self._tables.append(place)
             if seen is not None:
                 mask = encoded(texts[1].strip())
                 split.add_mask_file(mask, os.path.join(part.folder, mask), seen)
@@ -375,15 +334,17 @@ class Rows:
             if folder not in self.folders:
                 self.folders[folder] = folder_times(folder)
 
-    def _split(self, part: Part, name: str) -> _Split:
+    def _split(self, part: Part, name: str) -> Listed:
         if name not in self.splits:
             if len(self.splits) > MOST_SPLITS:
                 column = part.table.columns[part.by or 0]
                 raise DataError(
                     f"more than {MOST_SPLITS} different values in '{column}' are no splits; set data.split=COLUMN"
                 )
-            self.splits[name] = _Split(part, self.parser, self.folder)
-        return self.splits[name]
+            num_classes = len(self.parser.names) if self.parser.kind is Kind.classes else None
+            listed = Listed(num_classes, self.folder, lambda key: os.path.join(part.folder, key), self.parser.targets)
+            self.splits[name] = part, listed
+        return self.splits[name][1]
 
     def _check(self, part: Part) -> None:
         """Refuse tables without rows, missing images, and two rows of one image."""
@@ -396,25 +357,35 @@ class Rows:
                 f"names {self._num_missing:,} of {self._count:,} images that are not there, below "
                 f"{printable(part.folder)}: {listed}; set data=csv data.images={fix}, or correct the rows"
             )
-        splits = [*self.splits.values()]
-        hashes = np.concatenate([split.hashes for split in splits])
-        starts = np.cumsum([0, *map(len, splits)])
+        hashes, lines, places = self._hashes.array(), self._lines.array(), self._tables.array()
         order = np.argsort(hashes, kind="stable")
         for at in np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]).tolist():
-            rows = order[at : at + 2]
-            numbers = np.searchsorted(starts, rows, "right") - 1
-            pairs = zip(numbers.tolist(), (rows - starts[numbers]).tolist(), strict=True)
-            (path, first), (other, second) = (splits[number].place(row) for number, row in pairs)
-            if path == other:
-                raise DataError(f"{second}: {printable(path)} is in {first} already; give each image one row")
+            first, second = (self.parts[places[row]].table.at(int(lines[row])) for row in order[at : at + 2])
+            raise DataError(f"{second}: its image is in {first} already; give each image one row")
 
     def listing(self) -> Listing:
         """What the index is written from."""
         parser = self.parser
         meta: dict[str, Any] = {"kind": parser.kind.value, "names": parser.names, "told_by": parser.told_by}
-        meta |= {"splits": {name: split.facts(parser) for name, split in self.splits.items()}}
-        numbered = {f"{number}/": split for number, split in enumerate(self.splits.values())}
-        return meta, numbered, self.folders
+        meta["splits"] = {name: self._facts(*split) for name, split in self.splits.items()}
+        return meta, {f"{number}/": rows for number, (_, rows) in enumerate(self.splits.values())}, self.folders
+
+    def _facts(self, part: Part, rows: Listed) -> dict[str, Any]:
+        """What the index says of a split."""
+        known = {part.image, *part.labels, *part.kept.values()}
+        others = [name for place, name in enumerate(part.table.columns) if place not in known]
+        lacking: list[str] = []  # classes that no row has
+        if self.parser.kind is Kind.classes:
+            there = set(np.unique(rows.columns()["label"]).tolist())
+            lacking = [name for label, name in enumerate(self.parser.names) if label not in there]
+        return {
+            "root": os.fsdecode(part.folder),
+            "table": str(part.table.path),
+            "whole": part.by is None,
+            "lacking": lacking,
+            "columns": [*part.kept, *others],
+            **rows.meta(),
+        }
 
 
 @sources.register("csv", CsvConfig)

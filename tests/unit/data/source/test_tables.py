@@ -320,8 +320,8 @@ REFUSED = [
         "4 of 5 images '9' (line 3), '8' (line 4), 'x/7.png' (line 5), …; set data=csv data.images=",
         id="missing",
     ),
-    pytest.param("id,label\n0,a\n1,b\n./0.jpg,b\n", {}, "line 4: 0.jpg is in line 2 already", id="twice"),
-    pytest.param("id,label,split\n0,a,train\n1,a,val\n0.jpg,a,val\n", {}, "line 4: 0.jpg is in line 2", id="both"),
+    pytest.param("id,label\n0,a\n1,b\n./0.jpg,b\n", {}, "line 4: image is in line 2 already", id="twice"),
+    pytest.param("id,label,split\n0,a,train\n1,a,val\n0.jpg,a,val\n", {}, "line 4: image is in line 2", id="both"),
     pytest.param("id,label,split\n0,a,train\n1,b,\n", {}, "line 3: nothing in the column 'split'", id="no-split"),
     pytest.param(
         '{"id": {"bytes": "", "path": "0"}, "label": "a"}\n', {}, "line 1: the parts bytes, path", id="struct"
