@@ -120,17 +120,6 @@ def table_of(path: str, says: str) -> Callable[[], str]:
     return make
 
 
-def parquet_of_a_python_type() -> str:
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    code = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": pickle.dumps(Payload())}
-    schema = pa.schema([pa.field("image", pa.string()), pa.field("label", pa.int64(), metadata=code)])
-    Path("set").mkdir()
-    for split in ("train", "val"):
-        rows = pa.table({"image": ["gone.jpg"], "label": [1]}, schema=schema)
-        parquet.write_table(rows, f"set/{split}.parquet")
-    return "images that are not there"
-
-
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -172,7 +161,6 @@ HOSTILE = {
     "table of a command": ("csv", table_of("pipe:mkdir canary", OUTSIDE)),
     "table of a device": ("csv", table_of("/dev/zero", OUTSIDE)),
     "table of a file that is no image": ("csv", table_of("../secret", "is not an image")),
-    "parquet of a Python type": ("csv", parquet_of_a_python_type),
     "png zTXt": ("folder", png_that_inflates(b"zTXt")),
 }
 

@@ -20,7 +20,7 @@ from effloop.data.source.root import CARD
 from effloop.data.source.storage.image_files import ENDINGS
 from effloop.errors import ConfigError, DataError, optional_package
 
-_TABLES = ("*metadata.csv", "*metadata.jsonl", "*metadata.parquet")
+_TABLES = ("*metadata.csv", "*metadata.jsonl")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PREFIX = "hf://datasets/"
 

@@ -16,7 +16,6 @@ from effloop.data.source import tables
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, ScanError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.files import Images
-from effloop.data.source.formats.parquet_files import holds_images
 from effloop.data.source.masks import (
     format_of,
     in_parallel,
@@ -318,7 +317,7 @@ class Rows:
             if found is None:
                 self._num_missing += 1
                 if len(self._missing) < _LISTED:
-                    self._missing.append(f"'{printable(path[:_SHOWN])}' ({part.table.counted} {number:,})")
+                    self._missing.append(f"'{printable(path[:_SHOWN])}' (line {number:,})")
                 continue
             key, status = found
             split.add(key, label, status.st_size, target=target)
@@ -390,7 +389,7 @@ class Rows:
 
 @sources.register("csv", CsvConfig)
 class CsvSource(LooseSource):
-    """A table with a row for each image: CSV, TSV, JSON lines or parquet.
+    """A table with a row for each image: CSV, TSV or JSON lines.
 
     Samples are numbered in the order of the split's rows.
     """
@@ -426,11 +425,11 @@ class CsvSource(LooseSource):
     @classmethod
     def claims(cls, root: Path) -> bool:
         if root.is_file():
-            return root.suffix.lower() in tables.ENDINGS and not _has_images_in_it(root)
+            return root.suffix.lower() in tables.ENDINGS
         if (root / TARGETS).is_file():  # what `convert to=folder` wrote, of any splits
             return any(table_of(root, path.name) for path in root.iterdir() if path.is_dir())
         images = root / "train"  # its folders would be classes, which need no table
-        if not root.is_dir() or (table := table_of(root, "train")) is None or _has_images_in_it(table):
+        if not root.is_dir() or table_of(root, "train") is None:
             return False
         return not images.is_dir() or not any(path.is_dir() for path in images.iterdir())
 
@@ -446,11 +445,6 @@ def _mask_classes(config: CsvConfig, index: ColumnFile) -> tuple[MaskFormat, tup
     folder, path = os.fsencode(splits[at]["root"]), index.blobs(f"{at}/mask")[splits[at]["largest_at"]]
     refuse_larger(splits[at]["largest"], names, told_by, os.path.join(folder, bytes(path)))
     return form, names, told_by
-
-
-def _has_images_in_it(table: Path) -> bool:
-    """Whether a table has encoded images instead of their paths: then it is of `data=parquet`."""
-    return table.suffix.lower() == ".parquet" and holds_images(table)
 
 
 def listed_images(path: Path) -> Images:

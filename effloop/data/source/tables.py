@@ -1,4 +1,4 @@
-"""Tables in files, read row by row: CSV, TSV, JSON lines, parquet; and what the targets in them are.
+"""Tables in files, read row by row: CSV, TSV, JSON lines; and what the targets in them are.
 
 Every value is text, whatever the format.
 """
@@ -18,17 +18,16 @@ from typing import Any, NamedTuple, NoReturn
 
 from effloop.data.source.base import Kind, printable
 from effloop.data.source.storage.targets import Targets, row_of
-from effloop.errors import ConfigError, DataError, optional_package, reason
+from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
 
-ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
+ENDINGS = (".csv", ".tsv", ".jsonl")
 """Of files that `data=auto` takes for tables."""
 
 Row = tuple[int, Sequence[str]]
 """Number of a row, and its values in some columns."""
 
 _SNIFFED = 1 << 16  # bytes
-_BATCH = 4096  # rows of parquet in memory
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,10 @@ class Table:
     path: Path
     columns: tuple[str, ...]  # their names
     rows: Callable[[Sequence[int]], Iterator[Row]]  # of the columns at these places; raises a DataError with the row
-    counted: str = "line"  # what rows' numbers are, for messages
 
     def at(self, number: int) -> str:
         """A row, for messages."""
-        return f"{shown(self.path)}, {self.counted} {number:,}"
+        return f"{shown(self.path)}, line {number:,}"
 
     def first(self, names: Iterable[str]) -> int | None:
         """The place of the first of these columns that is there, in any case."""
@@ -62,20 +60,13 @@ class Table:
 
 
 def open_table(path: Path) -> Table:
-    """A table, by its content: parquet, JSON lines, or else delimited text.
-
-    Raises:
-        ConfigError: a package is missing that reads it.
-        DataError: it is empty, or no table.
-    """
+    """A table, by its content: JSON lines, or else delimited text; a DataError if it is empty, or no table."""
     try:
         with open(path, "rb") as file:
             start = file.read(_SNIFFED)
         encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-        if start[:4] == b"PAR1":
-            return _parquet(path)
         if encoding != "utf-16" and b"\0" in start:
-            raise DataError(f"{shown(path)} is no text; name a table in CSV, TSV, JSON lines or parquet")
+            raise DataError(f"{shown(path)} is no text; name a table in CSV, TSV or JSON lines")
         text = start.decode(encoding, "replace").lstrip("\r\n ")
         if text[:1] == "[":
             raise DataError(f"{shown(path)} is one JSON list; write its objects one a line, as JSON lines")
@@ -148,34 +139,6 @@ def _json_lines(path: Path, encoding: str) -> Table:
     return (table := Table(path, tuple(map(shown, names)), rows))
 
 
-def _parquet(path: Path) -> Table:
-    """A parquet file, read by pyarrow a few thousand rows at a time."""
-    optional_package("pyarrow", f"data.root: '{shown(path)}'", "effloop[parquet]")
-    parquet: Any = optional_package("pyarrow.parquet", "a parquet file", "effloop[parquet]")
-
-    def opened() -> Any:
-        try:
-            return parquet.ParquetFile(path)
-        except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
-            raise DataError(f"{shown(path)} is no parquet file: {reason(error)}") from None
-
-    def rows(places: Sequence[int]) -> Iterator[Row]:
-        names, number = [table.columns[place] for place in places], 0
-        with opened() as file:
-            try:
-                for batch in file.iter_batches(_BATCH, columns=list(dict.fromkeys(names))):
-                    columns = batch.to_pydict()
-                    for values in zip(*(columns[name] for name in names), strict=True):
-                        number += 1
-                        yield number, _texts(table, number, values)
-            except (ValueError, OSError) as error:
-                raise table.wrong(f"can't be read: {reason(error)}") from None
-
-    with opened() as file:
-        table = Table(path, tuple(map(str, file.schema_arrow.names)), rows, counted="row")
-    return table
-
-
 def _texts(table: Table, number: int, values: Iterable[object]) -> list[str]:
     """Values of a row as they would stand in a CSV file."""
     try:
@@ -185,15 +148,11 @@ def _texts(table: Table, number: int, values: Iterable[object]) -> list[str]:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return ""
-    if isinstance(value, bytes):
-        return os.fsdecode(value)
     if isinstance(value, dict):
         raise TypeError(f"the parts {', '.join(map(str, value))} are no text or number")
-    return json.dumps(value, default=str) if isinstance(value, list) else str(value)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value) if isinstance(value, list) else str(value)
 
 
 def encoded(text: str) -> bytes:
@@ -400,7 +359,7 @@ def kind_of(columns: Sequence[Column]) -> Kind:
     if column.has("text") and column.has("whole", "point", "real"):
         number = next(column.first[form] for form in ("whole", "point", "real") if form in column.first)
         raise column.first["text"].error(
-            f"in the column '{column.name}', which has numbers ('{number.text}', {number.table.counted} "
+            f"in the column '{column.name}', which has numbers ('{number.text}', line "
             f"{number.number:,}); correct the row, or set task=classification to take all as names"
         )
     few = len(column.different) <= max(FEW, column.count // 2)

@@ -25,7 +25,7 @@ from effloop.data.image.mask import NO_DIGEST, decode_mask, encode_mask, largest
 from effloop.data.source.base import WHOLE, Kind, NoSplitError, printable, sources
 from effloop.data.source.formats import parquet_files
 from effloop.data.source.formats.arrays import Learned, infer_targets
-from effloop.data.source.formats.parquet_files import FEATURES, Table, holds_images, names_in
+from effloop.data.source.formats.parquet_files import FEATURES, Table, names_in
 from effloop.data.source.masks import in_parallel
 from effloop.data.source.root import CARD, expand_root
 from effloop.data.source.storage.checksum import crc32c
@@ -92,7 +92,7 @@ class ParquetSource(IndexedSource, ImportedSource):
     @classmethod
     def claims(cls, root: Path) -> bool:
         first = root if root.is_file() else parquet_files.first_file(root)
-        return first is not None and first.suffix.lower() == parquet_files.ENDING and holds_images(first)
+        return first is not None and first.suffix.lower() == parquet_files.ENDING
 
     def base(self) -> Path:
         return expand_root(self.config).absolute()

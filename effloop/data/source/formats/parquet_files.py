@@ -139,19 +139,6 @@ def _paths(config: Mapping[str, Any], split: str | None = None) -> Iterator[str]
 # A file, and its columns.
 
 
-def holds_images(path: Path) -> bool:
-    """Whether a parquet file has a column of bytes: images, where paths would be text.
-
-    Raises:
-        ConfigError: pyarrow is missing.
-    """
-    try:
-        with Table(path) as table:
-            return bool(table.images_in())
-    except DataError:
-        return False
-
-
 class Table:
     """A file, and which of its columns are images and targets; `image`, `label`, `mask` are those of `ParquetConfig`.
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -266,12 +265,6 @@ def test_a_class_that_one_split_lacks(root: Path) -> None:
     assert read(root, text, "val", allow_missing_classes=True).labels.tolist() == [1]
 
 
-def test_parquet_without_its_package(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"needs the package 'pyarrow'; pip install 'effloop\[parquet\]'"):
-        read(root, "PAR1")
-
-
 def test_a_source_that_has_changed_since(root: Path, tmp_path: Path) -> None:
     source = read(root, "path,label\n0.jpg,a\n1.jpg,b\n")
     pickled = pickle.dumps(source)
@@ -286,7 +279,6 @@ REFUSED = [
     pytest.param("", {}, "t.csv is empty", id="empty"),
     pytest.param("\0\1\2", {}, "t.csv is no text", id="binary"),
     pytest.param("[{}]", {}, "t.csv is one JSON list; one a line", id="json-list"),
-    pytest.param("PAR1 and no more", {}, "t.csv is no parquet file", id="parquet"),
     pytest.param("a,label\n0.jpg,b\n", {}, "no column of paths file_name, path, image have a, label", id="path"),
     pytest.param("0.jpg,a\n1.jpg,b\n", {}, "no column of paths have 0.jpg, a", id="no-header"),
     pytest.param("id,a,b\n0,x,y\n", {}, "no column of targets label, labels have id, a, b data.label=", id="target"),

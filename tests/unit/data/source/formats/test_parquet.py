@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from images import encode, photo
 from parquets import PLAIN, SNAPPY, class_label, write_images
-from plans import line, open_source, read_bytes, write_table
+from plans import line, open_source, read_bytes
 
 from effloop.data.image.mask import decode_mask
 from effloop.data.source import Kind, NoSplitError, Source
 from effloop.data.source.formats.parquet import ParquetSource
-from effloop.data.source.table_source import CsvSource
 from effloop.errors import ConfigError, DataError
 
 IMAGES = [encode(photo(20 + number, 30, number), "JPEG") for number in range(8)]
@@ -213,11 +212,6 @@ def test_one_file(tmp_path: Path) -> None:
     for split in ("train", "test"):
         with pytest.raises(NoSplitError, match=f"doesn't say by its name that it is of '{split}'"):
             opened(both, split)
-
-
-def test_a_table_of_paths_is_another_format(photos: Path, tmp_path: Path) -> None:
-    table = write_table("parquet", photos, tmp_path)
-    assert type(open_source("auto", table)) is CsvSource
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
