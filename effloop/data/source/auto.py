@@ -80,11 +80,7 @@ def open_source(config: AutoConfig, split: str) -> Source:
 
 @opening_once()
 def kind_of(config: DataConfig) -> Kind:
-    """What the targets of a dataset are; it is opened only if its format leaves that open.
-
-    Raises:
-        ConfigError, DataError: it can't be found out.
-    """
+    """What the targets of a dataset are; it is opened only if its format leaves that open."""
     config = config.found()
     source = sources[config.name].factory
     if not isinstance(source, type) or not issubclass(source, Source):

@@ -25,9 +25,6 @@ def open_split(config: DataConfig, split: str, classes: Sequence[str] | None = N
         config: of the data.
         split: train, val, or the name of another one in the data.
         classes: what comes first instead, such as the classes that a checkpoint was trained on.
-
-    Raises:
-        ConfigError, DataError: it can't be opened.
     """
     source = open_part(config, split)
     if not (config.allow_missing_classes and source.classes) or source.kind is Kind.masks:
@@ -53,11 +50,7 @@ def open_part(config: DataConfig, split: str) -> Source:
 
 
 def undivided(config: DataConfig) -> Source:
-    """The samples that `data.val` or `data.fold` divides.
-
-    Raises:
-        ConfigError, DataError: they can't be opened, or there is a validation split already.
-    """
+    """The samples that `data.val` or `data.fold` divides; a ConfigError if there is a validation split already."""
     _refuse_validation(config)
     return find_split(config, "train")
 
@@ -98,11 +91,7 @@ def _find_split(config: DataConfig, split: str) -> Source:
 
 
 def has_splits(config: DataConfig) -> bool:
-    """Whether the data has a split of a usual name.
-
-    Raises:
-        ConfigError, DataError: one can't be opened.
-    """
+    """Whether the data has a split of a usual name."""
     return any(_there(config, split, [split, *USUAL[split]]) for split in USUAL)
 
 

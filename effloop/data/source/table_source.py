@@ -113,12 +113,8 @@ class NoTargetsError(ScanError):
 
 
 def find_tables(config: CsvConfig, split: str) -> dict[str | None, Path]:
-    """{split: its table} of a dataset; the split is None where one table has all.
-
-    These are the training and the validation split, and `split` if it is another.
-
-    Raises:
-        ConfigError, DataError: they are not there.
+    """{split: its table} of the training and the validation split, and `split` if it is another; the split is None
+    where one table has all.
     """
     root = expand_root(config).absolute()
     if config.val_root:
@@ -200,11 +196,7 @@ class Part:
 
 
 def open_part(config: CsvConfig, split: str | None, path: Path) -> Part:
-    """A table of the dataset.
-
-    Raises:
-        ConfigError, DataError: it can't be read, or it lacks a column.
-    """
+    """A table of the dataset; a DataError if it can't be read, or lacks a column."""
     table, base, image = open_paths(config, path)
     by = None if split is not None else table.named("split", config.split) if config.split else table.first(SPLIT)
     asked = [name for name in (FOLD, config.group) if name]
@@ -231,11 +223,7 @@ def open_part(config: CsvConfig, split: str | None, path: Path) -> Part:
 
 
 def open_paths(config: CsvConfig, path: Path) -> tuple[Table, bytes, int]:
-    """A table, the folder of its images, and the place of the column with their paths.
-
-    Raises:
-        ConfigError, DataError: it can't be read, or it lacks that column.
-    """
+    """A table, the folder of its images, and the place of the column with their paths."""
     folder = Path(config.images) if config.images else path.parent
     if not folder.is_dir():
         raise ConfigError(f"data.images: '{config.images}' is no folder that is there; set data.images=FOLDER")
@@ -256,11 +244,7 @@ def lacking(table: Table, what: str, key: str, usual: Iterable[str]) -> DataErro
 
 
 def look(parts: Sequence[Part], wanted: Kind | None) -> list[Column]:
-    """What the columns of the targets look like, all rows of all tables read.
-
-    Raises:
-        DataError: a row can't be read, or the tables have other columns.
-    """
+    """What the columns of the targets look like, all rows of all tables read."""
     names = parts[0].label_names
     columns = [Column(name, lists=len(names) == 1 and wanted in (None, Kind.flags)) for name in names]
     for part in parts:
@@ -389,10 +373,7 @@ class Rows:
 
 @sources.register("csv", CsvConfig)
 class CsvSource(LooseSource):
-    """A table with a row for each image: CSV, TSV or JSON lines.
-
-    Samples are numbered in the order of the split's rows.
-    """
+    """A table with a row for each image: CSV, TSV or JSON lines; samples have the order of the split's rows."""
 
     any_kind = True
 

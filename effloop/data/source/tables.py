@@ -249,12 +249,7 @@ class Column:
 
 
 def labels_in(text: str) -> list[str]:
-    """The labels in `a|b` or a JSON list.
-
-    Raises:
-        DataError: no such list, or a label comes twice, as in a list of zeros and ones; the message doesn't name the
-            row.
-    """
+    """The labels in `a|b` or a JSON list; a DataError, which doesn't name the row, if it is none, or has one twice."""
     labels = [label for part in text.split("|") if (label := part.strip())]
     if text[:1] == "[" and text[-1] == "]":
         try:
@@ -272,39 +267,27 @@ def labels_in(text: str) -> list[str]:
     return labels
 
 
+@dataclass
 class Parser:
-    """How the targets of a row are read.
+    """How the targets of a row are read."""
 
-    Args:
-        kind: what they are.
-        names: of the classes, flags or numbers.
-        told_by: what says so in the table, for users.
-        parse: texts -> the sample's class, or its flags or numbers.
-    """
+    kind: Kind
+    names: Sequence[str]  # of the classes, flags or numbers
+    told_by: str  # what says in the table what targets are, for users
+    parse: Callable[[Sequence[str]], Sequence[float]]  # texts -> the sample's class, or its flags or numbers
 
-    def __init__(
-        self, kind: Kind, names: Sequence[str], told_by: str, parse: Callable[[Sequence[str]], Sequence[float]]
-    ) -> None:
-        self.kind, self.names, self.told_by, self._parse = kind, tuple(map(shown, names)), told_by, parse
-        self.targets = Targets() if kind is Kind.classes else Targets(kind, self.names)
+    def __post_init__(self) -> None:
+        self.names = tuple(map(shown, self.names))
+        self.targets = Targets() if self.kind is Kind.classes else Targets(self.kind, self.names)
 
     def __call__(self, texts: Sequence[str]) -> tuple[int, bytes]:
         """(label, target) of a row, as `Record` has them; raises a DataError that doesn't name the row."""
-        values = self._parse([text.strip() for text in texts])
+        values = self.parse([text.strip() for text in texts])
         return (int(values[0]), b"") if self.kind is Kind.classes else (0, row_of(values, self.targets))
 
 
 def infer(columns: Sequence[Column], wanted: Kind | None, order: Sequence[str] | None) -> Parser:
-    """What the targets are.
-
-    Args:
-        columns: of the targets, all rows looked at.
-        wanted: what they are by the user's choice; None is what they look like.
-        order: `data.classes`.
-
-    Raises:
-        DataError: they can't be that, or it isn't clear what they are.
-    """
+    """What the targets are: what the user wanted, or what they look like; `order` is `data.classes`."""
     kind = wanted or kind_of(columns)
     if len(columns) == 1 and kind is Kind.classes:
         return _classes(columns[0], order)

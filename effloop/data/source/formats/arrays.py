@@ -92,12 +92,7 @@ class ArrayNames:
         self.names, self.where, self.config = names, where, config
 
     def pair(self, split: str) -> tuple[str, str]:
-        """The arrays of images and of labels of a split.
-
-        Raises:
-            NoSplitError: there is no such split.
-            DataError: it isn't known which arrays these are.
-        """
+        """The arrays of images and of labels of a split; a DataError if it isn't known which these are."""
         found = [name for name in self.names if is_of_split(name, split)]
         images = _chosen(found, self.config.image, IMAGE_WORDS)
         if not images and (all_images := _chosen(self.names, self.config.image, IMAGE_WORDS)):
@@ -158,11 +153,7 @@ _MOST_CLASSES = 1 << 20  # without names; see `indexed`
 
 
 def flat(labels: StoredArray) -> NDArray[Any]:
-    """(N,) or (N, K) values.
-
-    Raises:
-        DataError: they are no labels.
-    """
+    """(N,) or (N, K) values; a DataError if they are no labels."""
     if math.prod(labels.shape[2:]) != 1 or not labels.shape or labels.dtype.names is not None:
         raise DataError(
             f"{labels.name} is {labels.dtype.name}, {labels.shape}; labels are read of shape (N,) or (N, K): "
@@ -231,9 +222,6 @@ def infer_targets(
         names: of the classes, if these are given.
         said: what a file says that the targets are.
         typed: floats are numbers, and whole numbers classes, whatever their values.
-
-    Raises:
-        DataError: they can't be told.
     """
     labels = [values for values in labels if len(values)] or labels[:1]
     shapes = {
@@ -310,12 +298,7 @@ _ENCODED_ROWS = 256
 def contents_of(
     names: ArrayNames, split: str, config: ArraysConfig, open_array: Callable[[str], StoredArray]
 ) -> Contents:
-    """What is to be copied of a split.
-
-    Raises:
-        DataError: images or labels of a dtype or shape that can't be taken.
-        NoSplitError: there is no such split.
-    """
+    """What is to be copied of a split; a DataError if images or labels have a dtype or shape that can't be taken."""
     image, label = names.pair(split)
     images, labels = open_array(image), open_array(label)
     encode, num_bytes, rows = _encoding(images)
@@ -338,11 +321,7 @@ def contents_of(
 
 
 def _encoding(images: StoredArray) -> tuple[Callable[[Any], bytes], int, int]:
-    """What makes a sample's bytes of a row, the bytes of all, and how many rows to read at a time.
-
-    Raises:
-        DataError: they are no images; the message says what is read.
-    """
+    """What makes a sample's bytes of a row, the bytes of all, and how many rows to read at a time."""
     shape, dtype, chunk = images.shape, images.dtype, images.chunk_rows
     if dtype.kind == "O" and len(shape) == 1:
         total = len(images) * _ENCODED_BYTES if images.num_bytes is None else images.num_bytes
@@ -383,11 +362,7 @@ class ArraysSource(ImportedSource):
 
     @abstractmethod
     def arrays_of(self, path: Path) -> Mapping[str, Callable[[], StoredArray]]:
-        """The arrays of a file by their names, empty for one that has no other than the file's: what opens them.
-
-        Raises:
-            DataError: it can't be read; the message has the file.
-        """
+        """What opens the arrays of a file, by their names; the empty one is that of the file."""
 
     @classmethod
     def files_of(cls, folder: Path) -> list[Path]:

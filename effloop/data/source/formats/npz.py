@@ -36,11 +36,7 @@ def streamed(
     open_stream: Callable[[], BinaryIO],
     read_header: Callable[[BinaryIO], tuple[tuple[int, ...], np.dtype[np.generic]]],
 ) -> StoredArray:
-    """An array that is read from its first byte on; `read_header` reads up to the first value.
-
-    Raises:
-        DataError: the header can't be read; the message has the name.
-    """
+    """An array that is read from its first byte on; `read_header` reads up to the first value."""
 
     def damaged(error: Exception) -> DataError:
         return DataError(f"{name} is damaged or cut short: {reason(error)[:200]}; get it again")

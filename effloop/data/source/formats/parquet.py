@@ -50,7 +50,6 @@ from effloop.data.source.vocabulary import is_of_split
 from effloop.errors import ConfigError, DataError, optional_package
 
 _GROUP_BYTES = 32 << 20  # of images in a row group; as much again while it is written
-_LARGEST = (1 << 31) - (1 << 20)  # bytes of an image: a page has less than 2 GiB
 _IMAGE = {"_type": "Image"}
 
 
@@ -319,11 +318,7 @@ _HEAD = 32  # bytes of an image that are searched for
 
 
 def _find(data: mmap.mmap, start: int, head: Encoded, size: int, checksum: int | None) -> int:
-    """The offset of a value that pyarrow has written behind `start`: PLAIN pages are u32 lengths and values, in order.
-
-    Raises:
-        DataError: it isn't there.
-    """
+    """The offset of a value that pyarrow has written behind `start`: pages have u32 lengths and values, in order."""
     needle = struct.pack("<I", size) + head
     at = data.find(needle, start)
     while at >= 0:
@@ -337,11 +332,6 @@ def _group(records: Iterator[Record], num_bytes: int, targets: Targets) -> list[
     """The next records with their masks, as PNG, until they have so many bytes."""
     found, size = list[tuple[Record, bytes]](), 0
     for record in records:
-        if len(record.data) > _LARGEST:
-            raise DataError(
-                f"{printable(record.key)} has {len(record.data):,} bytes; a page of parquet takes {_LARGEST:,}: "
-                "leave it out, or convert to another format"
-            )
         found.append((record, png_bytes(decode_mask(record.mask)) if targets.kind is Kind.masks else b""))
         size += len(record.data)
         if size >= num_bytes:

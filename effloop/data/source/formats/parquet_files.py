@@ -34,12 +34,7 @@ _BUFFERED = 1 << 20  # bytes of a column that are read at a time, instead of all
 
 
 def find_files(root: Path, split: str, splits: set[str], subset: str | None) -> list[Path]:
-    """The files of a split, in order, or of all for `WHOLE`; empty if there are none. `splits` may be there.
-
-    Raises:
-        ConfigError: there is no such subset, or one has to be chosen.
-        DataError: a file of a numbered series is missing, or one may be of two splits.
-    """
+    """The files of a split, in order, or of all for `WHOLE`; empty if there are none. `splits` may be there."""
     if named := _configs(root, there=True):
         return [*dict.fromkeys(_files(root, _chosen(named, root, subset), None if split == WHOLE else split))]
     if subset is not None and not (root / subset).is_dir():
@@ -64,11 +59,7 @@ def first_file(root: Path) -> Path | None:
 
 
 def patterns(root: Path, subset: str | None) -> list[str] | None:
-    """What README.md says the files of a subset are called, in all splits; None if it says nothing.
-
-    Raises:
-        ConfigError: as `find_files`.
-    """
+    """What README.md says the files of a subset are called, in all splits; None if it says nothing."""
     named = [each for each in _configs(root) if any(path.endswith(ENDING) or "*" in path for path in _paths(each))]
     return [*_paths(_chosen(named, root, subset))] if named else None
 
@@ -140,12 +131,7 @@ def _paths(config: Mapping[str, Any], split: str | None = None) -> Iterator[str]
 
 
 class Table:
-    """A file, and which of its columns are images and targets; `image`, `label`, `mask` are those of `ParquetConfig`.
-
-    Raises:
-        ConfigError: pyarrow is missing.
-        DataError: it is no parquet file, or a damaged one.
-    """
+    """A file, and which of its columns are images and targets; `image`, `label`, `mask` are of `ParquetConfig`."""
 
     def __init__(self, path: Path, image: str | None = None, label: str | None = None, mask: str | None = None) -> None:
         self.path, self._image, self._label, self._mask = path, image, label, mask
@@ -239,9 +225,7 @@ class Table:
         return DataError(f"{self.path} has no column '{key}' of {what}; {have}: set data=parquet data.{key}=COLUMN")
 
     def values(self, column: str) -> NDArray[Any]:
-        """A column of targets: (N,) integers, floats or texts, (N, K) floats, or (N,) lists of integers or texts; a
-        DataError if it holds anything else, or nothing in a row.
-        """
+        """A column of targets: (N,) integers, floats or texts, (N, K) floats, or (N,) lists of integers or texts."""
         types = self._arrow.types
         with self._reading():
             found = self._file.read([column]).column(0).combine_chunks()
@@ -282,9 +266,7 @@ class Table:
                 yield found
 
     def images(self, mask: str | None = None) -> Iterator[tuple[bytes, str | None, bytes | None]]:
-        """Each row's image, the path that is stored with it, and what is in the column `mask`; a DataError where there
-        is none.
-        """
+        """Each row's image, the path that is stored with it, and what is in the column `mask`."""
         column, row, has_paths = self.image(), 0, self._has_paths()
         data_in = f"{column}.bytes" if self._is_struct(column) else column
         for found in self._parts([data_in, *([f"{column}.path"] if has_paths else []), *([mask] if mask else [])]):

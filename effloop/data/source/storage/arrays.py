@@ -66,11 +66,8 @@ def pack(
         header: validated.
         where: the split, for messages.
         files: hold the arrays.
-        arrays: of the names in `DTYPES`; of `label` and `target`, what the header says that the targets are.
+        arrays: of the names in `DTYPES`.
         extents: where the payload is, inside the files, if not in one extent.
-
-    Raises:
-        DataError: an array is missing, of another dtype, cut short, or doesn't match the others.
     """
     form = targets_in(header)
     learned = "target" if form else "label"
@@ -147,11 +144,7 @@ def header_crc32c(header: Mapping[str, Any]) -> int:
 
 
 def check_header_crc32c(header: Any, checksum: Any, where: str) -> dict[str, Any]:
-    """Validate the header of a format that has no checksum for it, and return it.
-
-    Raises:
-        DataError: missing, of another version, or damaged.
-    """
+    """Validate the header of a format that has no checksum for it, and return it."""
     checked = check_header(header, where)
     if checksum != header_crc32c(checked):
         raise DataError(f"{where} is damaged: its header doesn't match its checksum; convert it again")
@@ -159,11 +152,7 @@ def check_header_crc32c(header: Any, checksum: Any, where: str) -> dict[str, Any
 
 
 def payload_of(records: Records, columns: SplitColumns) -> Iterator[Encoded]:
-    """The images of all records, which are added to `columns`.
-
-    Raises:
-        ValueError: the images don't have `records.num_bytes`, for which the arrays were laid out.
-    """
+    """The images of all records, which are added to `columns`; they have to have the bytes that were laid out."""
     expected = records.num_bytes
     for record in records:
         columns.add_record(record)

@@ -52,23 +52,14 @@ ORIGINAL: Mapping[str, Any] = {"payload": "original"}
 
 @dataclass(frozen=True)
 class Contents:
-    """What is to be copied of a split.
+    """What is to be copied of a split."""
 
-    Attributes:
-        records: its samples, in order, in bounded memory; iterated once. Their keys are unique.
-        count: how many these are, for the progress.
-        num_bytes: of their images together, about; compared with the free disk.
-        classes: class names, in the order of their labels; looked at when all records were read.
-        targets: what the samples' targets are, where they aren't classes.
-        about: how the images are encoded: `ORIGINAL` or `RAW`.
-    """
-
-    records: Iterable[Record]
-    count: int
-    num_bytes: int
-    classes: Sequence[str] = ()
-    targets: Targets = CLASSES
-    about: Mapping[str, Any] = field(default_factory=lambda: ORIGINAL)
+    records: Iterable[Record]  # in order, in bounded memory; iterated once. Their keys are unique
+    count: int  # of these, for the progress
+    num_bytes: int  # of their images together, about; compared with the free disk
+    classes: Sequence[str] = ()  # in the order of their labels; looked at when all records were read
+    targets: Targets = CLASSES  # what they are, where they aren't classes
+    about: Mapping[str, Any] = field(default_factory=lambda: ORIGINAL)  # how images are encoded: `ORIGINAL` or `RAW`
 
 
 def raw_image(pixels: NDArray[np.uint8]) -> bytes:
