@@ -148,7 +148,7 @@ def test_a_table(tmp_path: Path) -> None:
     [
         ({"mask": "seg"}, "data.mask: .* has no column 'seg'; have path, mask"),
         ({"mask": "mask", "label": "path"}, "data.mask: 'mask' contradicts data.label=path"),
-        ({"mask": "mask", "targets": "flags"}, "data.mask: 'mask', but targets are to be flags"),
+        ({"mask": "mask", "targets": "flags"}, "data.mask: 'mask' contradicts targets that are flags"),
         ({"classes": ["one"]}, r"a\.png has the value 2; allowed are 0 to 0, and 255 .* by data\.classes"),
     ],
 )
