@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from effloop.data.remote.location import is_remote
 from effloop.errors import PROGRAM, ConfigError
@@ -38,23 +38,14 @@ F = TypeVar("F", bound=Callable[[Any, list[str]], int])
 
 @dataclass(frozen=True)
 class Command:
-    """A command.
-
-    Attributes:
-        name: how it is called.
-        call: carries it out, given its options and the overrides; returns the exit code.
-        options: the dataclass of its options.
-        overrides: whether it takes overrides of the config.
-        of_ranks: whether it may be given to several ranks.
-        example: words that it may be called with, for its help.
-    """
+    """A command; `call` is given its options and the overrides, and returns the exit code."""
 
     name: str
     call: Callable[[Any, list[str]], int]
-    options: type
-    overrides: bool
-    of_ranks: bool
-    example: str
+    options: type  # a dataclass
+    overrides: bool  # whether it takes them
+    of_ranks: bool  # whether it may be given to several ranks
+    example: str  # words that it may be called with, for its help
 
     @property
     def about(self) -> str:
@@ -105,49 +96,42 @@ class RunOptions:
     run: Path = field(metadata={"positional": "RUN"})
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """What an option takes, from the type of its field.
 
     bool, int, float, str and Path are what they say. A Literal has the words that are taken; a tuple is given with
     commas between, each value once; of a union the first type that fits is taken, and None can't be given.
     Annotated holds the values that are allowed (a range, the names of a table), or a sentence for the error line.
-
-    Attributes:
-        form: what it looks like, e.g. `auto|N`.
-        allowed: words and descriptions, e.g. `auto`, `a whole number from 1 to 64`.
-        read: makes a value of the text, or raises a ValueError.
-        note: what an error adds.
     """
 
-    form: str
-    allowed: tuple[str, ...]
-    read: Callable[[str], Any]
-    note: str = ""
+    form: str  # what it looks like, e.g. `auto|N`
+    allowed: tuple[str, ...]  # words and descriptions, e.g. `auto`, `a whole number from 1 to 64`
+    read: Callable[[str], Any]  # makes a value of the text, or raises a ValueError
+    note: str = ""  # what an error adds
 
-    @classmethod
-    def of(cls, hint: Any) -> Kind:
-        """That of a type."""
-        origin, args = get_origin(hint), get_args(hint)
-        if origin is Literal:
-            return cls("|".join(args), args, lambda text: args[args.index(text)])
-        if origin is tuple:
-            one = cls.of(args[0])
-            allowed = (*one.allowed, "several, each once, with commas between")
-            return cls(f"{one.form}[,...]", allowed, lambda text: _each_once(map(one.read, text.split(","))), one.note)
-        if origin in (Union, UnionType):
-            kinds = [cls.of(each) for each in args if each is not NoneType]
-            allowed = tuple(dict.fromkeys(word for kind in kinds for word in kind.allowed))
-            return cls("|".join(kind.form for kind in kinds), allowed, lambda text: _first_that_fits(kinds, text))
-        if origin is Annotated:
-            one, limit = cls.of(args[0]), args[1]
-            if isinstance(limit, str):
-                return cls(one.form, one.allowed, one.read, limit)
-            if isinstance(limit, range):
-                allowed = (f"{one.allowed[0]} from {limit[0]:,} to {limit[-1]:,}",)
-                return cls(one.form, allowed, lambda text: limit[limit.index(one.read(text))])
-            return cls("NAME", tuple(limit), lambda text: [*limit][[*limit].index(text)])
-        return _PLAIN[hint]
+
+def kind_of(hint: Any) -> Kind:
+    """That of a type."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return Kind("|".join(args), args, lambda text: args[args.index(text)])
+    if origin is tuple:
+        one = kind_of(args[0])
+        allowed = (*one.allowed, "several, each once, with commas between")
+        return Kind(f"{one.form}[,...]", allowed, lambda text: _each_once(map(one.read, text.split(","))), one.note)
+    if origin in (Union, UnionType):
+        kinds = [kind_of(each) for each in args if each is not NoneType]
+        allowed = tuple(dict.fromkeys(word for kind in kinds for word in kind.allowed))
+        return Kind("|".join(kind.form for kind in kinds), allowed, lambda text: _first_that_fits(kinds, text))
+    if origin is Annotated:
+        one, limit = kind_of(args[0]), args[1]
+        if isinstance(limit, str):
+            return one._replace(note=limit)
+        if isinstance(limit, range):
+            allowed = (f"{one.allowed[0]} from {limit[0]:,} to {limit[-1]:,}",)
+            return Kind(one.form, allowed, lambda text: limit[limit.index(one.read(text))])
+        return Kind("NAME", tuple(limit), lambda text: [*limit][[*limit].index(text)])
+    return _PLAIN[hint]
 
 
 def _each_once(values: Any) -> tuple[Any, ...]:
@@ -172,9 +156,7 @@ def _path(text: str) -> Path:
     return path
 
 
-_LONGEST_NAME = 255
-"""Bytes of a file's name on Linux."""
-
+_LONGEST_NAME = 255  # bytes, on Linux
 _PLAIN = {
     str: Kind("TEXT", ("TEXT",), str),
     Path: Kind("PATH", (f"a PATH on this machine, whose names have at most {_LONGEST_NAME} bytes",), _path),
@@ -184,25 +166,15 @@ _PLAIN = {
 }
 
 
-@dataclass(frozen=True)
-class Option:
-    """A field of a dataclass of options.
-
-    Attributes:
-        name: the field's.
-        kind: of its values.
-        default: MISSING where it has to be given.
-        meaning: from the dataclass's docstring.
-        positional: what help calls it, if it is given without its name.
-        many: whether it takes several words.
-    """
+class Option(NamedTuple):
+    """A field of a dataclass of options."""
 
     name: str
     kind: Kind
-    default: Any
-    meaning: str
-    positional: str | None
-    many: bool
+    default: Any  # MISSING where it has to be given
+    meaning: str  # from the dataclass's docstring
+    positional: str | None  # what help calls it, if it is given without its name
+    many: bool  # whether it takes several words
 
     @property
     def usage(self) -> str:
@@ -224,17 +196,13 @@ class Option:
 def options_of(described: type) -> list[Option]:
     """The options that a dataclass describes."""
     hints, meanings = get_type_hints(described, include_extras=True), field_meanings(described)
-    return [
-        Option(
-            name=each.name,
-            kind=Kind.of(hints[each.name]),
-            default=each.default,
-            meaning=meanings.get(each.name, ""),
-            positional=each.metadata.get("positional"),
-            many=get_origin(hints[each.name]) is tuple,
+    found = []
+    for each in fields(described):
+        hint, name = hints[each.name], each.metadata.get("positional")
+        found.append(
+            Option(each.name, kind_of(hint), each.default, meanings.get(each.name, ""), name, get_origin(hint) is tuple)
         )
-        for each in fields(described)
-    ]
+    return found
 
 
 def _is_value(word: str) -> bool:
@@ -244,28 +212,19 @@ def _is_value(word: str) -> bool:
 
 
 def parse(described: type[T], command: str, words: Sequence[str], keys: Collection[str] = ()) -> tuple[T, list[str]]:
-    """The options among `words`, and the other words.
-
-    Args:
-        described: a dataclass, whose `__post_init__` may refuse options that contradict each other.
-        command: what the options are of, for errors.
-        words: `KEY=VALUE`, `--KEY` for a bool, or a positional value.
-        keys: those of the config; none of them is a misspelt option.
-    """
+    """The options of a dataclass among `words`, and the other words; no key of the config is a misspelt option."""
     options = options_of(described)
     named = {option.name: option for option in options if not option.positional}
     given: dict[str, Any] = {}
     rest = []
     for word in words:
         key, equals, value = word.partition("=")
-        if key in named and value:
+        if key in named:
+            if not value:
+                raise ConfigError(f"{command}: '{word}' has no value; set {named[key].usage} or drop it")
             read = named[key].value(value)
             if given.setdefault(key, read) != read:
                 raise ConfigError(f"{command}: {word} contradicts {key}={given[key]}; drop one of them")
-        elif key in named:
-            option = named[key]
-            example = option.usage if option.default in (MISSING, None, (), "") else f"{key}={option.default}"
-            raise ConfigError(f"{command}: '{word}' has no value; set {example} or drop it")
         elif word in [option.usage for option in named.values()]:
             given[word.removeprefix("--")] = True
         elif equals and key.isidentifier() and key not in keys and (close := difflib.get_close_matches(key, named, 1)):

@@ -87,8 +87,8 @@ def test_other_words_are_left_over_in_their_order() -> None:
         (["x", "split=no"], "split: 'no' is not allowed; set train or val; see data.train_split"),
         (["x", "size=3", "size=4"], "go: size=4 contradicts size=3; drop one of them"),
         (["x", "force=yes"], "force: 'yes' is not allowed; set true or false"),
-        (["x", "size="], "go: 'size=' has no value; set size=8 or drop it"),
-        (["x", "size"], "go: 'size' has no value; set size=8 or drop it"),
+        (["x", "size="], "go: 'size=' has no value; set size=N or drop it"),
+        (["x", "size"], "go: 'size' has no value; set size=N or drop it"),
         (["x", "level="], "go: 'level=' has no value; set level=auto|none|N or drop it"),
         (
             ["x", "sise=3"],
