@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import effloop
-from effloop.run import rank
 from effloop.system import processes
 
 _HERE = os.pathsep.join([str(Path(effloop.__file__).parents[1]), str(Path(__file__).parent)])
@@ -157,7 +156,7 @@ def _run(args: list[str], cwd: str, env: dict[str, str], streams: list[int]) -> 
     sys.path[:0] = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place and place not in sys.path]
     tempfile.tempdir = None
     util.spawnv_passfds = _spawn
-    processes.end_with_parent = rank.end_with_parent = lambda parent: None
+    processes.end_with_parent = lambda parent: None
     sys.argv = args
     if args[0].endswith(".py"):
         _end(lambda: runpy.run_path(args[0], run_name="__main__"))

@@ -22,12 +22,11 @@ import torch
 from effloop.checkpoint import files
 from effloop.data.remote.location import this_process
 from effloop.data.source.root import fetch_all
-from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError, reason
+from effloop.errors import BUG, EffLoopError, InterruptedRunError, reason
 from effloop.parallel.failures import (
     RestartState,
     failed_for_good,
     failure_kind,
-    read,
     reporter,
 )
 from effloop.parallel.rank_env import RankEnv, detect_launcher
@@ -49,22 +48,18 @@ _POLL_S = 0.05
 _KEY = "start_timeout_s"  # of `parallel`
 
 
-def run_rank(scratch: str, spec: dict[str, Any]) -> None:
+def run_rank(scratch: str, spec: dict[str, Any], variables: dict[str, str]) -> None:
     """Run a rank that `ranks.launch` has started; ends the process if anything fails."""
     launcher = multiprocessing.parent_process()
     assert launcher is not None
     end_with_parent(launcher.pid or 0)
-    folder, start = Path(scratch), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    os.environ.update(variables)
+    folder, start = Path(scratch), int(variables["TORCHELASTIC_RESTART_COUNT"])
     env = detect_launcher()
-    assert env is not None  # torch's launcher sets it
+    assert env is not None
     (folder / f"pid-{start}-{env.rank}").write_text(str(os.getpid()))
     reporter.write_to(folder, start)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here; else gloo looks the machine's name up
-    earlier = read(folder)
-    if any(failure.final for failure in earlier):  # of an earlier start: this one would end the same way
-        os._exit(EffLoopError.exit_code)
-    if any(failure.kind == "preempted" for failure in earlier):
-        os._exit(PreemptedRunError.exit_code)
     faulthandler.enable(2)  # as in `entry` of the command line
     with (
         command_timed(whole_process=True),

@@ -224,7 +224,7 @@ def test_max_restarts_go_on_from_the_last_checkpoint(long: list[str], tmp_path: 
     wait_until(lambda: epochs_done(tmp_path, 2), process)
     os.kill(pids(tmp_path)[1], signal.SIGKILL)
     code, out, err = done(process)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, ""), err[-900:]
     assert re.search(r"again from epoch \d+: rank 1 on \S+ \(pid \d+\) was killed by SIGKILL", out)
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["run"]
     assert json.loads((tmp_path / "outputs" / "run" / "summary.json").read_text())["last"]["epoch"] == 7
