@@ -98,10 +98,6 @@ def complete(tree: DictConfig, hydra: Any = None) -> tuple[Config, list[str]]:
     """The config of a composed tree with the task of its data, and its overrides with the one that chooses that.
 
     `hydra` is Hydra's own config where the tree comes without it.
-
-    Raises:
-        ConfigError: a value is missing, invalid or contradicts another.
-        ScanError: no split of the data can be opened.
     """
     if hydra is None:
         hydra, tree = tree.hydra, without_hydra(tree)
@@ -182,17 +178,11 @@ def _resolve_scores(config: Config) -> None:
 
 @dataclass(frozen=True)
 class Composed:
-    """A run composed from the command line.
+    """A run composed from the command line."""
 
-    Attributes:
-        config: of the run.
-        overrides: of the run, without those of Hydra's own config.
-        folder: the run folder, not created yet.
-    """
-
-    config: Config
-    overrides: list[str]
-    folder: Path
+    config: Config  # of the run
+    overrides: list[str]  # of the run, without those of Hydra's own config
+    folder: Path  # the run folder, not created yet
 
 
 def compose_run(flags: Sequence[str], overrides: Sequence[str]) -> Composed:
@@ -255,18 +245,8 @@ def follow_data(tree: DictConfig, hydra: DictConfig, overrides: Sequence[str]) -
     """With `task=auto` choose the task by what the targets of the data are, else tell the data what the task takes.
 
     Only data is opened whose format leaves open what its targets are. What is wrong with it is reported by building, or
-    now where that has taken a scan of it.
-
-    Args:
-        tree: composed, of `Config`; it is changed.
-        hydra: its own config of Hydra's.
-        overrides: that it is composed of, without Hydra's.
-
-    Returns:
-        `task=NAME`, as if it had been typed, or nothing.
-
-    Raises:
-        ScanError: no split of the data can be opened.
+    now, as a ScanError, where that has taken a scan of it. The tree is changed; returns `task=NAME`, as if it had been
+    typed, or nothing.
     """
     with flag_override(tree, ["readonly", "struct"], False):
         try:

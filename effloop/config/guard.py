@@ -69,12 +69,9 @@ class GuardedLoader(ConfigLoaderImpl):
     """Hydra's loader of configs, but each is checked before Hydra takes anything from it.
 
     It travels with a launcher's jobs, whose processes compose their own configs.
-
-    Attributes:
-        sweep_dir: the folder of the sweep, if it is one.
     """
 
-    sweep_dir = ""
+    sweep_dir = ""  # the folder of the sweep, if it is one
 
     def load_configuration(
         self,

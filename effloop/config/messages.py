@@ -42,20 +42,14 @@ _LISTS = {int: "whole numbers, [1,2]", float: "numbers, [0.1,0.2]", str: "texts,
 
 @dataclass(frozen=True)
 class Key:
-    """A key of the config.
+    """A key of the config."""
 
-    Attributes:
-        name: e.g. `optim.lr`.
-        takes: what it takes, e.g. `a number or null`; of each part of its group that has it, by name, or under an empty
-            name.
-        meanings: likewise, from the dataclasses' docstrings.
-        defaults: likewise, as typed. Empty text: it has to be set.
-    """
-
-    name: str
+    name: str  # e.g. `optim.lr`
+    # what it takes, e.g. `a number or null`; of each part of its group that has it, by name, or under an empty
+    # name
     takes: dict[str, str] = field(default_factory=dict)
-    meanings: dict[str, str] = field(default_factory=dict)
-    defaults: dict[str, str] = field(default_factory=dict)
+    meanings: dict[str, str] = field(default_factory=dict)  # likewise, from the dataclasses' docstrings
+    defaults: dict[str, str] = field(default_factory=dict)  # likewise, as typed. Empty text: it has to be set
 
     @property
     def allowed(self) -> str:
@@ -293,45 +287,29 @@ def unknown_in(key: str, tree: DictConfig | None) -> str:
 
 _OTHER_NAMES = {
     "epochs": "max_epochs num_epochs n_epochs num_train_epochs",
-    "num_workers": "threads_per_loader num_proc dataloader_num_workers j",
+    "num_workers": "num_proc dataloader_num_workers j",
     "batch_size": "batch bs b train_batch_size per_device_train_batch_size",
     "lr": "learning_rate base_lr max_lr init_lr",
-    "optim.weight_decay": "wd l2",
-    "optim.ema": "model_ema ema_decay use_ema",
+    "optim.weight_decay": "wd",
+    "optim.ema": "model_ema ema_decay",
     "optim": "optimizer opt",
     "schedule": "scheduler lr_scheduler sched lr_schedule",
-    "schedule.warmup_ratio": "warmup warmup_epochs warmup_steps warmup_iters",
-    "max_grad_norm": "clip_grad grad_clip clip_grad_norm gradient_clip_val max_norm clip",
-    "accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum_steps accum_iter accum_steps",
-    "image_size": "img_size imgsz input_size crop_size resolution size",
+    "schedule.warmup_ratio": "warmup warmup_epochs warmup_steps",
+    "max_grad_norm": "clip_grad grad_clip clip_grad_norm gradient_clip_val max_norm",
+    "accumulate": "accumulate_grad_batches gradient_accumulation_steps accum_iter",
+    "image_size": "img_size imgsz input_size crop_size resolution",
     "amp=true": "fp16 bf16 half use_amp mixed_precision autocast",
-    "device": "accelerator",
-    "parallel=ddp": "gpus num_gpus devices strategy distributed nproc_per_node ddp",
-    "parallel.sync_batchnorm": "sync_bn",
-    "model": "arch_name architecture network net backbone model_name",
-    "model.weights=DEFAULT": "pretrained pretrain pretrained_weights",
-    "model.num_classes": "n_classes nb_classes classes",
-    "model.freeze": "freeze_backbone frozen",
-    "model.checkpointing": "gradient_checkpointing grad_checkpointing activation_checkpointing",
-    "data.root": "dataset data_dir data_path dataset_dir dataset_path train_dir",
-    "data.val_split": "val_dir valid_split validation_split val_name",
-    "data.val": "val_fraction val_ratio val_share val_size valid_pct validation_fraction",
-    "data.folds": "k_folds kfold n_folds n_splits num_folds",
-    "data.balance": "balanced_sampler class_balance oversample weighted_sampler",
+    "parallel=ddp": "gpus num_gpus devices strategy distributed ddp",
+    "model": "architecture network net backbone model_name",
+    "model.weights=DEFAULT": "pretrained pretrained_weights",
+    "data.root": "dataset data_dir data_path dataset_path train_dir",
+    "data.val": "val_fraction val_ratio val_size",
     "data.tail": "drop_last",
-    "augment": "transform transforms augmentation augmentations aug auto_augment aa",
-    "augment.mixup": "mixup_alpha",
-    "augment.cutmix": "cutmix_alpha",
-    "task.label_smoothing": "smoothing",
-    "engine.prefetch": "prefetch_factor",
-    "record.log_every": "print_freq log_interval log_freq log_every_n_steps logging_steps",
+    "augment": "transform transforms augmentation augmentations auto_augment",
     "run": "run_name exp_name experiment_name",
-    "out": "output_dir out_dir outdir output save_dir log_dir logdir default_root_dir project_dir",
-    "resume": "ckpt_path resume_from resume_from_checkpoint load_from",
-    "seed": "random_seed manual_seed random_state",
-    "cudnn_benchmark": "benchmark",
-    "checkpoint.best_by": "monitor metric eval_metric",
-    "objective": "metrics",
+    "out": "output_dir outdir output save_dir log_dir logdir",
+    "resume": "ckpt_path resume_from_checkpoint",
+    "checkpoint.best_by": "monitor metric",
 }
 """Key, or override -> what it is called elsewhere."""
 OTHER_NAMES = {name: key for key, names in _OTHER_NAMES.items() for name in names.split()}
@@ -339,13 +317,7 @@ OTHER_NAMES = {name: key for key, names in _OTHER_NAMES.items() for name in name
 
 
 def unknown_key(key: str, keys: Mapping[str, Collection[str]], chosen: Mapping[str, str]) -> str:
-    """The line for a key that the config doesn't have: `'momentm' is not a key; did you mean 'optim.momentum'?`.
-
-    Args:
-        key: as typed.
-        keys: the config's, and the parts that have them.
-        chosen: {group: part}; a key of any other part is named with its part. Empty: all parts are chosen.
-    """
+    """The line for a key that the config, `{key: parts that have it}`, doesn't have, with `{group: part}` chosen."""
     if old := next((each for each in REMOVED if key in (each, each.partition(".")[0])), None):
         return f"'{old}' was removed; {REMOVED[old]}"
     here = [name for name, parts in keys.items() if chosen.get(name.partition(".")[0], "") in ("", *parts)]

@@ -93,11 +93,7 @@ _OUTSIDE_BRACES = re.compile(r",(?![^{}]*\})")
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
-    """The overrides, parsed.
-
-    Raises:
-        hydra.errors.OverrideParseException: one can't be.
-    """
+    """The overrides, parsed; Hydra's OverrideParseException where one can't be."""
     return OverridesParser.create().parse_overrides([*overrides])
 
 
@@ -120,11 +116,8 @@ def key_of(override: str) -> str:
 def with_paths(overrides: Sequence[str], *, sweep: bool = False) -> list[str]:
     """The overrides, with paths quoted that Hydra's grammar doesn't take as they are, and their `~` expanded.
 
-    So a path is given as for any other program: `data.root=~/my photos (1)`. Doing it twice changes nothing.
-
-    Args:
-        overrides: as typed.
-        sweep: whether a comma separates values, as with -m; otherwise it is a part of a path that exists.
+    So a path is given as for any other program: `data.root=~/my photos (1)`. Doing it twice changes nothing. In a sweep
+    a comma separates values; otherwise it is a part of a path that exists.
     """
     return [_with_path(override, sweep) if key_of(override) in PATHS else override for override in overrides]
 
@@ -151,15 +144,9 @@ def _with_path(override: str, sweep: bool) -> str:
 
 
 def refuse_contradictions(overrides: Sequence[str], *, last_counts: bool = False) -> None:
-    """Check that no two overrides give a key different values.
+    """Check that no two overrides give a key different values; `lr` is `optim.lr`, too.
 
-    Args:
-        overrides: as typed; `lr` is `optim.lr`, too.
-        last_counts: of several with the same key the last counts, as Python's callers may add to a list.
-
-    Raises:
-        ConfigError: two of them do.
-        hydra.errors.OverrideParseException: one can't be parsed.
+    With `last_counts` the last of several with the same key counts, as Python's callers may add to a list.
     """
     if last_counts:
         overrides = [*{key_of(override): override for override in overrides}.values()]

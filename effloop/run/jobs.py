@@ -91,28 +91,17 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 @dataclass(frozen=True)
 class JobRunner:
-    """The function that Hydra's launchers call for each job, in whatever process.
+    """The function that Hydra's launchers call for each job, in whatever process."""
 
-    Attributes:
-        folder: of the sweep.
-        fixed: keys of the overrides that all jobs share.
-        objective: of which a search gets each job's value.
-        count: how many jobs the sweep has; 0 is not known.
-        resume: whether to continue the jobs of an earlier start.
-        parallel: whether jobs run side by side, so that their lines need a prefix.
-        debug: show tracebacks.
-        parent: PID of the process whose end ends this one, which is its child; 0 is none.
-        threads: the sweep's variables about threads, as joblib and ray set their own; None on another machine.
-    """
-
-    folder: str
-    fixed: frozenset[str]
-    objective: str
-    count: int
-    resume: bool
-    parallel: bool
-    debug: bool
-    parent: int
+    folder: str  # of the sweep
+    fixed: frozenset[str]  # keys of the overrides that all jobs share
+    objective: str  # of which a search gets each job's value
+    count: int  # how many jobs the sweep has; 0 is not known
+    resume: bool  # whether to continue the jobs of an earlier start
+    parallel: bool  # whether jobs run side by side, so that their lines need a prefix
+    debug: bool  # show tracebacks
+    parent: int  # PID of the process whose end ends this one, which is its child; 0 is none
+    # the sweep's variables about threads, as joblib and ray set their own; None on another machine
     threads: Mapping[str, str] | None
 
     def __call__(self, tree: DictConfig) -> float | None:

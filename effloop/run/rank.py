@@ -133,11 +133,9 @@ class RankSession:
 def rank_session(env: RankEnv, scratch: Path | None = None, timeout_s: float = 0) -> Iterator[RankSession]:
     """Join the other ranks; ends the process where the block raises, as the usual end waits for ranks that have gone.
 
-    Args:
-        env: of this rank.
-        scratch: the folder of the process that has started the ranks on this machine; None for torchrun and Slurm,
-            which start them one by one, so that their versions and arguments have to be compared.
-        timeout_s: for all ranks to connect; 0 is what the command line says.
+    `scratch` is the folder of the process that has started the ranks on this machine; None for torchrun and Slurm,
+    which start them one by one, so that their versions and arguments have to be compared. `timeout_s` is for all ranks
+    to connect; 0 is what the command line says.
     """
     by_torchrun = scratch is None and "TORCHELASTIC_RUN_ID" in os.environ
     if by_torchrun:

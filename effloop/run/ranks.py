@@ -86,17 +86,13 @@ def _count(device: str, wanted: int | None) -> int:
 
 
 class Ranks:
-    """The processes of the ranks, and the store by which they meet; torch's own launcher has both open to the network.
-
-    Attributes:
-        how: how the run was stopped; empty as long as no signal came.
-    """
+    """The processes of the ranks, and the store by which they meet, which torch's own launcher opens to the network."""
 
     def __init__(self, folder: Path, count: int, spec: RunSpec) -> None:
         self._folder, self._count, self._spec = folder, count, spec.to_plain()
         self._processes: list[BaseProcess] = []
         self._first = 0.0
-        self.how = ""
+        self.how = ""  # the run was stopped; empty as long as no signal came
         listening = socket.create_server((_HOST, 0), backlog=1024)
         self._port = listening.getsockname()[1]
         self._store = TCPStore(

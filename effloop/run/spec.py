@@ -22,31 +22,18 @@ from effloop.system.files import write_text
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run: a new one, or what is left of one.
+    """A run: a new one, or what is left of one."""
 
-    Attributes:
-        config: of the run.
-        overrides: what it was composed from, or is changed by.
-        folder: the run folder; a new one that is named after the time gets `-2` where it is taken.
-        resume: whether to continue in that folder; from its beginning, where it has no checkpoint.
-        note: a line for the log.
-        checkpoint: of that folder, to continue from; None is the last one.
-    """
-
-    config: Config
-    overrides: Sequence[str]
-    folder: Path
-    resume: bool = False
-    note: str = ""
-    checkpoint: Path | None = None
+    config: Config  # of the run
+    overrides: Sequence[str]  # what it was composed from, or is changed by
+    folder: Path  # the run folder; a new one that is named after the time gets `-2` where it is taken
+    resume: bool = False  # whether to continue in that folder; from its beginning, where it has no checkpoint
+    note: str = ""  # a line for the log
+    checkpoint: Path | None = None  # of that folder, to continue from; None is the last one
 
     @property
     def start(self) -> Path | None:
-        """What to continue from in the run's own folder: a checkpoint, or the folder itself to begin again; else None.
-
-        Raises:
-            CheckpointError: a folder with checkpoints, but not the last.
-        """
+        """What to continue from in the run's own folder: a checkpoint, or the folder itself, to begin again."""
         if not self.resume or self.checkpoint:
             return self.checkpoint
         return files.find(self.folder, "last") if has_checkpoints(self.folder) else self.folder
@@ -79,12 +66,7 @@ _MEASURED = ("compile", "channels_last", "cudnn_benchmark")
 
 
 def resumed(place: Path, overrides: Sequence[str]) -> RunSpec:
-    """What is left of a run: from its last checkpoint; from one of its files, if that is named; or from its beginning.
-
-    Raises:
-        ConfigError: it isn't a run's folder or checkpoint, another process trains it, or an override can't be taken.
-        CheckpointError: its last checkpoint is damaged.
-    """
+    """What is left of a run: from its last checkpoint, from one of its files if that is named, or from its beginning."""
     checkpoint = place if place.is_file() else None
     if place.suffix == ".ckpt" and not place.exists():
         files.peek(place)  # which names another one
@@ -115,12 +97,7 @@ def _folder_of(checkpoint: Path) -> Path:
 
 
 def planned(spec: RunSpec) -> RunSpec:
-    """A new run, as it was composed; with `resume=auto`, what is left of it where it was begun already.
-
-    Raises:
-        ConfigError: its folder holds another run, or another process trains in it; `resume=auto` without a name.
-        CheckpointError: none of its checkpoints is whole.
-    """
+    """A new run, as it was composed; with `resume=auto`, what is left of it where it was begun already."""
     if spec.config.resume != AUTO:
         if not TIMESTAMP.search(spec.folder.as_posix()):
             check_free(spec.folder)
@@ -142,11 +119,7 @@ def planned(spec: RunSpec) -> RunSpec:
 
 
 def from_newest_checkpoint(spec: RunSpec) -> RunSpec:
-    """What is left of a run that was begun: from its newest whole checkpoint, or from its beginning.
-
-    Raises:
-        CheckpointError: none of its checkpoints is whole.
-    """
+    """What is left of a run that was begun: from its newest whole checkpoint, or from its beginning."""
     newest = files.newest_whole(spec.folder) if has_checkpoints(spec.folder) else None
     return replace(spec, overrides=[] if newest else spec.overrides, resume=True, checkpoint=newest)
 
@@ -172,17 +145,11 @@ def _check_same(begun: Config, now: Config, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class JobState:
-    """Writes a job's job.json.
+    """Writes a job's job.json."""
 
-    Attributes:
-        folder: of the job.
-        number: counted from 0.
-        overrides: what makes it this job.
-    """
-
-    folder: str
-    number: int
-    overrides: list[str]
+    folder: str  # of the job
+    number: int  # counted from 0
+    overrides: list[str]  # what makes it this job
 
     def write(self, state: str, reason: str = "", **more: Any) -> None:
         """Write job.json, whole or not at all."""

@@ -94,18 +94,12 @@ _STATUS = ("--porcelain", "--untracked-files=normal", "--ignore-submodules=dirty
 
 @dataclass(frozen=True)
 class Checkout:
-    """A git checkout as it is now.
+    """A git checkout as it is now."""
 
-    Attributes:
-        root: its top folder.
-        commit: hash of HEAD.
-        diff: from HEAD to the working tree, for `git apply`.
-        untracked: files and folders that git neither tracks nor ignores, except `outputs/` and the runs' folder.
-    """
-
-    root: Path
-    commit: str
-    diff: bytes
+    root: Path  # its top folder
+    commit: str  # hash of HEAD
+    diff: bytes  # from HEAD to the working tree, for `git apply`
+    # files and folders that git neither tracks nor ignores, except `outputs/` and the runs' folder
     untracked: tuple[str, ...]
 
     @cached_property
@@ -118,10 +112,7 @@ class Checkout:
 def find_checkout(folder: Path, tracked: str = "", out: str = "outputs") -> Checkout | None:
     """The git checkout that a folder is in; None outside of one, without git, or if it has no commit.
 
-    Args:
-        folder: any folder of the checkout.
-        tracked: a file of `folder` that git has to track, else the result is None.
-        out: the folder that runs are written to, which is no change.
+    It is None, too, where git doesn't track the file `tracked` of the folder. What is in `out` is no change.
     """
     try:
         git = partial(_git, folder, _settings(folder))

@@ -24,10 +24,10 @@ from effloop.data.remote.location import Manifest
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, PreemptedRunError
 from effloop.model import weights_file
 from effloop.runs.environment import Checkout, describe_environment, find_checkouts
-from effloop.runs.reader import CONFIG, STATE
+from effloop.runs.reader import CONFIG, STATE, read_file
 from effloop.system.files import describe_failure, numbered, remove_stale, replacing, try_lock, write_text
 from effloop.system.processes import describe_process, is_alive
-from effloop.system.untrusted import read_json, read_yaml
+from effloop.system.untrusted import read_json
 
 # One process at a time writes into a run folder.
 
@@ -49,11 +49,7 @@ class TakenError(ConfigError):
 def lock(folder: Path, *, new: bool = False) -> None:
     """Make a run folder this process's alone, until `unlock` or its end; once more does nothing, unless it is `new`.
 
-    A file system without locks has to do with what state.json says.
-
-    Raises:
-        TakenError: another process has it.
-        ConfigError: the lock can't be made.
+    A file system without locks has to do with what state.json says. Raises a TakenError where another process has it.
     """
     key = _key(folder)
     if key in _held and new:
@@ -78,11 +74,7 @@ def unlock(folder: Path) -> None:
 
 
 def check_free(folder: Path) -> None:
-    """See early that no other process has a run folder.
-
-    Raises:
-        TakenError: one has it.
-    """
+    """See early that no other process has a run folder; raises a TakenError."""
     if folder.is_dir() and _key(folder) not in _held:
         try:
             os.close(_locked(folder, os.O_RDONLY))
@@ -149,7 +141,6 @@ TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # the number 
 RESUMED = "resumed.json"
 """File of a run folder: how the run was resumed with other overrides or in another environment."""
 
-_DIFFS = ("effloop.diff", "changes.diff")
 _MAX_DIFF_BYTES = 5_000_000
 
 
@@ -157,15 +148,8 @@ def claim_run_dir(path: Path, *, again: bool = False) -> Path:
     """Make a run folder this process's alone, and ready for a run that begins.
 
     A folder named after the time gets `-2`, `-3`, … if another run has it. What a start has left that was killed before
-    it had written a whole config.yaml, or has no living process, is taken.
-
-    Args:
-        path: the folder, which need not exist.
-        again: whether to begin the run of this very folder again, which came to no checkpoint.
-
-    Raises:
-        TakenError: the folder has another name and holds a run already.
-        ConfigError: it can't be made.
+    it had written a whole config.yaml, or has no living process, is taken. `again` begins the run of this very folder
+    again, which came to no checkpoint.
     """
     for candidate in numbered(path):
         stamped = bool(TIMESTAMP.search(path.as_posix())) and not again
@@ -199,11 +183,7 @@ def _take(folder: Path, *, again: bool) -> None:
 
 
 def check_no_run(folder: Path) -> None:
-    """Refuse a folder that holds a run, which `resume` continues; one that hasn't begun to write is none.
-
-    Raises:
-        TakenError: it holds one.
-    """
+    """Refuse a folder that holds a run, which `resume` continues; one that hasn't begun to write is none."""
     if holds_run(folder):
         resume = f"{PROGRAM} resume {shlex.quote(str(folder))}"
         raise TakenError(f"run: {folder} holds a run already; continue it ({resume}) or set run=ANOTHER_NAME")
@@ -227,7 +207,7 @@ def _clear(folder: Path) -> None:
     if not (folder / STATE).is_file():
         return
     remove_stale(folder)
-    for pattern in (RESUMED, "remote*.json", *_DIFFS, "tensorboard/*.tfevents.*"):
+    for pattern in (RESUMED, "remote*.json", "*.diff", "tensorboard/*.tfevents.*"):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
 
@@ -244,28 +224,20 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is written about a run.
+    """What is written about a run."""
 
-    Attributes:
-        config: of the run.
-        overrides: those that it was composed from, or is resumed with.
-        data: {split: its fingerprint}, and the names of the `classes`.
-        ranks: number of processes that train.
-        remote: the files behind each URL, by the name of their JSON file, `remote` or `remote-KEY`.
-    """
-
-    config: Config
-    overrides: Sequence[str]
-    data: Mapping[str, Any]
-    ranks: int = 1
+    config: Config  # of the run
+    overrides: Sequence[str]  # those that it was composed from, or is resumed with
+    data: Mapping[str, Any]  # {split: its fingerprint}, and the names of the `classes`
+    ranks: int = 1  # number of processes that train
+    # the files behind each URL, by the name of their JSON file, `remote` or `remote-KEY`
     remote: Mapping[str, Manifest] = field(default_factory=dict)
 
 
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
     """Write config.yaml, overrides.yaml, environment.json, data.json and remote.json, each whole or not at all.
 
-    Uncommitted changes of the working directory's checkout go to changes.diff; those of EffLoop's, if it is another
-    one, to effloop.diff.
+    Uncommitted changes of the working directory's checkout go to changes.diff.
     """
     checkouts = find_checkouts(info.config.out)
     _write_overrides(run_dir, info.overrides)
@@ -273,11 +245,9 @@ def write_run_info(run_dir: Path, info: RunInfo) -> None:
     _write_json(run_dir / "data.json", {**info.data, **initial_files(info.config)})
     for name, manifest in info.remote.items():
         manifest.write(run_dir / f"{name}.json")
-    named = zip(_DIFFS, (checkouts["effloop"], checkouts["git"]), strict=True)  # the latter name if they are equal
-    for name, checkout in {each.root: (name, each) for name, each in named if each}.values():
-        if checkout.facts["dirty"]:
-            with replacing(run_dir / name) as file:
-                file.write(_changes(checkout))
+    if (checkout := checkouts["git"]) and checkout.facts["dirty"]:
+        with replacing(run_dir / "changes.diff") as file:
+            file.write(_changes(checkout))
     configs.save(info.config, run_dir / CONFIG)  # last: a folder that has it can be resumed
 
 
@@ -350,11 +320,9 @@ def _write_state(run_dir: Path, state: str, reason: str = "") -> None:
 
 def read_overrides(run_dir: Path) -> list[str]:
     """The overrides that a run was composed from and resumed with; empty if they can't be read."""
-    try:
-        found = read_yaml(run_dir / "overrides.yaml")
-    except (OSError, ValueError):
-        return []
-    return [str(each) for each in found] if isinstance(found, list) else []
+    with suppress(ConfigError):
+        return [str(each) for each in read_file(run_dir / "overrides.yaml", list)]
+    return []
 
 
 def read_resumes(run_dir: Path) -> list[dict[str, Any]]:

@@ -37,30 +37,22 @@ _UNDER_WAY = ("running", "waiting")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The contents of a run folder; a missing file's field is empty.
+    """The contents of a run folder; a missing file's field is empty."""
 
-    Attributes:
-        path: the folder.
-        config: config.yaml, resolved and complete.
-        overrides: as typed; for a job of a sweep, its own.
-        environment, data, summary: environment.json, data.json, summary.json.
-        metrics: rows of metrics.jsonl: `split` (train, val), `epoch`, `step`, the task's scores; train: `lr`.
-        perf: rows of perf.jsonl, in the order of their ends: `span` (train, evaluation, checkpoint), `epoch`, `step`,
-            `seconds`; train, for a number of updates: `wait_s`, `idle_s`, `images_per_s`, `wait`.
-        job: job.json; {} for a run outside of a sweep.
-        process: state.json.
-    """
-
-    path: Path
-    config: Mapping[str, Any] = field(default_factory=dict)
-    overrides: Sequence[str] = ()
+    path: Path  # the folder
+    config: Mapping[str, Any] = field(default_factory=dict)  # config.yaml, resolved and complete
+    overrides: Sequence[str] = ()  # as typed; for a job of a sweep, its own
+    # environment, data, summary: environment.json, data.json, summary.json
     environment: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
+    # rows of metrics.jsonl: `split` (train, val), `epoch`, `step`, the task's scores; train: `lr`
     metrics: Sequence[Row] = ()
+    # rows of perf.jsonl, in the order of their ends: `span` (train, evaluation, checkpoint), `epoch`, `step`,
+    # `seconds`; train, for a number of updates: `wait_s`, `idle_s`, `images_per_s`, `wait`
     perf: Sequence[Row] = ()
-    job: Mapping[str, Any] = field(default_factory=dict)
-    process: Mapping[str, Any] = field(default_factory=dict)
+    job: Mapping[str, Any] = field(default_factory=dict)  # job.json; {} for a run outside of a sweep
+    process: Mapping[str, Any] = field(default_factory=dict)  # state.json
 
     @property
     def name(self) -> str:

@@ -37,7 +37,6 @@ LINE = rf"Epoch: \[\d+\]\[\d+/5\]  Time {PAIR}  Data {PAIR}  Wait {PERCENT}  Los
 
 def test_run_folder_is_complete(finished: Path) -> None:
     found = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
-    found -= {"effloop.diff"}  # where somebody is at work on EffLoop
     found = {name for name in found if "eval/" not in name}  # by other tests
     events = {name for name in found if name.startswith("tensorboard/events.out.tfevents.")}
     assert len(events) == 1
