@@ -66,7 +66,7 @@ _MEASURED = ("compile", "channels_last", "cudnn_benchmark")
 
 
 def resumed(place: Path, overrides: Sequence[str]) -> RunSpec:
-    """What is left of a run: from its last checkpoint, from one of its files if that is named, or from its beginning."""
+    """What is left of a run: from its last or a named checkpoint, or from its beginning."""
     checkpoint = place if place.is_file() else None
     if place.suffix == ".ckpt" and not place.exists():
         files.peek(place)  # which names another one
