@@ -16,7 +16,7 @@ from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError
 from effloop.parallel import Parallel, Slice, own_slice, parallels
 from effloop.precision import Precision, PrecisionConfig, precisions
-from effloop.runs.findings import TUNED, Findings, pipeline_key
+from effloop.runs import findings
 from effloop.system import hardware
 from effloop.task import Task, check_objective, tasks
 
@@ -69,10 +69,9 @@ def tuned_workers(config: Config, parallel: Slice) -> tuple[int, str] | None:
 
     None where a number was asked for, several ranks share the machine, or nothing was measured.
     """
-    if isinstance(config.num_workers, int) or parallel.world_size > 1 or not Findings.any_here(config):
+    if isinstance(config.num_workers, int) or parallel.world_size > 1 or not findings.any_here(config):
         return None
-    fingerprint = open_split(config.data, "train").fingerprint()
-    rows = Findings.of(config, fingerprint).rows(pipeline_key(config, without=TUNED))
+    rows = findings.kept(config, open_split(config.data, "train").fingerprint())
     numbers = [row for row in rows if isinstance(row.get("num_workers"), int) and row["num_workers"] >= 0]
     if not numbers:
         return None

@@ -21,7 +21,7 @@ from effloop.measure.benchmark import Column, Report, Row
 from effloop.measure.loops import Loop, alone, endless, per_s, reloaded, train_turn
 from effloop.measure.memory import host_batch
 from effloop.measure.turns import Turn, in_turns, ratio_of
-from effloop.runs.findings import TUNED, Findings, pipeline_key
+from effloop.runs import findings
 from effloop.system.hardware import available_memory
 
 MARGIN = 0.03
@@ -197,8 +197,7 @@ def tune(config: Config, *, minutes: float) -> Report:
     facts: Row = {"overrides": [f"num_workers={best.num_workers}", f"engine.prefetch={best.prefetch}"]}
     facts["images_per_s"] = statistics.median(speeds[best])
     if search.compared:
-        findings = Findings.of(config, open_split(config.data, "train").fingerprint())
-        findings.add(pipeline_key(config, without=TUNED), **asdict(best), **facts)
+        findings.keep(config, open_split(config.data, "train").fingerprint(), **asdict(best), **facts)
     rows: list[Row] = []
     for each in sorted(speeds):
         marks = ["taken"] * (each == best) + ["without tuning"] * (each == usual)
