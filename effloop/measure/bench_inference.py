@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from effloop.inference.export import ExportOptions, export
 from effloop.inference.formats import formats
 from effloop.inference.trained import Trained
 from effloop.measure.benchmark import Column, Report, Row
+from effloop.measure.loops import process_state_restored
 from effloop.measure.turns import chosen, in_turns, scratch_folder
 from effloop.system.hardware import available_cores
 
@@ -42,32 +41,22 @@ _CALLS, _SECONDS = 10, 0.3
 """A measurement takes so many calls at least, and so long at least."""
 
 
-@dataclass(frozen=True)
-class Side:
-    """One way to run a model."""
-
-    open: Callable[[], nn.Module]  # makes the model, for as many threads as torch has then
-    bytes: int  # of its weights or file
-    score: float  # the task's first score
-    agreement: float = 1.0  # share of the images with the prediction of the trained model
-
-
-def _as_trained(trained: Trained) -> Side:
-    size = sum(each.nbytes for each in trained.model.state_dict().values())
-    return Side(lambda: trained.model, size, trained.evaluate(trained.loader())[0][trained.task.meters[0].name])
-
-
-def _exported(name: str, trained: Trained, scratch: Path) -> Side:
-    """Export a model.
+def _side(name: str, trained: Trained, scratch: Path) -> tuple[Callable[[], nn.Module], Row]:
+    """What makes a model, for as many threads as torch has then; and its size and score.
 
     Raises:
         EffLoopError: a package isn't installed, the model can't be exported so, or loses too much.
     """
+    score = trained.task.meters[0].name
+    if name == "pytorch":
+        size = sum(each.nbytes for each in trained.model.state_dict().values())
+        return lambda: trained.model, {"bytes": size, "score": trained.evaluate(trained.loader())[0][score]}
     how = _EXPORTED[name]
     path = scratch / f"{name}{formats[how.to].suffix}"
     done = export(trained, ExportOptions(to=how.to, int8=how.int8, half=how.half, out=path))
     opened = partial(formats[how.to](half=how.half).open, path, torch.device("cpu"), trained.network)
-    return Side(opened, done.size, done.parity.after[trained.task.meters[0].name], done.parity.agreement)
+    facts = {"bytes": done.size, "score": done.parity.after[score], "agreement": done.parity.agreement}
+    return opened, facts
 
 
 def inference(
@@ -99,27 +88,31 @@ def inference(
     own = [override for override in overrides if key_of(override) not in ("device", "precision", "amp")]
     trained = Trained.open(Path(run), [*own, "device=cpu", "precision=fp32", "amp=null"])
     meter = trained.task.meters[0]
-    sides: dict[str, Side] = {}
-    unavailable: dict[str, str] = {}
-    with scratch_folder(work) as scratch, threads_restored(), Console(stderr=True).status("") as status:
-        for name in names:
-            status.update(f"exporting: {name}")
-            try:
-                sides[name] = _as_trained(trained) if name == "pytorch" else _exported(name, trained, scratch)
-            except EffLoopError as error:
-                unavailable[name] = str(error)
-        status.update("measuring in turns")
+    facts_of: dict[str, Row] = {}
+    rows: list[Row] = []
+    runs: dict[tuple[str, int], Callable[[], tuple[list[float], float]]] = {}
+    with scratch_folder(work) as scratch, process_state_restored(), Console(stderr=True).status("") as status:
         loader = trained.loader()  # a split that is smaller gives its images several times
         images = loader.samples(np.resize(np.arange(len(loader.plan.source)), batch).tolist()).images
         loader.close()
-        runs = {
-            (name, count): partial(_measure, side, count, images) for count in counts for name, side in sides.items()
-        }
+        for name in names:
+            status.update(f"exporting: {name}")
+            try:
+                opened, facts_of[name] = _side(name, trained, scratch)
+            except EffLoopError as error:
+                rows.append({"name": name, "remark": str(error)})
+                continue
+            runs |= {(name, count): partial(_measure, opened, count, images) for count in counts}
+        status.update("measuring in turns")
         measured = in_turns(runs, repeats, warm_up=1) if runs else {}
-    base = {count: _speed(turns) for (name, count), turns in measured.items() if name == "pytorch"}
-    rows = [_row(name, sides[name], count, turns, base.get(count)) for (name, count), turns in measured.items()]
-    rows += [{"name": name, "remark": reason} for name, reason in unavailable.items()]
-    rows.sort(key=lambda row: names.index(row["name"]))  # of one format by threads, as measured
+    for (name, count), turns in measured.items():
+        ms, speeds = [1000 * second for seconds, _ in turns for second in seconds], [speed for _, speed in turns]
+        row = {"name": name, "threads": count, "agreement": 1.0, **facts_of[name], "ms": ms, "images_per_s": speeds}
+        row["ms_p95"] = float(np.percentile(ms, 95))
+        if base := measured.get(("pytorch", count)):
+            row["ratio"] = statistics.median(speeds) / statistics.median(speed for _, speed in base)
+        rows.append(row)
+    rows.sort(key=lambda row: (names.index(row["name"]), row.get("threads", 0)))
     model, sides_px = trained.config.model, trained.config.size
     facts = {"what": "inference", "run": str(run), "model": getattr(model, "arch", model.name), "score": meter.name}
     facts |= {"image_size": trained.config.image_size, "batch": batch, "repeats": repeats, "cores": found}
@@ -137,20 +130,10 @@ def inference(
     )
 
 
-@contextmanager
-def threads_restored() -> Iterator[None]:
-    """Around what changes the number of torch's threads."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _measure(side: Side, threads: int, images: Tensor) -> tuple[list[float], float]:
+def _measure(opened: Callable[[], nn.Module], threads: int, images: Tensor) -> tuple[list[float], float]:
     """Seconds of each call with one image, and images/s of calls with all."""
     torch.set_num_threads(threads)
-    model = side.open().eval()
+    model = opened().eval()
     with torch.inference_mode():
         one, all_of_them = (_calls(model, each) for each in (images[:1], images))
     return one, len(images) / statistics.median(all_of_them)
@@ -163,15 +146,3 @@ def _calls(model: nn.Module, images: Tensor) -> list[float]:
     while len(seconds) < _CALLS or sum(seconds) < _SECONDS:
         seconds.append(seconds_of(lambda: model(images)))
     return seconds
-
-
-def _speed(turns: Sequence[tuple[list[float], float]]) -> float:
-    return statistics.median(speed for _, speed in turns)
-
-
-def _row(name: str, side: Side, threads: int, turns: Sequence[tuple[list[float], float]], base: float | None) -> Row:
-    ms = [1000 * second for seconds, _ in turns for second in seconds]
-    facts = {"bytes": side.bytes, "score": side.score, "agreement": side.agreement}
-    figures = {"ms": ms, "ms_p95": float(np.percentile(ms, 95)), "images_per_s": [speed for _, speed in turns]}
-    ratio = {} if base is None else {"ratio": _speed(turns) / base}
-    return {"name": name, "threads": threads, **facts, **figures, **ratio}

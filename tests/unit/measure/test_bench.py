@@ -28,7 +28,6 @@ from effloop.data.augment.base import Device
 from effloop.errors import ConfigError
 from effloop.measure import loops
 from effloop.measure.bench_augment import GRID, rows_of
-from effloop.measure.bench_inference import threads_restored
 from effloop.measure.bench_loader import crop_of, measured_epochs
 from effloop.measure.bench_step import knobs_of
 from effloop.measure.loops import Loop, process_flags, process_state_restored, set_process_flags, with_overrides
@@ -340,7 +339,7 @@ def test_augment(
 @pytest.mark.nightly
 def test_inference(finished: Path, photos: Path, here: Path) -> None:
     words = ["formats=pytorch,onnx", "cores=1", "batch=20", "repeats=2", "out=result.json"]
-    with threads_restored():
+    with process_state_restored():
         torch.set_num_threads(2)
         assert main(["bench", "what=inference", str(finished), *words]) == 0
         assert torch.get_num_threads() == 2
