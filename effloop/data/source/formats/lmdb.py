@@ -21,7 +21,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig, Split, check_header, targets_in
 from effloop.data.source.storage.targets import Targets, read_targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
-from effloop.data.source.vocabulary import IMAGE_KEYS, LABEL_KEYS, is_of_split
+from effloop.data.source.vocabulary import IMAGE_KEYS, LABEL_KEYS
 from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import file_system
 
@@ -102,19 +102,8 @@ class LmdbSource(IndexedSource, ImportedSource):
     def shards(self, root: Path) -> list[Path]:
         if root.is_file():
             return [root] if self.split == WHOLE else []
-        for file in (root / self.split / "data.mdb", root / f"{self.split}.lmdb", root / f"{self.split}.mdb"):
-            if file.is_file():
-                return [file]
-        return [] if self.split == WHOLE else self._named(root)
-
-    def _named(self, root: Path) -> list[Path]:
-        """An environment whose name has the split in it, such as `mnist_train_lmdb`."""
-        found = [path for path in sorted(root.iterdir()) if is_of_split(path.name, self.split)]
-        files = [path / "data.mdb" for path in found if (path / "data.mdb").is_file()]
-        files += [path for path in found if path.suffix in (".lmdb", ".mdb") and path.is_file()]
-        if len(files) > 1:
-            raise DataError(f"{files[0]} and {files[1]} may both be of the split '{self.split}'; rename one of them")
-        return files
+        files = (root / self.split / "data.mdb", root / f"{self.split}.lmdb", root / f"{self.split}.mdb")
+        return [*islice(filter(Path.is_file, (*files, root / f"{self.split}.lmdb" / "data.mdb")), 1)]
 
     def open_split(self) -> Split:
         files = self.shards(self.base())

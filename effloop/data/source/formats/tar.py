@@ -31,7 +31,7 @@ from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
-from effloop.errors import ConfigError, DataError
+from effloop.errors import DataError
 
 Member = tuple[bytes, int, int]
 """A file in an archive: (name, offset, size). A plain tuple: a named one takes 14 % of the scan."""
@@ -50,7 +50,6 @@ _PIECE = 1 << 20
 _COMPRESSED = re.compile(rb"\x1f\x8b|\x28\xb5\x2f\xfd|\xfd7zXZ\0|BZh[1-9]1AY&SY|\x04\x22\x4d\x18")
 """The first bytes of files of gzip, zstd, xz, bzip2 and lz4."""
 
-_COMPRESSED_NAMES = ("*.tar.gz", "*.tgz", "*.tar.bz2", "*.tar.xz", "*.tar.zst", "*.tar.lz4")
 _META = re.compile(rb"__[^/]*__($|/)")  # webdataset skips these: metadata of the archive
 _LONGEST_LABEL = 32  # bytes
 _Sample = tuple[Member, Member]  # image, and what is learned about it
@@ -75,14 +74,6 @@ class TarConfig(PackedConfig):
     image: str | None = None
     label: str = "cls"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for key, value in (("image", self.image), ("label", self.label)):
-            if value is not None and (not value or value.startswith(".") or "/" in value):
-                raise ConfigError(
-                    f"data.{key}: '{value}' is not allowed; set an extension without its first dot, e.g. cls"
-                )
-
 
 @sources.register("tar", TarConfig)
 class TarSource(IndexedSource):
@@ -103,9 +94,7 @@ class TarSource(IndexedSource):
     def shards(self, root: Path) -> list[Path]:
         # Numbered ones first: `train2-000000.tar` is of another split than `train-000000.tar`.
         found = sorted(root.glob(f"{glob.escape(self.split)}-[0-9]*.tar")) or self.find(root, ("*.tar",))
-        if not found and (compressed := self.find(root, _COMPRESSED_NAMES)):
-            raise DataError(f"{compressed[0]} is compressed, so no sample can be read by itself; decompress it")
-        return found
+        return found or self.find(root, ("*.tar.gz",))  # which are refused
 
     def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
         path = files[number]
@@ -124,9 +113,9 @@ class TarSource(IndexedSource):
         and others than these two are skipped.
         """
         where, config = str(path), self.config
-        image_ends = EXTENSIONS if config.image is None else (f".{config.image}".lower().encode(),)
+        image_ends = EXTENSIONS if config.image is None else (f".{config.image.lstrip('.')}".lower().encode(),)
         end = LISTS if targets and config.label == TarConfig.label else config.label
-        label_end = f".{end}".lower().encode()
+        label_end = f".{end.lstrip('.')}".lower().encode()
         key, image, label = b"", None, None
 
         def complete() -> _Sample:

@@ -16,7 +16,6 @@ from plans import line, open_source, read_bytes, write_as, write_records
 from stores import put
 
 from effloop.cli.main import main
-from effloop.data.source import NoSplitError
 from effloop.data.source.formats.lmdb import LmdbSource
 from effloop.data.source.storage.checksum import crc32c
 from effloop.data.source.storage.writing import Dataset, Record, writers
@@ -280,22 +279,6 @@ def test_names_of_classes(photos: Path, tmp_path: Path) -> None:
 
 
 JPEG = b"\xff\xd8\xff\xe0 a JPEG"
-
-
-def test_two_environments_of_a_split(tmp_path: Path) -> None:
-    for name in ("a_train.lmdb", "b_train.lmdb"):
-        put(tmp_path / name, {b"0": pickle.dumps((JPEG, 0))})
-    with pytest.raises(DataError, match="may both be of the split 'train'; rename one of them"):
-        open_source("lmdb", tmp_path)
-
-
-def test_an_environment_of_two_splits(tmp_path: Path) -> None:
-    """Isn't trained on and validated with."""
-    put(tmp_path / "photos_train_val.lmdb", {b"0": pickle.dumps((JPEG, 0))})
-    for split in ("train", "val"):
-        with pytest.raises(NoSplitError, match=f"has no files of the split '{split}'; it has photos_train_val"):
-            open_source("lmdb", tmp_path, split)
-    assert len(open_source("lmdb", tmp_path, "train_val")) == 1
 
 
 def test_classes_of_its_own(photos: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from plans import line, open_source, read_bytes, write_as, write_records
 
 from effloop.data.source import Source
 from effloop.data.source.formats.tar import END, TarSource, members, tar_header
-from effloop.errors import ConfigError, DataError
+from effloop.errors import DataError
 
 JPEG = encode(photo(8, 9), "JPEG")
 PNG = encode(photo(8, 9), "PNG")
@@ -220,14 +220,6 @@ def test_choice_of_image_and_label(tmp_path: Path) -> None:
         f"{tmp_path}/train.tar: 'a.JPG' and 'a.seg.png' are of one sample; say which is the image: "
         "set data=tar data.image=EXTENSION"
     )
-
-
-@pytest.mark.parametrize("option", [{"image": ".jpg"}, {"image": ""}, {"label": "a/b"}])
-def test_option_that_is_no_extension(tmp_path: Path, option: dict[str, str]) -> None:
-    ((key, value),) = option.items()
-    wanted = f"data.{key}: '{value}' is not allowed; set an extension without its first dot, e.g. cls"
-    with pytest.raises(ConfigError, match=line(wanted)):
-        open_source("tar", tmp_path, **option)
 
 
 def test_claims(photos: Path, written: Path, tmp_path: Path) -> None:
