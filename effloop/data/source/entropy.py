@@ -12,7 +12,7 @@ import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,8 +198,8 @@ class EntropyFile:
         """Append the index of an image of `size` bytes, or None if it can't have one; it isn't kept while another
         process appends for longer than `wait_s`.
         """
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)  # each time: threads and forks then exclude each other, too
-        try:
+        with open(self.path, "r+b") as file:  # each time: threads and forks then exclude each other, too
+            fd = file.fileno()
             if os.fstat(fd).st_ino != self._mapped.inode:  # another process has made it anew, as ranks do at a start
                 found = _map(fd)
                 if found is None:
@@ -209,20 +209,22 @@ class EntropyFile:
             while not (free := try_lock(fd)) and time.monotonic() < until:
                 time.sleep(_POLL_S)
             if free:
-                self._append(fd, name, size, index or b"")
-        finally:
-            os.close(fd)
+                self._append(file, name, size, index or b"")
+                file.flush()  # before the lock is given up
 
-    def _append(self, fd: int, name: bytes, size: int, index: Encoded) -> None:
+    def _append(self, file: BinaryIO, name: bytes, size: int, index: Encoded) -> None:
         """Write an index, then its slot: of a process that is killed in between, the slot is still free."""
-        key, offset = function("effloop_entropy_key", "pl", "k")(name, len(name)), os.fstat(fd).st_size
-        mapped, summed = self._mapped, function("effloop_entropy_checksum", "kkkpl", "u")
+        key, mapped = function("effloop_entropy_key", "pl", "k")(name, len(name)), self._mapped
         for step in range(_PROBED):
             place = _START + _SLOT.size * ((key + step) & (mapped.slots - 1))  # from the first again behind the last
             found, used, *_ = _SLOT.unpack_from(mapped.data, place)
             if found == key or not used:
-                _write(fd, index, offset)
-                _write(fd, _SLOT.pack(key, offset, len(index), summed(key, offset, size, *pointer(index))), place)
+                offset = file.seek(0, os.SEEK_END)
+                file.write(index)
+                file.flush()
+                file.seek(place)
+                summed = function("effloop_entropy_checksum", "kkkpl", "u")(key, offset, size, *pointer(index))
+                file.write(_SLOT.pack(key, offset, len(index), summed))
                 return
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -259,10 +261,3 @@ def _create(path: Path, samples: int) -> None:
     with replacing(path) as file:
         file.write(header + _CHECKSUM.pack(zlib.crc32(header)))
         file.truncate(_START + slots * _SLOT.size)
-
-
-def _write(fd: int, data: Encoded, offset: int) -> None:
-    """Write all of it."""
-    while data:
-        written = os.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written
