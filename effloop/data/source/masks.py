@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -21,7 +21,7 @@ from effloop.data.image.mask import (
     largest_value,
     mask_digest,
 )
-from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, ScanError, printable, sources
+from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile, is_verified
@@ -297,20 +297,12 @@ def look_at_file(path: bytes, form: MaskFormat) -> Looked:
     try:
         data = read_file(path)
     except DataError as error:
-        return Looked(wrong=str(error), there=False)
+        return Looked(wrong=str(error))
     try:
         mask = decode_mask(data, form)
-    except DataError as error:
-        return Looked(wrong=str(error).removeprefix("has a mask that ").replace("has a mask ", "is a mask ", 1))
+    except DataError:  # the check before the first step says what is wrong with it
+        return Looked()
     return Looked(mask_digest(mask), largest_value(mask))
-
-
-def refuse_unusable(meta: Mapping[str, Any]) -> None:
-    """Refuse a split, by `Listed.meta`, of which no mask can be used; where some can, training says it, or does without
-    the others.
-    """
-    if (says := meta.get("unusable")) and not is_verified():
-        raise ScanError(says)
 
 
 def in_parallel(items: Iterable[T], look_at: Callable[[T], R]) -> Iterator[tuple[T, R]]:
@@ -334,7 +326,6 @@ class MasksSource(LooseSource):
             raise _lacking(root, split, config)
         form, colour_names = format_of(config, layout.table)
         index = _index(config, root, split, layout, form)
-        refuse_unusable(index.meta)
         names, told_by = names_of(config, root, layout.classes, colour_names)
         if told_by in ("", USUAL_NAMES) and not layout.image_end:
             largest = index.meta["largest"]

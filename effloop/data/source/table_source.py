@@ -23,7 +23,6 @@ from effloop.data.source.masks import (
     names_of,
     numbered,
     refuse_larger,
-    refuse_unusable,
 )
 from effloop.data.source.root import expand_root, fetched_path
 from effloop.data.source.storage.columns import ColumnFile, Spool
@@ -180,7 +179,7 @@ class Part:
         def look(row: Row) -> Looked:
             path = encoded(row[1][1].strip())
             if not path:
-                return Looked(wrong="no path of a mask; write one, or leave the row out", there=False)
+                return Looked(wrong="no path of a mask; write one, or leave the row out")
             return look_at_file(os.path.join(self.folder, path), form)
 
         yield from ((number, texts, seen) for (number, texts), seen in in_parallel(rows, look))
@@ -289,7 +288,7 @@ class Rows:
         for number, texts, seen in part.rows(format_of(self.config)[0]):
             self._count += 1
             try:
-                if seen is not None and not seen.there:
+                if seen is not None and seen.wrong:
                     raise DataError(f"{printable(encoded(texts[1].strip()))} {seen.wrong}".strip())
                 label, target = self.parser(texts[labels]) if seen is None else (0, seen.digest)
                 split = self._split(part, part.split_of(texts))
@@ -387,7 +386,6 @@ class CsvSource(LooseSource):
                 what += "data.split=COLUMN or data.val_root=FILE"
             raise NoSplitError(f"data.root: '{config.root}' {what}")
         said = splits[split]
-        refuse_unusable(said)
         kind, names, note, form = Kind(index.meta["kind"]), tuple(index.meta["names"]), index.meta["told_by"], PLAIN
         if kind is Kind.masks:
             form, names, note = _mask_classes(config, index)

@@ -34,8 +34,7 @@ class Looked:
 
     digest: bytes = NO_DIGEST  # its `mask_digest`; `NO_DIGEST` if it can't be decoded
     largest: int = -1  # its `largest_value`
-    wrong: str = ""  # why it can't be used, to be put behind its name; empty if it can
-    there: bool = True  # whether its file could be read
+    wrong: str = ""  # why its file can't be read
 
 
 def mask_state(path: bytes) -> tuple[int, int, int]:
@@ -53,15 +52,11 @@ class Listed(SplitColumns):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._largest, self._largest_at = -1, 0
-        self._unusable, self._first_unusable = 0, ""
 
     def add_mask_file(self, name: bytes, path: bytes, looked: Looked) -> None:
         """Add the mask of the row that was added last: its path as it is kept, and to its file."""
         if looked.largest > self._largest:
             self._largest, self._largest_at = looked.largest, len(self) - 1
-        if looked.wrong:
-            self._unusable += 1
-            self._first_unusable = self._first_unusable or f"{printable(path)} {looked.wrong}"
         self._grown["mask"].append(name)
         for value in mask_state(path):
             self._grown["mask_state"].append(value)
@@ -71,14 +66,10 @@ class Listed(SplitColumns):
         self._grown[f"column/{column}"].append(text)
 
     def meta(self) -> dict[str, Any]:
-        """The fingerprint; of masks the largest value, which is the first that has it, and, where not one can be used,
-        what is wrong.
-        """
+        """The fingerprint; of masks the largest value, and which is the first that has it."""
         found: dict[str, Any] = {"fingerprint": self.fingerprint()}
         if self.targets.kind is Kind.masks:
-            of_all = f" ({len(self):,} of {len(self):,} masks can't be used)" if len(self) > 1 else ""
-            unusable = f"{self._first_unusable}{of_all}" if self._unusable == len(self) > 0 else ""
-            found |= {"largest": self._largest, "largest_at": self._largest_at, "unusable": unusable}
+            found |= {"largest": self._largest, "largest_at": self._largest_at}
         return found
 
 
