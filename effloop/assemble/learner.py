@@ -19,7 +19,7 @@ from effloop import model as networks
 from effloop.assemble import checks
 from effloop.assemble.environment import Environment, Resolved
 from effloop.assemble.loader import Data, build_loader
-from effloop.assemble.model import build_model, check_batch_norm, compile_now
+from effloop.assemble.model import build_model, compile_now
 from effloop.checkpoint import files, rng
 from effloop.config import Config
 from effloop.data.bad import OnError
@@ -100,7 +100,6 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
         check_probe(config, parallel)
     num_outputs = environment.task.num_outputs(data.train.plan.source)
     model = build_model(config, num_outputs, parallel.device)
-    check_batch_norm(config, model, parallel)
     notes = _load(model, environment, data, start)
     found = None
     if advise or parallel.world_size > 1 or config.model.freeze:  # else nobody needs it

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,7 @@ from effloop.assemble.environment import Resolved
 from effloop.batch import ImageSize
 from effloop.checkpoint import rng
 from effloop.errors import ConfigError, EffLoopError, reason
-from effloop.model import checkpoint_blocks, freeze, models, norms_of_one_value
-from effloop.parallel import Parallel
+from effloop.model import checkpoint_blocks, freeze, models
 from effloop.precision import Precision
 from effloop.task import Task, is_spatial
 
@@ -76,23 +75,6 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
     return built
 
 
-def check_batch_norm(config: Resolved, model: nn.Module, parallel: Parallel) -> None:
-    """Raise a ConfigError for training on one image at a time where BatchNorm would have one value of each channel;
-    torch would in the first step.
-    """
-    synced = parallel.world_size > 1 and config.parallel.syncs_batch_norm
-    if config.probe or synced or parallel.least_images(config.batch_size) > 1:
-        return
-    for size in dict.fromkeys([config.size, *config.train_sizes]):
-        if names := norms_of_one_value(model, size, config.data.channels):
-            sync = " or parallel.sync_batchnorm=true" * hasattr(config.parallel, "sync_batchnorm")
-            raise ConfigError(
-                f"batch_size: {config.batch_size} leaves BatchNorm one value of each channel in {names[0]} (of "
-                f"{size.word} pixels; {len(names)} such layer{'s' * (len(names) > 1)}), and that has no variance; set "
-                f"batch_size={config.batch_size + 1}{sync}, or another model"
-            )
-
-
 # Compiling before the first step, and steps that leave no trace.
 
 
@@ -113,20 +95,10 @@ def seconds_of(step: Callable[[], object], calls: int = 1, clock: Callable[[], f
     return clock() - started
 
 
-class Stateful(Protocol):
-    """An optimizer, a precision, a schedule."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
-
-
 @contextmanager
-def state_preserved(model: nn.Module, *parts: Stateful) -> Iterator[None]:
-    """Steps inside the block leave no trace.
-
-    Restored are the model's parameters, buffers, gradients and modes (training or not), in place, the states of
-    `parts`, and all random generators: Python's, NumPy's, torch's on every device. What a module keeps beside its
-    parameters and buffers is not. Inside the block there is a second copy of the model and of the states.
+def state_preserved(model: nn.Module, *parts: Any) -> Iterator[None]:
+    """Steps inside the block leave no trace: parameters, buffers, gradients, modes of the model, the states of `parts`
+    (optimizer, precision, schedule) and all random generators are restored. It keeps a copy of them.
     """
     kept = [(each, each.detach().clone()) for each in chain(model.parameters(), model.buffers())]
     grads = [(each, each.grad, None if each.grad is None else each.grad.clone()) for each in model.parameters()]
@@ -170,11 +142,8 @@ def compile_now(
     precision: Precision,
     num_outputs: int,
 ) -> float:
-    """Compile a model before training is timed; returns the seconds that it took.
-
-    For training, by a `Step` as `Parallel.wrap_step` returned it, and for evaluation, by the `averaged` model, at each
-    image size; nothing else changes. All ranks have to do it: DDP splits the graph where gradients are sent, so that
-    communication overlaps with computing.
+    """Compile a model for training and evaluation before that is timed; the seconds that it took. All ranks have to do
+    it: DDP splits the graph where gradients are sent, so that communication overlaps with computing.
     """
     import torch._dynamo as dynamo  # 1 s
 

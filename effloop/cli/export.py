@@ -40,8 +40,7 @@ def export_model(options: ExportOptions, overrides: list[str]) -> int:
     name = options.to + ", int8" * options.int8 + ", half" * options.half
     figures = (f"{done.size / 1e6:.2f}", f"{parity.images:,}", f"{parity.difference:.2g}", f"{parity.agreement:.2%}")
     scores = (meter.text(values[meter.name]) for values in (parity.before, parity.after))
-    headings = ("format", "MB", "images", "difference", "agreement", f"{meter.name} before", "after")
+    headings = ("format", "MB", "images", "largest difference", "agreement", f"{meter.name} before", "after")
     print_table(headings, [(name, *figures, *scores)], left=("format",), min_width=90)
-    print(f"difference: the largest of an output; the outputs' standard deviation is {parity.spread:.2g}")
     print(f"file: {done.path}   score: {PROGRAM} eval {shlex.quote(str(done.path))}")
     return 0

@@ -27,9 +27,17 @@ from effloop.data.source.auto import format_of
 from effloop.data.source.files import Unlabelled, find_images
 from effloop.data.source.table_source import NoTargetsError, listed_images
 from effloop.errors import ConfigError, DataError
-from effloop.inference.predict import Mask, Predictions, share_columns
+from effloop.inference.predict import (
+    Columns,
+    Mask,
+    MaskFiles,
+    Predictions,
+    check_writable,
+    rows_of,
+    share_columns,
+    writing,
+)
 from effloop.inference.trained import Trained
-from effloop.inference.writers import Columns, MaskFiles, check_writable, rows_of, writing
 from effloop.record.grid import encode
 from effloop.system.progress import Meter as Progress
 from effloop.train.evaluation import View

@@ -175,7 +175,6 @@ def _in_place(form: Format, path: Path) -> Iterator[Path]:
 _LEAST_AGREEMENT = 0.999  # share of images that a file's predictions have to be the same for, unless it is int8
 _FEW_AGREE = 0.95  # share below which int8 is kept with a warning: its score can be as good by chance
 _MOST_LOST = 0.01  # of the task's first score, by int8: a percentage point, 0.01 of R², or 1 % of a score in units
-_AT_ONCE = 1 << 22  # outputs that are summed in float64 at a time: those of pixels are many
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,6 @@ class Parity:
 
     images: int  # that both were given
     difference: float  # the largest absolute difference of outputs
-    spread: float  # the standard deviation of the trained model's outputs
     agreement: float  # share of the images for which both predict the same
     before: dict[str, float]  # scores of the trained model
     after: dict[str, float]  # scores of the exported one
@@ -222,8 +220,7 @@ def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task
         parts = range(0, len(ids), loader.global_batch)
         batches = (loader.samples(ids[start : start + loader.global_batch]) for start in parts)
     scorers = [Scorer(task, Metrics(task.num_sums, device)) for _ in range(2)]
-    facts = torch.zeros(4, dtype=torch.float64, device=device)  # images that agree, numbers, their sum, their squares'
-    difference, count = torch.zeros((), device=device), 0
+    difference, agreeing, count = torch.zeros((), device=device), torch.zeros((), device=device), 0
     with torch.inference_mode():
         for batch in batches:
             pair = [model(batch.images).float() for model in (expected, exported)]
@@ -238,15 +235,9 @@ def compare(expected: nn.Module, exported: nn.Module, loader: Loader, task: Task
             count += len(ours)
             difference = torch.maximum(difference, (ours - others).abs().nan_to_num(torch.inf).max())
             finite = others.flatten(1).isfinite().all(dim=1)
-            facts[0] += (task.agreement(others, ours) & finite).sum()
-            facts[1] += ours.numel()
-            for part in ours.split(max(1, _AT_ONCE * len(ours) // max(1, ours.numel()))):
-                wide = part.double()
-                facts[2:] += torch.stack([wide.sum(), wide.square().sum()])
-    agreeing, numbers, total, squares = facts.tolist()
+            agreeing += (task.agreement(others, ours) & finite).sum()
     before, after = (scorer.scores() for scorer in scorers)
-    spread = max(squares / numbers - (total / numbers) ** 2, 0.0) ** 0.5
-    return Parity(count, float(difference), spread, agreeing / count, before, after)
+    return Parity(count, float(difference), float(agreeing) / count, before, after)
 
 
 # Metadata of an exported file: all that another program needs to use it, and EffLoop to score it.

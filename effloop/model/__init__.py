@@ -1,9 +1,9 @@
 """Models: images in, logits out."""
 
 from effloop.model.base import ModelConfig, models
-from effloop.model.checkpointing import checkpoint_blocks
 from effloop.model.parameters import (
     Layer,
+    checkpoint_blocks,
     find_head,
     freeze,
     modules_above_backbone,
@@ -11,9 +11,9 @@ from effloop.model.parameters import (
     rates_by_layer,
     with_head,
 )
-from effloop.model.probe import Probe, norms_of_one_value, probe
+from effloop.model.probe import Probe, probe
 from effloop.model.weights import load_backbone, load_weights, weights_file
 
 __all__ = ["Layer", "ModelConfig", "Probe", "checkpoint_blocks", "find_head", "freeze", "load_backbone", "load_weights"]
-__all__ += ["models", "modules_above_backbone", "norms_of_one_value", "parameter_groups", "probe", "rates_by_layer"]
+__all__ += ["models", "modules_above_backbone", "parameter_groups", "probe", "rates_by_layer"]
 __all__ += ["weights_file", "with_head"]

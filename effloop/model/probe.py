@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
@@ -71,23 +70,6 @@ def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last
     )
 
 
-def norms_of_one_value(model: nn.Module, size: ImageSize, channels: int = 3) -> list[str]:
-    """BatchNorm layers that have one value of each channel of an image: of a batch of one that has no variance."""
-    with _in_mode(model, training=True):
-        norms = {each: name for name, each in model.named_modules() if isinstance(each, _BatchNorm) and each.training}
-    found: list[str] = []
-
-    def look(norm: Any, inputs: Any) -> None:
-        if inputs[0].numel() == inputs[0].shape[1]:
-            found.append(norms[norm])
-
-    with ExitStack() as hooks, _in_eval_mode(model), torch.no_grad():
-        for norm in norms:
-            hooks.enter_context(norm.register_forward_pre_hook(look))
-        model.forward(torch.zeros(1, channels, *size, device=next(model.parameters()).device))
-    return found
-
-
 def _widths(layer: Any) -> list[int]:
     """The layer's inputs and outputs that tensor cores tile."""
     if not hasattr(layer, "groups"):
@@ -134,16 +116,10 @@ def _watched(model: nn.Module) -> Iterator[tuple[list[str], dict[str, int]]]:
 
 @contextmanager
 def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    with _in_mode(model, training=False):
-        model.training = getattr(model, "has_auxiliary_heads", False)  # its own outputs, not its layers' mode
-        yield
-
-
-@contextmanager
-def _in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     before = [(module, module.training) for module in model.modules()]
     try:
-        model.train(training)
+        model.eval()
+        model.training = getattr(model, "has_auxiliary_heads", False)  # its own outputs, not its layers' mode
         yield
     finally:
         for module, training in before:

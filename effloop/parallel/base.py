@@ -63,10 +63,6 @@ class Parallel:
         """Number of ranks that share this rank's cores, itself included: all local ones, unless they are bound."""
         return self.local_world_size
 
-    def least_images(self, batch_size: int) -> int:
-        """The fewest images of a rank's batch that go through the model at once."""
-        return batch_size
-
     def wrap(self, model: nn.Module) -> nn.Module:
         """Prepare a model that has its initial weights; optimizer, EMA, training step and checkpoints get the result.
 

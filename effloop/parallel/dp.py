@@ -72,9 +72,6 @@ class Dp(Parallel):
         else:
             warn(f"parallel=dp does nothing here: it splits batches over GPUs, and has {self._num_gpus}")
 
-    def least_images(self, batch_size: int) -> int:
-        return len(torch.empty(batch_size).chunk(max(1, self._num_gpus))[-1])
-
     def wrap_step(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         if self._num_gpus < 2:
             return step

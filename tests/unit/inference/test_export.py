@@ -54,7 +54,7 @@ def test_what_is_good_enough(
     """The agreement; of int8 a score, of which a point may be lost, with a warning where few predictions are the
     same.
     """
-    parity = Parity(1000, 1e-5, 1.0, agreement, SCORES, {meter.name: after})
+    parity = Parity(1000, 1e-5, agreement, SCORES, {meter.name: after})
     with nullcontext() if line in ("", "warning") else pytest.raises(ParityError, match=line):
         parity.check(meter, int8=int8)
     warned = "effloop: warning: int8 predicts the same for 84.60% of 1,000 images only" in capsys.readouterr().err

@@ -12,8 +12,7 @@ from effloop.batch import ImageSize
 from effloop.data.augment import augments
 from effloop.data.augment.base import Evaluation
 from effloop.inference import predict
-from effloop.inference.predict import Frame, mask_of, showing_all
-from effloop.inference.writers import file_names
+from effloop.inference.predict import Frame, file_names, mask_of, showing_all
 
 SIZES = [ImageSize(48, 64), ImageSize(64, 48), ImageSize(31, 97), ImageSize(200, 150), ImageSize(1, 300)]
 

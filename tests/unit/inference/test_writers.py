@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from effloop.errors import ConfigError
-from effloop.inference.writers import TABLES, check_writable, rows_of, writing
+from effloop.inference.predict import TABLES, check_writable, rows_of, writing
 
 NAN = float("nan")
 PARTS = [

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from effloop.errors import ConfigError, warn
 from effloop.parallel import parallels
-from effloop.parallel.dp import Dp, DpConfig, GatheredStep, ReplicaStep
+from effloop.parallel.dp import DpConfig, GatheredStep, ReplicaStep
 
 
 class Step(nn.Module):
@@ -63,10 +63,3 @@ def test_without_gpus_it_says_that_it_does_nothing(capfd):
     step = Step()
     assert parallel.wrap_step(parallel.wrap(step), find_unused=False) is step
     assert parallel.device == torch.device("cpu")
-
-
-def test_the_fewest_images_of_a_device() -> None:
-    strategy = Dp(DpConfig(name="dp"), torch.device("cpu"))
-    assert strategy.least_images(5) == 5
-    strategy._num_gpus = 4
-    assert [strategy.least_images(count) for count in (1, 4, 5, 6, 13, 14)] == [1, 1, 1, 2, 1, 2]
