@@ -71,6 +71,7 @@ REMOVED = {
     "data.coarse": "write a table of the images with their coarse classes, and read that by data=csv",
     "record.samples": f"{PROGRAM} show draws the samples",
     "distill.teacher": "write a model that gives its teacher's outputs, and a task with a loss of them, as plugins",
+    "engine.start_method": "workers are forked: leave it out, or set engine=threads where a library can't be forked",
     "stop.minutes": "type timeout 30m effloop ..., whose signal saves the run",
 }
 """Key that EffLoop had -> what to do instead."""

@@ -106,12 +106,12 @@ def _holds_interpolation(plain: Any) -> bool:
 
 
 def _without_removed(plain: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A saved config without keys that were removed since: null, a default, or of `record`, which changes no result."""
+    """A saved config without keys that were removed since: null, a default, or of what changes no result."""
     kept = dict(plain)
     for key, instead in REMOVED.items():
         group, _, name = key.partition(".")
         if isinstance(values := kept.get(group), dict) and name in values:
-            if values[name] not in (None, False, "exact") and group != "record":
+            if values[name] not in (None, False, "exact") and group not in ("record", "engine"):
                 raise ConfigError(f"'{key}' was removed; {instead}")
             kept[group] = {each: value for each, value in values.items() if each != name}
             if group not in Config.__dataclass_fields__:  # the whole group is gone

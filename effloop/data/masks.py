@@ -46,8 +46,8 @@ class MaskPlan(Plan):
 
     masks: MaskDecoder = field(default_factory=MaskDecoder)
 
-    def shape_of(self, count: int) -> tuple[int, int, int, int]:
-        places, height, width, depth = super().shape_of(count)
+    def shape(self, count: int) -> tuple[int, int, int, int]:
+        places, height, width, depth = super().shape(count)
         return places + -(-places // depth), height, width, depth
 
     def images(self, memory: Tensor) -> Tensor:

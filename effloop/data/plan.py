@@ -97,19 +97,10 @@ class Plan:
         """(H, W, C), the shape of an image in a batch."""
         return *self.augment.size, self.decoder.channels
 
-    @property
-    def shape_of_slot(self) -> tuple[int, int, int]:
-        """(H, W, bytes of a pixel), the memory of an image in a batch."""
+    def shape(self, count: int) -> tuple[int, int, int, int]:
+        """(B, H, W, bytes of a pixel), the memory of a batch of so many samples."""
         height, width, channels = self.shape_of_image
-        return height, width, channels * self.output.dtype.itemsize
-
-    def shape(self, request: BatchRequest) -> tuple[int, int, int, int]:
-        """(B, H, W, bytes of a pixel), the memory of a batch."""
-        return self.shape_of(len(request.ids))
-
-    def shape_of(self, count: int) -> tuple[int, int, int, int]:
-        """`shape`, for a number of samples."""
-        return count, *self.shape_of_slot
+        return count, height, width, channels * self.output.dtype.itemsize
 
     def images(self, memory: Tensor) -> Tensor:
         """The images of a batch in its memory, which is of `shape`: (B, C, H, W), as `output` says."""
@@ -125,7 +116,7 @@ class Plan:
         Raises:
             DataError: a sample's label is not a class; the message names the sample.
         """
-        memory = torch.empty(self.shape(request), dtype=torch.uint8) if memory is None else memory
+        memory = torch.empty(self.shape(len(request.ids)), dtype=torch.uint8) if memory is None else memory
         images = self.images(memory)
         targets = self.new_targets(request, images)
         if request.filled < len(images):

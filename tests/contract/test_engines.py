@@ -104,18 +104,6 @@ def test_own_pixels_are_near_inlines(plan: Plan, name: str) -> None:
             assert_same([one], [other])
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.nightly
-def test_workers_that_were_not_forked_fill_the_same(train_plan: Plan, method: str) -> None:
-    methods = type(engines["processes"].config().start_method)
-    with (
-        nothing_left_behind(),
-        closing(make_engine("processes", train_plan, 1, start_method=methods[method])) as engine,
-    ):
-        for epoch in (0, 1):
-            assert_same(engine.stream(epoch), inline(train_plan, epoch))
-
-
 @pytest.mark.parametrize(
     ("name", "num_workers", "channels_last"),
     [(*case, bool(case[1] % 2)) for case in CASES if getattr(engines[case[0]].factory, "fills_by_plan", True)],

@@ -39,7 +39,7 @@ def refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Ref
 
 ROWS = [
     ("+momentum=1", "'momentum' did you mean 'optim.momentum' of optim=sgd?"),
-    ("engine.start_method=fork", "'engine.start_method' engine=processes has it"),
+    ("engine.start_method=fork", "'engine.start_method' was removed; workers are forked"),
     ("optim.betas=0.9", "optim.betas: '0.9' set a list of numbers, [0.1,0.2]"),
     ("+optim=sgd", "Multiple values for optim"),
     ("lr=${optim.lrr}", "lr: 'optim.lrr' not found"),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from effloop.batch import Batch
-from effloop.data.engine.ring import Ring
 from effloop.data.plan import Plan
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
@@ -150,11 +156,54 @@ def engine_class(config: EngineConfig) -> type[Engine]:
     return factory if isinstance(factory, type) and issubclass(factory, Engine) else Engine
 
 
+class Ring:
+    """Memory of batches, (B, H, W, bytes of a pixel) uint8, reused when the batch before is gone.
+
+    A slot is free when no tensor refers to it any more, neither the batch nor a view of it. If batches are kept,
+    the next ones get new memory, so nothing in use is ever overwritten.
+
+    Args:
+        pin_memory: page-lock it, for asynchronous copies to a GPU.
+    """
+
+    def __init__(self, *, pin_memory: bool = False) -> None:
+        self.pin_memory = pin_memory
+        self._slots: list[NDArray[np.uint8]] = []
+        self._lock = threading.Lock()
+
+    def take(self, shape: tuple[int, int, int, int]) -> Tensor:
+        """Memory of this shape, with arbitrary content."""
+        with self._lock:
+            for number in free_slots(self._slots):
+                if self._slots[number].shape == shape:
+                    return torch.from_numpy(self._slots[number])
+            self._slots = [slot for slot in self._slots if slot.shape == shape]
+            self._slots.append(torch.empty(shape, dtype=torch.uint8, pin_memory=self.pin_memory).numpy())
+            return torch.from_numpy(self._slots[-1])
+
+    def __len__(self) -> int:
+        """Number of slots, free or not."""
+        return len(self._slots)
+
+
+def free_slots(slots: Sequence[object]) -> Iterator[int]:
+    """Indices of slots that only this list refers to."""
+    return (number for number, holders in enumerate(_holders(slots)) if holders == _NONE)
+
+
+def _holders(slots: Sequence[object]) -> list[int]:
+    """Reference count of each, including the list's and this function's own."""
+    return [sys.getrefcount(slot) for slot in slots]
+
+
+_NONE = _holders([object()])[0]  # a tensor's storage, shared by its views, adds one
+
+
 def fill_inline(plan: Plan, epoch: int, samples_seen: int, *, pin_memory: bool) -> Iterator[Batch]:
     """Load each batch in the calling thread when it is requested."""
     ring = Ring(pin_memory=pin_memory)
     for request in plan.requests(epoch, samples_seen):
-        batch = plan.empty_batch(request, ring.take(plan.shape(request)))
+        batch = plan.empty_batch(request, ring.take(plan.shape(len(request.ids))))
         plan.amend(batch, plan.fill(request, batch.images, 0, len(batch)))
         yield batch
         del batch  # frees its memory for the next one

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from effloop.batch import Batch, Skipped
-from effloop.data.engine.base import Engine, EngineConfig, engines
+from effloop.data.engine.base import Engine, EngineConfig, Ring, engines
 from effloop.data.engine.daemons import DaemonThreads
-from effloop.data.engine.ring import Ring
 from effloop.data.image.header import Header
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan, Prepared
@@ -123,7 +122,7 @@ class DaliEngine(Engine):
         return _Begun(request, True, None, [])
 
     def _load(self, pool: DaemonThreads, request: BatchRequest) -> _Begun:
-        batch = self.plan.empty_batch(request, self.ring.take(self.plan.shape(request)))
+        batch = self.plan.empty_batch(request, self.ring.take(self.plan.shape(len(request.ids))))
         rows = range(0, request.filled, _RUN)
         fills = [pool.submit(self.plan.fill, request, batch.images, row, row + _RUN) for row in rows]
         return _Begun(request, False, batch, fills)

@@ -18,11 +18,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field
-from enum import Enum
 from functools import partial
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkContext
 from multiprocessing.process import BaseProcess
 
 import torch
@@ -71,7 +69,6 @@ class Worker:
         jobs: one pipe that all workers read from, so each job goes to a free one. Reads and writes of a job are
             atomic: it is shorter than `PIPE_BUF`.
         answers: this worker's own pipe.
-        from_forkserver: whether the fork server started it, and not the main process itself.
     """
 
     number: int
@@ -79,7 +76,6 @@ class Worker:
     slots: SharedSlots
     jobs: Connection
     answers: Connection
-    from_forkserver: bool
 
     def run(self) -> None:
         """Do jobs until `STOP`, or until the main process has ended.
@@ -89,7 +85,7 @@ class Worker:
         gc.freeze()  # inherited objects must not be finalised here: a DALI pipeline would crash
         signals.ignore_interrupts()  # the main process handles Ctrl-C
         signals.ignore_stops()  # and saves, for which it needs its workers
-        threading.Thread(target=_exit_with_parent, args=[self.from_forkserver], daemon=True).start()
+        threading.Thread(target=_exit_with_parent, daemon=True).start()
         torch.set_num_threads(1)
         keep_freed_memory()
         signal.signal(signal.SIGBUS, signal.SIG_DFL)  # the main process names the sample
@@ -125,18 +121,6 @@ class Worker:
         return FILLED, json.dumps([astuple(each) for each in skipped]).encode() if skipped else b""
 
 
-@contextmanager
-def sigint_blocked(start_method: str) -> Iterator[None]:
-    """Block SIGINT, also in workers started inside, until they ignore it; it is delivered afterwards."""
-    if start_method == "forkserver":  # the server would pass the mask on to all it starts
-        yield
-        return
-    if start_method == "spawn":
-        resource_tracker.ensure_running()  # else the first spawn starts it, which unblocks the signal
-    with signals.interrupts_blocked():
-        yield
-
-
 def read_job(fd: int) -> bytes:
     """The next job of a non-blocking pipe; empty if there is none, or another reader was faster."""
     try:
@@ -149,16 +133,13 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # a file's name may contain surrogates
 
 
-def _exit_with_parent(from_forkserver: bool) -> None:
-    """Exit once the main process has ended, whatever this one is doing.
-
-    `parent.join` waits until the other end of a pipe is closed, and other forks of the main process keep it open. So
-    a direct child of the main process also checks its parent's pid.
-    """
+def _exit_with_parent() -> None:
+    """Exit once the main process has ended, whatever this one is doing."""
+    # Other forks of the main process keep the pipes open, and PR_SET_PDEATHSIG is about the thread that has forked.
     parent = multiprocessing.parent_process()
     assert parent is not None
-    while parent.is_alive() and (from_forkserver or os.getppid() == parent.pid):
-        parent.join(_POLL_S)
+    while os.getppid() == parent.pid:
+        time.sleep(_POLL_S)
     os._exit(1)
 
 
@@ -231,14 +212,13 @@ class Pool:
         plan: what to load.
         ring: memory for the batches.
         num_workers: number of processes, above 0.
-        start_method: of `multiprocessing`.
         run_length: samples per job.
 
     Attributes:
         ended: whether its workers have ended or are ending; the pool can't be used any more then.
     """
 
-    def __init__(self, plan: Plan, ring: SharedRing, num_workers: int, start_method: str, run_length: int) -> None:
+    def __init__(self, plan: Plan, ring: SharedRing, num_workers: int, run_length: int) -> None:
         self.ended = self._stop_sent = False
         self.ring, self._plan, self._run_length = ring, plan, run_length
         self._cells = ring.slots.cells()[:num_workers]  # what each worker is loading
@@ -247,7 +227,7 @@ class Pool:
         self._waiting: deque[bytes] = deque()  # jobs that the pipe has no room for yet
         self._lock = threading.Lock()  # several threads may each iterate over an epoch
         self._pid = os.getpid()
-        context = multiprocessing.get_context(start_method)
+        context = multiprocessing.get_context("fork")
         self._jobs_out, self._jobs_in = context.Pipe(duplex=False)
         for end in (self._jobs_out, self._jobs_in):
             os.set_blocking(end.fileno(), False)
@@ -256,20 +236,19 @@ class Pool:
         self._workers: dict[int, tuple[int, BaseProcess]] = {}  # number and process, by sentinel
         atexit.register(self.stop)  # before `multiprocessing` waits for workers after a SIGTERM, which they ignore
         try:
-            with sigint_blocked(start_method):
+            with signals.interrupts_blocked():  # until the workers ignore it
                 for number in range(num_workers):
                     self._start(context, number)
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, context: BaseContext, number: int) -> None:
+    def _start(self, context: ForkContext, number: int) -> None:
         answers, theirs = context.Pipe(duplex=False)
         self._answers[answers.fileno()] = answers
         with theirs:
-            from_forkserver = context.get_start_method() == "forkserver"
-            worker = Worker(number, self._plan, self.ring.slots, self._jobs_out, theirs, from_forkserver)
-            process: BaseProcess = context.Process(target=worker.run, daemon=True)  # type: ignore[attr-defined]
+            worker = Worker(number, self._plan, self.ring.slots, self._jobs_out, theirs)
+            process = context.Process(target=worker.run, daemon=True)
             process.start()
         self._workers[process.sentinel] = number, process
         self._poll.register(answers, select.POLLIN)
@@ -487,31 +466,13 @@ class Pool:
             process.join(0)
 
 
-class StartMethod(Enum):
-    """How worker processes are started, as in `multiprocessing`."""
-
-    fork = "fork"
-    spawn = "spawn"
-    forkserver = "forkserver"
-
-
-_FORKED, _STARTED = 10_000_000, 325_000_000
-"""Bytes of a worker: after a fork what Python and the decoder write to, 6 to 12 MB; otherwise also what it imports."""
-
-
 @dataclass
 class ProcessesConfig(RunLengthConfig):
-    """Fields of `engine=processes`.
-
-    Attributes:
-        start_method: how worker processes are started.
-    """
-
-    start_method: StartMethod = StartMethod.fork
+    """Fields of `engine=processes`."""
 
     @property
     def worker_bytes(self) -> int:
-        return _FORKED if self.start_method is StartMethod.fork else _STARTED
+        return 10_000_000  # what Python and the decoder write to after a fork, 6 to 12 MB
 
 
 @engines.register("processes", ProcessesConfig)
@@ -550,10 +511,10 @@ class ProcessEngine(Engine):
         if self.pool is None or self.pool.ended or not self.pool.owned:
             self.close()
             config, plan = self.config, self.plan
-            slots = SharedSlots(plan.shape_of(plan.order.batch_per_rank))
+            slots = SharedSlots(plan.shape(plan.order.batch_per_rank))
             ring = SharedRing(slots, pin_memory=self.pin_memory)
             run_length = config.resolve_run_length(plan.order.batch_per_rank, self.num_workers)
-            self.pool = Pool(plan, ring, self.num_workers, config.start_method.value, run_length)
+            self.pool = Pool(plan, ring, self.num_workers, run_length)
             self._stop = weakref.finalize(self, self.pool.stop)
         return self.pool
 

@@ -8,8 +8,6 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Callable
-from multiprocessing import reduction
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 from torch import Tensor
 
-from effloop.data.engine.ring import free_slots
+from effloop.data.engine.base import free_slots
 from effloop.errors import ConfigError
 from effloop.system.hardware import available_memory
 
@@ -32,33 +30,28 @@ class SharedSlots:
     """Slots of images, (B, H, W, bytes of a pixel) uint8, in an anonymous file, behind a number for each worker.
 
     The file disappears with the last process that has it open or mapped, however that ends, and isn't limited by the
-    size of /dev/shm. May be passed to a new process, by any start method.
+    size of /dev/shm. Forks share it.
 
     Args:
         shape: of a slot.
-        fd: of the file; None creates one.
 
     Raises:
         ConfigError: this system doesn't support anonymous files.
     """
 
-    def __init__(self, shape: Shape, fd: int | None = None) -> None:
+    def __init__(self, shape: Shape) -> None:
         if not hasattr(os, "memfd_create"):
             raise ConfigError("engine: processes needs Linux, for memory that processes share; set engine=threads")
         self.shape = shape
         self.num_bytes = math.prod(shape)
         self._stride = _rounded(self.num_bytes)
         self._begin = _rounded(8 * _CELLS)
-        self._fd = os.memfd_create("effloop-batches") if fd is None else fd
+        self._fd = os.memfd_create("effloop-batches")
         self.close = weakref.finalize(self, os.close, self._fd)
-        if fd is None:
-            try:
-                os.posix_fallocate(self._fd, 0, self._begin)
-            except OSError as error:
-                raise self._refused(0, error) from None
-
-    def __reduce__(self) -> tuple[Callable[[Shape, Any], SharedSlots], tuple[Shape, Any]]:
-        return _attach, (self.shape, reduction.DupFd(self._fd))
+        try:
+            os.posix_fallocate(self._fd, 0, self._begin)
+        except OSError as error:
+            raise self._refused(0, error) from None
 
     def make(self, number: int) -> NDArray[np.uint8]:
         """Allocate a new slot, and map it.
@@ -108,10 +101,6 @@ def _mapped(fd: int, offset: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
     region = (ctypes.c_ubyte * size).from_address(at)
     weakref.finalize(region, libc.munmap, at, size).atexit = False  # a tensor may still use it then
     return region
-
-
-def _attach(shape: Shape, duplicate: Any) -> SharedSlots:
-    return SharedSlots(shape, duplicate.detach())
 
 
 class SharedRing:

@@ -8,9 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from effloop.batch import Batch, Skipped
-from effloop.data.engine.base import Engine, EngineConfig, RunLengthConfig, engines, fill_inline
+from effloop.data.engine.base import Engine, EngineConfig, Ring, RunLengthConfig, engines, fill_inline
 from effloop.data.engine.daemons import DaemonThreads
-from effloop.data.engine.ring import Ring
 from effloop.data.plan import Plan
 
 
@@ -70,7 +69,7 @@ class ThreadEngine(Engine):
         pool = DaemonThreads(self.num_workers, "effloop-load")
         try:
             for request in self.plan.requests(epoch, samples_seen):
-                batch = self.plan.empty_batch(request, self.ring.take(self.plan.shape(request)))
+                batch = self.plan.empty_batch(request, self.ring.take(self.plan.shape(len(request.ids))))
                 pool.submit(self.plan.source.will_need, request.samples.tolist())  # before batches ahead are loaded
                 starts = range(0, request.filled, run_length)
                 fills = [pool.submit(self.plan.fill, request, batch.images, at, at + run_length) for at in starts]

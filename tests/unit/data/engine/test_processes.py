@@ -413,27 +413,6 @@ class TestProcessesOfTheirOwn:
         process.kill()
         wait_for(lambda: all(map(has_ended, workers)))
 
-    @pytest.mark.nightly
-    def test_interrupts_are_held_back_while_workers_are_spawned(self, start: Any) -> None:
-        """The first that is spawned starts a process of Python's own, which lets them through."""
-        process, _ = start(
-            """
-            class Sent(NativeAugment):
-                def __reduce__(self):
-                    print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
-                    return partial(NativeAugment, native_config(), size=ImageSize.of(24), train=True), ()
-
-            sent = Sent(native_config(), size=ImageSize.of(24), train=True)
-            spawned = make_engine("processes", replace(plan, augment=sent), 2, start_method=StartMethod.spawn)
-            next(spawned.stream(0))
-            print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
-            spawned.close()
-            """,
-            forked=False,
-        )
-        said = process.stdout.read()  # `communicate` would miss what was read along with the workers' line
-        assert (said, process.stderr.read()) == ("True\nTrue\nFalse\n", "")
-
     @pytest.mark.slow
     def test_ends_without_closing(self, start: Any) -> None:
         process, workers = start("batches = engine.stream(0); next(batches)", forked=False)
@@ -464,12 +443,10 @@ import os
 import signal
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from plans import make_engine, make_plan, native_config, open_source
 from effloop.batch import ImageSize
 from effloop.data.augment.native.augment import NativeAugment
-from effloop.data.engine.processes import StartMethod
 
 class Failing(NativeAugment):
     def apply(self, *args):

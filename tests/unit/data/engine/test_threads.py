@@ -14,7 +14,7 @@ from plans import line, make_engine, make_plan, open_source
 
 from effloop.batch import Batch
 from effloop.data.engine import engines
-from effloop.data.engine.ring import Ring
+from effloop.data.engine.base import Ring
 from effloop.errors import ConfigError, DataError
 
 
