@@ -237,7 +237,7 @@ def check_probe(config: Resolved, parallel: Parallel) -> None:
 
 def build_probe(environment: Environment, data: Data, model: nn.Module) -> tuple[BatchStream, BatchStream, list[str]]:
     """What a probe loads for training and validation, and lines for users; the model's head is all that is trained."""
-    from effloop.data.features import FeatureStream
+    from effloop.data.loader import FeatureStream
 
     config = environment.config
     head = networks.find_head(model.eval(), config.size, config.data.channels)

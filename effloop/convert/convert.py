@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from effloop.convert.records import Inspector, Reencoded, SplitRecords, estimated_bytes, read
 from effloop.convert.reencode import Recipe, Recode
-from effloop.convert.work import WorkFolder, size
+from effloop.convert.work import WorkFolder
 from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded
 from effloop.data.source import Kind, sources
@@ -285,7 +286,7 @@ def _show(out: Path, splits: Mapping[str, Source], num_bytes: Mapping[str, int])
     for name, source in splits.items():
         images, before, after = len(source), source.fingerprint()["bytes"], num_bytes[name]
         ratio = f"{after / before:.3f}" if before else "-"
-        means = (size(before / images), size(after / images))
-        table.add_row(name, f"{images:,}", size(before), size(after), ratio, *means)
+        means = (decimal(before // images), decimal(after // images))
+        table.add_row(name, f"{images:,}", decimal(before), decimal(after), ratio, *means)
     print(f"{out} is written")
     Console().print(table)

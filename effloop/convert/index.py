@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from effloop.convert.records import build_compared, each_sample
-from effloop.convert.work import size
 from effloop.data.image.jpeg import matches
 from effloop.data.source.base import Source
 from effloop.data.source.entropy import EntropyFile, can_have_indexes, index_path
@@ -99,7 +99,7 @@ def show(reports: Mapping[str, Report]) -> None:
         share = f"{100 * found.index_bytes / found.image_bytes:.2f}" if found.image_bytes else "-"
         each = f"{1000 * found.build_s / found.built:.2f}" if found.built else "-"
         counts = [f"{count:,}" for count in (found.samples, found.indexed, found.built)]
-        table.add_row(name, *counts, size(found.index_bytes), share, each)
+        table.add_row(name, *counts, decimal(found.index_bytes), share, each)
     Console().print(table)
     for name, found in reports.items():
         if found.where is None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from effloop.errors import ConfigError
 from effloop.system.files import describe_failure, fsync, try_lock
 
@@ -68,8 +70,8 @@ class WorkFolder:
         except Exception as error:
             if is_disk_full(error, self.path):
                 raise ConfigError(
-                    f"out: the disk of {self.path.parent} is full; {size(self._needed)} of images are needed, and what "
-                    "the format adds; make room or set out=PATH"
+                    f"out: the disk of {self.path.parent} is full; {decimal(self._needed)} of images are needed, and "
+                    "what the format adds; make room or set out=PATH"
                 ) from error
             if isinstance(error, OSError):
                 raise self._unwritable(error) from error
@@ -132,7 +134,7 @@ class WorkFolder:
         self._needed = needed
         if needed > (free := shutil.disk_usage(self.path).free):
             raise ConfigError(
-                f"out: {what} needs {size(needed)}, {self.path} has {size(free)} free; make room or set out=PATH"
+                f"out: {what} needs {decimal(needed)}, {self.path} has {decimal(free)} free; make room or set out=PATH"
             )
 
 
@@ -146,13 +148,3 @@ def is_disk_full(error: BaseException | None, folder: Path) -> bool:
             return True
         link = link.__cause__ or link.__context__
     return isinstance(error, OSError | RuntimeError) and shutil.disk_usage(folder).free < _FULL
-
-
-def size(num_bytes: float) -> str:
-    """`1.30 MB`: three digits and a decimal unit."""
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if num_bytes < 999.5 or unit == "TB":
-            break
-        num_bytes /= 1000
-    digits = 0 if unit == "bytes" or num_bytes >= 99.95 else 1 if num_bytes >= 9.995 else 2
-    return f"{num_bytes:,.{digits}f} {unit}"

@@ -347,7 +347,7 @@ class TestFullDisk:
     @pytest.mark.parametrize("to", ["folder", "lmdb", "memmap"])  # test_damage.py has every one
     def test_while_originals_are_written(self, to: str, noise: Path, disk: Path) -> None:
         said = self.convert(noise, disk, to, None, at=50)
-        wanted = "4.31 MB of images are needed, and what the format adds; make room or set out=PATH"
+        wanted = "4.3 MB of images are needed, and what the format adds; make room or set out=PATH"
         assert said == f"out: the disk of {disk} is full; {wanted}"
 
     def test_while_images_are_re_encoded(self, noise: Path, disk: Path) -> None:

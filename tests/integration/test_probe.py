@@ -11,7 +11,7 @@ from runs import TINY, rows, train
 
 import effloop
 from effloop.cli.main import main
-from effloop.data.features import FeatureStream
+from effloop.data.loader import FeatureStream
 from effloop.errors import ConfigError, EffLoopError
 from effloop.train.trainer import Trainer
 

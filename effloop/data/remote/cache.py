@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from rich.filesize import decimal
+
 from effloop.data.remote.location import Manifest, RemoteFile
 from effloop.errors import ConfigError, warn
 from effloop.system.files import describe_failure, locked, remove_stale, try_lock
@@ -120,7 +122,13 @@ class Cache:
                 if needed <= room:
                     return
                 if (path := next(removable, None)) is None:
-                    raise ConfigError(self._too_large(manifest, needed, room, limit))
+                    of = "80 % of the free disk" if limit is None else f"data.download_gb={limit / 1e9:g}"
+                    fix = "data.download_dir to a larger disk" if limit is None else "data.download_gb higher"
+                    raise ConfigError(
+                        f"data.root: '{manifest.root}' has {decimal(manifest.bytes)} in {len(manifest.files):,} files, "
+                        f"{decimal(needed)} of them to be fetched, and {self.folder} has room for "
+                        f"{decimal(max(0, int(room)))} ({of}); set {fix}, or data.root to fewer files"
+                    )
                 path.unlink(missing_ok=True)
                 total -= held.get(path, 0)
 
@@ -128,16 +136,6 @@ class Cache:
         """The contents of a dataset, whole or not."""
         contents = [self.content(manifest, file) for file in manifest.files]
         return {path.with_name(path.name + ending) for path in contents for ending in ("", PART, DONE)}
-
-    def _too_large(self, manifest: Manifest, needed: int, room: float, limit: float | None) -> str:
-        whole = manifest.bytes
-        fix = "data.download_gb higher" if limit is not None else "data.download_dir to a larger disk"
-        return (
-            f"data.root: '{manifest.root}' has {_gb(whole)} in {len(manifest.files):,} files, {_gb(needed)} of them to "
-            f"be fetched, and {self.folder} has room for {_gb(max(0, room))} "
-            f"({'data.download_gb=' + format(limit / 1e9, 'g') if limit is not None else '80 % of the free disk'}); "
-            f"set {fix}, or data.root to fewer files"
-        )
 
     def _removable(self, own: set[Path]) -> Iterator[Path]:
         """Contents that no process uses; datasets are dissolved one by one, as this is iterated."""
@@ -241,7 +239,3 @@ def _bytes_on_disk(path: Path) -> int:
         return path.stat().st_blocks * 512
     except OSError:
         return 0
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"

@@ -152,58 +152,51 @@ class Location:
         """The name of a file as the store has it, from its text in the URL."""
         return unquote(text) if self.is_http else text
 
-    @property
-    def names(self) -> list[str]:
-        """The paths after braces are expanded, each with or without wildcards.
-
-        Raises:
-            ConfigError: they are too many.
-        """
-        return list(dict.fromkeys(map(self.key, self._typed)))
-
     @cached_property
-    def _typed(self) -> list[str]:
+    def _paths(self) -> list[str]:
+        """The paths after braces are expanded, as typed."""
         found = list(dict.fromkeys(islice(_expanded(self.path), MOST_FILES + 1)))
         if len(found) > MOST_FILES:
             raise ConfigError(f"data.root: '{self.root}' names more than {MOST_FILES:,} files; name a folder instead")
         return found
 
+    @cached_property
+    def names(self) -> dict[str, None]:
+        """The paths without wildcards, as the store has them.
+
+        Raises:
+            ConfigError: the root names too many files.
+        """
+        return dict.fromkeys(self.key(path) for path in self._paths if not _GLOB.search(path))
+
+    @cached_property
+    def wildcards(self) -> list[str]:
+        """The paths with wildcards: a listing is needed to know the files' names."""
+        return [path for path in self._paths if _GLOB.search(path)]
+
     @property
     def has_patterns(self) -> bool:
         """Whether the path has wildcards or braces; otherwise it is one file or folder."""
-        return self.has_wildcards or self._typed != [self.path]
-
-    @property
-    def has_wildcards(self) -> bool:
-        """Whether a listing is needed to know the files' names."""
-        return any(_GLOB.search(name) for name in self._typed)
+        return bool(self.wildcards) or self._paths != [self.path]
 
     @property
     def base(self) -> str:
         """The folder that all paths share, as `a/b/`, or empty."""
-        folders = [_GLOB.split(name)[0].split("/")[:-1] for name in self._typed]
+        folders = [_GLOB.split(name)[0].split("/")[:-1] for name in self._paths]
         shared = takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False))
         return self.key("".join(f"{name}/" for name, *_ in shared))
 
     def matches(self, key: str) -> bool:
         """Whether the patterns name a file."""
-        return any(pattern.fullmatch(key) for pattern in self._patterns) or key in self._plain
-
-    @cached_property
-    def _plain(self) -> frozenset[str]:
-        return frozenset(self.key(name) for name in self._typed if not _GLOB.search(name))
+        return key in self.names or any(pattern.fullmatch(key) for pattern in self._patterns)
 
     @cached_property
     def _patterns(self) -> list[re.Pattern[str]]:
         utils = optional_package("fsspec.utils", f"data.root: '{self.root}'", "effloop[remote]")
         try:
-            return [re.compile(utils.glob_translate(name)) for name in self._typed if _GLOB.search(name)]
+            return [re.compile(utils.glob_translate(path)) for path in self.wildcards]
         except (re.error, ValueError) as error:
             raise ConfigError(f"data.root: '{self.root}' has a wrong pattern: {error}; correct it") from None
-
-    def missing(self, keys: set[str]) -> list[str]:
-        """The files named without wildcards that aren't among `keys`."""
-        return [name for name in self.names if name in self._plain and name not in keys]
 
 
 def _parts(root: str) -> tuple[str, str, str]:
@@ -335,7 +328,7 @@ def manifest_of(location: Location, files: Sequence[RemoteFile], *, alone: bool,
     Raises:
         DataError: there are no files, or one that is named is missing or can't be a local file's name.
     """
-    missing = location.missing({file.key for file in files}) if location.has_patterns else []
+    missing = list(location.names.keys() - {file.key for file in files}) if location.has_patterns else []
     found = sorted((file for file in files if file.size and not file.key.endswith("/")), key=lambda file: file.key)
     root = location.root
     if len(files) > MOST_FILES:
@@ -346,7 +339,7 @@ def manifest_of(location: Location, files: Sequence[RemoteFile], *, alone: bool,
     if missing:
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise DataError(
-            f"data.root: '{root}' names files that aren't there: {location.url(missing[0])}{more}; correct it"
+            f"data.root: '{root}' names files that aren't there: {location.url(min(missing))}{more}; correct it"
         )
     if not found:
         raise DataError(f"data.root: '{root}' has no files; set data.root to the URL of a folder, a file or a pattern")

@@ -347,13 +347,13 @@ class HttpStore(BucketStore):
     def manifest(self) -> Manifest:
         location = self.location
         key = location.key(location.path)
-        if location.has_wildcards or not key or key.endswith("/"):
+        if location.wildcards or not key or key.endswith("/"):
             raise ConfigError(
                 f"data.root: '{location.root}' needs a listing, and web servers have none in common; set data.root "
                 f"to names as {location.place}/…/train-{{000..127}}.tar, or to a JSON file with a list of names there"
             )
         alone = not location.has_patterns
-        names = self._indexed(key) if alone and key.endswith(".json") else location.names
+        names = self._indexed(key) if alone and key.endswith(".json") else [*location.names]
         files = in_threads(self.described, names, self.at_once)
         return manifest_of(location, files, alone=alone and names == [key], base=location.base)
 

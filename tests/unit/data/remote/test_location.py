@@ -21,7 +21,7 @@ def test_braces_are_expanded_as_by_a_shell(root, names, base):
 
 
 def test_numbers_keep_their_zeros():
-    assert Location.of("s3://b/{08..11}-{1..2}").names[:3] == ["08-1", "08-2", "09-1"]
+    assert [*Location.of("s3://b/{08..11}-{1..2}").names][:3] == ["08-1", "08-2", "09-1"]
 
 
 @pytest.mark.parametrize(
