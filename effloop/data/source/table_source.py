@@ -445,7 +445,11 @@ def listed_images(path: Path) -> Images:
 
 def _index(config: CsvConfig, split: str) -> ColumnFile:
     """The index of the tables: kept from an earlier reading if they haven't changed, or from a new one."""
-    config = _as_said(config)
+    if config.images:
+        images = fetched_path(config, "images") or os.path.abspath(os.path.expanduser(config.images))
+        config = replace(config, images=str(images))
+    if (targets := read_targets(expand_root(config))) and config.label is None and config.targets is None:
+        config = replace(config, label=list(targets.names), targets=targets.kind.value)  # as targets.json says
     found = find_tables(config, split)
     try:
         states = [file_state(path) for path in found.values()]
@@ -471,14 +475,3 @@ def _index(config: CsvConfig, split: str) -> ColumnFile:
             raise ScanError(str(error)) from None
 
     return open_listing(config, identity, {"tables": states}, "told_by", read, masks)
-
-
-def _as_said(config: CsvConfig) -> CsvConfig:
-    """The config with whole paths, and what `ROOT/targets.json` says of the columns, where the user doesn't."""
-    if config.images:
-        images = fetched_path(config, "images") or os.path.abspath(os.path.expanduser(config.images))
-        config = replace(config, images=str(images))
-    targets = read_targets(expand_root(config))
-    if not targets or config.label is not None or config.targets is not None:
-        return config
-    return replace(config, label=list(targets.names), targets=targets.kind.value)

@@ -202,7 +202,14 @@ class ParquetSource(IndexedSource, ImportedSource):
         """What makes a key of a file, a row and the path that is stored with the image: this, if all have one, and no
         two the same.
         """
-        unique = self._are_unique(files)
+        paths, unique = Spool("q"), True
+        for file in files:
+            with self._table(file) as table:
+                for path in table.paths() if unique else ():
+                    unique = unique and bool(path)
+                    paths.append(hash(path))
+        found = np.sort(paths.array())
+        unique = unique and not (found[1:] == found[:-1]).any()
         several = len({file.name for file in files}) < len(files)  # of one name, in different folders
 
         def key(file: Path, row: int, path: str | None) -> bytes:
@@ -211,17 +218,6 @@ class ParquetSource(IndexedSource, ImportedSource):
             return found.encode("utf-8", "surrogateescape")
 
         return key
-
-    def _are_unique(self, files: Sequence[Path]) -> bool:
-        hashes = Spool("q")
-        for file in files:
-            with self._table(file) as table:
-                for path in table.paths():
-                    if not path:
-                        return False
-                    hashes.append(hash(path))
-        found = np.sort(hashes.array())
-        return not bool((found[1:] == found[:-1]).any())
 
     def _given_names(self, table: Table, label: str | None) -> list[str] | None:
         """The classes by the config, the file or classes.txt; None if nothing names them."""

@@ -42,7 +42,7 @@ from effloop.data.source.storage.arrays import (
 from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.mapped import Extent, MappedFiles
 from effloop.data.source.storage.packed import Split, no_split
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, Writer, register_writer
 from effloop.errors import DataError, optional_package, reason
 
 HEADER, CHECKSUM = "effloop", "effloop_crc32c"
@@ -206,40 +206,29 @@ def _checked(path: Path, expected: int) -> Path:
     return path
 
 
-@register_writer("zarr")
-def write_zarr(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
-    """A folder of zarr v3."""
-    _write(ZARR3, path, dataset, shard_bytes)
+def _writer(dialect: Dialect) -> Writer:
+    def write(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+        _write_group(dialect, path, {"n5": "4.0.0"} if dialect is N5 else {})
+        for split, records in dataset.splits.items():
+            folder, collected, size = path / split, SplitColumns.of(dataset, path), records.num_bytes
+            chunks = max(1, -(-size // min(shard_bytes, _CHUNK)))  # of nearly equal length: the last needs no padding
+            payload, rows = payload_of(records, collected), -(-size // chunks)
+            _write_array(dialect, folder / "payload", np.dtype(np.uint8), [size], rows, payload)
+            columns = collected.columns()
+            if "entropy" in columns and columns["entropy"].size > _LARGEST:
+                columns = {name: values for name, values in columns.items() if name not in INDEXES}
+            for name, values in columns.items():
+                dtype, flat = values.dtype.newbyteorder(dialect.order), values.reshape(-1)  # type: ignore[arg-type]
+                blocks = (flat[at : at + _BLOCK].astype(dtype).tobytes() for at in range(0, flat.size, _BLOCK))
+                _write_array(dialect, folder / name, dtype, values.shape, len(values), blocks)
+            header = dataset.header(collected.fingerprint(), collected.checksums())
+            _write_group(dialect, folder, {HEADER: header, CHECKSUM: header_crc32c(header)})
+
+    return write
 
 
-@register_writer("zarr2")
-def write_zarr2(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
-    """A folder of zarr v2."""
-    _write(ZARR2, path, dataset, shard_bytes)
-
-
-@register_writer("n5")
-def write_n5(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
-    """A folder of n5."""
-    _write(N5, path, dataset, shard_bytes)
-
-
-def _write(dialect: Dialect, path: Path, dataset: Dataset, shard_bytes: int) -> None:
-    _write_group(dialect, path, {"n5": "4.0.0"} if dialect is N5 else {})
-    for split, records in dataset.splits.items():
-        folder, collected, size = path / split, SplitColumns.of(dataset, path), records.num_bytes
-        chunks = max(1, -(-size // min(shard_bytes, _CHUNK)))  # of nearly equal length: the last needs little padding
-        payload, rows = payload_of(records, collected), -(-size // chunks)
-        _write_array(dialect, folder / "payload", np.dtype(np.uint8), [size], rows, payload)
-        columns = collected.columns()
-        if "entropy" in columns and columns["entropy"].size > _LARGEST:
-            columns = {name: values for name, values in columns.items() if name not in INDEXES}
-        for name, values in columns.items():
-            dtype, flat = values.dtype.newbyteorder(dialect.order), values.reshape(-1)  # type: ignore[arg-type]
-            blocks = (flat[at : at + _BLOCK].astype(dtype).tobytes() for at in range(0, flat.size, _BLOCK))
-            _write_array(dialect, folder / name, dtype, values.shape, len(values), blocks)
-        header = dataset.header(collected.fingerprint(), collected.checksums())
-        _write_group(dialect, folder, {HEADER: header, CHECKSUM: header_crc32c(header)})
+for _name, _dialect in (("zarr", ZARR3), ("zarr2", ZARR2), ("n5", N5)):
+    register_writer(_name)(_writer(_dialect))
 
 
 def _write_group(dialect: Dialect, folder: Path, attributes: Mapping[str, Any]) -> None:

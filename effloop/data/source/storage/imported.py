@@ -134,7 +134,13 @@ class ImportedSource(PackedSource):
             found = self.contents(files)
         remove_stale(path.parent)  # of processes that were killed
         path.unlink(missing_ok=True)  # of what the originals were before
-        self._check_free(path.parent, found)
+        status = os.statvfs(path.parent)
+        needed, free = found.num_bytes + found.count * _PER_SAMPLE, status.f_bavail * status.f_frsize
+        if needed > free:
+            raise ConfigError(
+                f"data.index_dir: {self.where} can't be read in place, and a copy takes {decimal(needed)}, but "
+                f"{path.parent} has {decimal(free)} free; make room, or set data.index_dir=PATH"
+            )
         splits: dict[str, Any] = {}
         columns = SplitColumns(folder=path.parent, targets=found.targets)
         with ColumnWriter(path, {"splits": splits, "files": states}) as writer:
@@ -152,15 +158,6 @@ class ImportedSource(PackedSource):
             f"{shlex.join([f'data.root={self.config.root}'])} to=memmap out=PATH makes a dataset that needs no copy"
         )
         print(f"effloop: {printable_lines(line)}", file=sys.stderr, flush=True)
-
-    def _check_free(self, folder: Path, found: Contents) -> None:
-        status = os.statvfs(folder)
-        needed, free = found.num_bytes + found.count * _PER_SAMPLE, status.f_bavail * status.f_frsize
-        if needed > free:
-            raise ConfigError(
-                f"data.index_dir: {self.where} can't be read in place, and a copy takes {decimal(needed)}, but "
-                f"{folder} has {decimal(free)} free; make room, or set data.index_dir=PATH"
-            )
 
     def _check_columns(self, columns: SplitColumns, found: Contents) -> None:
         """Refuse keys that come twice, and labels without a class."""
