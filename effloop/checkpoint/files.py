@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import shlex
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from effloop.errors import PROGRAM, CheckpointError, reason, warn
+from effloop.errors import CheckpointError, reason, warn
 from effloop.system.untrusted import ForeignFileError, check_archive, opened
 
 # What a checkpoint may hold: read without running code, and with a right checksum, a file can still claim anything.
@@ -102,14 +101,13 @@ def step_of(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def read(path: Path, command: str = "resume") -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     """Read a checkpoint to the CPU with `weights_only=True`: tensors and plain values, no code.
 
     Raises:
-        CheckpointError: missing, cut short, damaged, of another version, or not a checkpoint; it names a whole one,
-            and, unless that is empty, the `command` that takes it.
+        CheckpointError: missing, cut short, damaged, of another version, or not a checkpoint; it names a whole one.
     """
-    return _load(path, "cpu", instead=command)
+    return _load(path, "cpu")
 
 
 def trained(state: Mapping[str, Any]) -> Any:
@@ -124,13 +122,13 @@ def peek(path: Path) -> dict[str, Any]:
 
 def position(path: Path) -> dict[str, int]:
     """How far a checkpoint is, `epoch` and `step`; as `peek`, but the message names no whole one."""
-    progress: dict[str, int] = _load(path, "meta", instead=None)["progress"]
+    progress: dict[str, int] = _load(path, "meta", hint=False)["progress"]
     return progress
 
 
 def verify(path: Path) -> None:
     """Check that a checkpoint is whole, each byte of it, as `read` does; it is not read into memory."""
-    _load(path, "meta", whole=True, instead=None)
+    _load(path, "meta", whole=True, hint=False)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -165,8 +163,8 @@ def newest_whole(run: Path) -> Path:
     raise CheckpointError(f"'{run}' has no whole checkpoint{broken}; begin again under another name, run=NAME")
 
 
-def find(run: Path, name: str, command: str = "resume") -> Path:
-    """The checkpoint `name` (last or best) of a run folder, or `run` itself if that is a file; `command` as in `read`.
+def find(run: Path, name: str) -> Path:
+    """The checkpoint `name` (last or best) of a run folder, or `run` itself if that is a file.
 
     Raises:
         CheckpointError: there is none.
@@ -180,16 +178,12 @@ def find(run: Path, name: str, command: str = "resume") -> Path:
         raise CheckpointError(f"'{run}' is not there; name a run folder or a .ckpt file")
     have = ", ".join(sorted(p.name for p in path.parent.glob("*.ckpt"))) or "none"
     raise CheckpointError(
-        f"'{run}' has no {path.relative_to(run)} (checkpoints: {have}); name a run folder or a file"
-        + _whole_one(path, command)
+        f"'{run}' has no {path.relative_to(run)} (checkpoints: {have}); name a run folder or a file{_whole_one(path)}"
     )
 
 
-def _load(path: Path, device: str, *, whole: bool = False, instead: str | None = "resume") -> dict[str, Any]:
-    """Read a checkpoint; device `meta` reads no tensors, `whole` checks them all the same.
-
-    An error names a whole one for the command `instead`, as in `read`; None names none.
-    """
+def _load(path: Path, device: str, *, whole: bool = False, hint: bool = True) -> dict[str, Any]:
+    """Read a checkpoint; device `meta` reads no tensors, `whole` checks them all the same; `hint`: as `read` names."""
     size = 0
     try:
         with opened(path) as file:
@@ -198,7 +192,7 @@ def _load(path: Path, device: str, *, whole: bool = False, instead: str | None =
             if device != "meta":
                 _check_owner(path, os.fstat(file.fileno()))
     except FileNotFoundError:
-        other = ("" if instead is None else _whole_one(path, instead)) or "; name a run folder or a .ckpt file"
+        other = (hint and _whole_one(path)) or "; name a run folder or a .ckpt file"
         raise CheckpointError(f"{path} is not there{other}") from None
     except ForeignFileError:
         raise CheckpointError(
@@ -209,7 +203,7 @@ def _load(path: Path, device: str, *, whole: bool = False, instead: str | None =
             f"{path} is refused: it holds more than tensors and plain values ({reason(error)})"
         ) from None
     except Exception as error:  # whatever its bytes lead torch to
-        fix = ("" if instead is None else _whole_one(path, instead)) or "; use another checkpoint"
+        fix = (hint and _whole_one(path)) or "; use another checkpoint"
         raise CheckpointError(f"{path} can't be read ({size} bytes): {reason(error)}{fix}") from None
     if state["format"] > FORMAT:
         raise CheckpointError(
@@ -253,7 +247,7 @@ def _checked(file: BinaryIO, device: str, *, whole: bool) -> dict[str, Any]:
     return state
 
 
-def _whole_one(path: Path, command: str) -> str:
+def _whole_one(path: Path) -> str:
     """The end of a message about a checkpoint of a run: what to use instead; empty if there is nothing."""
     run = path.parents[1] if path.parent.name == "checkpoints" else None
     if run is None or not re.fullmatch(r"(last|best|step-\d+)\.ckpt", path.name):
@@ -263,8 +257,6 @@ def _whole_one(path: Path, command: str) -> str:
             if other.name == path.name:
                 continue
             with suppress(CheckpointError):
-                state = _load(other, "meta", whole=True, instead=None)
-                typed = f"{PROGRAM} {shlex.join([command, str(other)])}"
-                what = {"resume": f"{typed} continues from it", "": f"name {other}"}.get(command, f"{typed} takes it")
-                return f"; {other.name} is whole (step {state['progress']['step']}): {what}"
+                step = _load(other, "meta", whole=True, hint=False)["progress"]["step"]
+                return f"; {other.name} is whole (step {step}): name {other} instead"
     return ""

@@ -49,7 +49,7 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
 
     Scores of each class, the confusion matrix, calibration and the worst samples are also files, for the run's report.
     """
-    trained = Trained.open(options.run, overrides, command="eval")
+    trained = Trained.open(options.run, overrides)
     loader = trained.loader(options.split)
     if options.out:
         _check_writable(options.out)

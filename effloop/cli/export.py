@@ -32,7 +32,7 @@ def export_model(options: ExportOptions, overrides: list[str]) -> int:
     """
     if format_of(options.run) is not None and options.run.is_file():
         raise ConfigError(f"export: {options.run} was exported already; name its run folder or a .ckpt file")
-    trained = Trained.open(options.run, overrides, command="export")
+    trained = Trained.open(options.run, overrides)
     done = export(trained, options)
     for line in (trained.describe(), *done.notes):
         print(line)

@@ -118,7 +118,7 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     """
     if options.out:
         check_writable(options.out)
-    trained = Trained.open(options.run, overrides, command="predict")
+    trained = Trained.open(options.run, overrides)
     _check_options(options, trained)
     source, has_targets = _source(options, overrides, trained)
     predictions, columns = _predicted(options, trained, Unlabelled(source))

@@ -98,16 +98,15 @@ class Trained:
     device: torch.device  # of the model
 
     @classmethod
-    def open(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True, command: str = "") -> Self:
+    def open(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
         """A run folder, for its best checkpoint, a .ckpt file, or a file by `effloop export`, run by its own runtime.
 
-        `overrides` change the run's config; of `whole_process` are `threads`, `deterministic` and `cudnn_benchmark`;
-        `command` is named with another checkpoint where this one is damaged. An EffLoopError if it can't be read, its
-        runtime isn't installed, or it doesn't fit the overrides.
+        `overrides` change the run's config; of `whole_process` are `threads`, `deterministic` and `cudnn_benchmark`.
+        An EffLoopError if it can't be read, its runtime isn't installed, or it doesn't fit the overrides.
         """
         kind = None if path.is_dir() else format_of(path)
-        path = files.find(path, "best", command) if kind is None else path
-        facts = files.read(path, command) if kind is None else _exported_facts(kind(), path)
+        path = files.find(path, "best") if kind is None else path
+        facts = files.read(path) if kind is None else _exported_facts(kind(), path)
         config = config_of(facts, overrides, path)
         check_same_model(config, facts)
         if kind and config.size != (size := ImageSize(*facts["input"]["shape"][2:])):

@@ -375,14 +375,14 @@ def _(place: Place) -> str:
 typed(
     "37 missing, an older one is there",
     "resume run epochs=9",
-    "'run' has no checkpoints/last.ckpt (checkpoints: best.ckpt, step-00000010.ckpt); name a run folder or a file; best.ckpt is whole (step 15): {program} resume run/checkpoints/best.ckpt continues from it",
+    "'run' has no checkpoints/last.ckpt (checkpoints: best.ckpt, step-00000010.ckpt); name a run folder or a file; best.ckpt is whole (step 15): name run/checkpoints/best.ckpt instead",
     lambda place: (place.run() / "checkpoints/last.ckpt").unlink(),
 )
 
 
 @row(
     "38 truncated",
-    "run/checkpoints/best.ckpt can't be read (… bytes): it is damaged: File is not a zip file; last.ckpt is whole (step 15): {program} eval run/checkpoints/last.ckpt takes it",
+    "run/checkpoints/best.ckpt can't be read (… bytes): it is damaged: File is not a zip file; last.ckpt is whole (step 15): name run/checkpoints/last.ckpt instead",
 )
 def _(place: Place) -> str:
     path = place.run() / "checkpoints/best.ckpt"
@@ -394,7 +394,7 @@ def _(place: Place) -> str:
 
 @row(
     "39 flipped byte",
-    "run/checkpoints/best.ckpt can't be read (… bytes): it is damaged: Bad CRC-32 for file '…'; last.ckpt is whole (step 15): {program} eval run/checkpoints/last.ckpt takes it",
+    "run/checkpoints/best.ckpt can't be read (… bytes): it is damaged: Bad CRC-32 for file '…'; last.ckpt is whole (step 15): name run/checkpoints/last.ckpt instead",
 )
 def _(place: Place) -> str:
     path = place.run() / "checkpoints/best.ckpt"

@@ -116,7 +116,7 @@ def test_from_an_older_checkpoint(
     (run / "checkpoints/best.ckpt").unlink()
     before = snapshot(run)
     assert main(["resume", "outputs/x"]) == 2
-    assert f"{PROGRAM} resume outputs/x/checkpoints/{older.name} continues from it" in capsys.readouterr().err
+    assert f"name outputs/x/checkpoints/{older.name} instead" in capsys.readouterr().err
     assert snapshot(run) == before
     monkeypatch.chdir(run / "checkpoints")
     assert main(["resume", older.name]) == 0
@@ -164,7 +164,7 @@ def test_from_before_the_best_epoch(run: Path, capsys: pytest.CaptureFixture[str
 def test_what_is_in_a_checkpoints_place(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     last, older = run / "checkpoints/last.ckpt", next(run.glob("checkpoints/step-*.ckpt"))
     assert main(["resume", "outputs/x/checkpoints/step-00000011.ckpt"]) == 2
-    line = f"step-00000011.ckpt is not there; last.ckpt is whole (step 15): {PROGRAM} resume "
+    line = "step-00000011.ckpt is not there; last.ckpt is whole (step 15): name "
     assert line in capsys.readouterr().err
     last.unlink()
     (run / "checkpoints/best.ckpt").unlink()

@@ -259,7 +259,7 @@ def test_the_newest_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"warning: passed over: {last} can't be read" in capsys.readouterr().err
     line = refused(last)
     assert re.search(r"Bad CRC-32 for file .*; step-00000008.ckpt is whole \(step 8\)", line)
-    assert f"resume {older} continues from it" in line
+    assert f"name {older} instead" in line
     older.write_bytes(b"")
     assert files.newest_whole(run) == best
     best.unlink()
