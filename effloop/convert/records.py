@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from effloop.convert.reencode import shrunk
 from effloop.data.check import check_image, check_mask, listed
-from effloop.data.decode import Decoder, decoders
+from effloop.data.decode import DecodeConfig, Decoder, decoders
 from effloop.data.image.header import Encoded, read_header
 from effloop.data.image.jpeg import build_index
 from effloop.data.image.mask import check_size, decode_mask, encode_mask, mask_digest, resize_mask
@@ -123,8 +123,7 @@ def differs_from(whole: NDArray[np.uint8], decoder: Decoder, data: Encoded, inde
 
 @functools.cache
 def _decoder() -> Decoder:
-    config: Any = decoders["auto"].config
-    return decoders.build(config())
+    return decoders.build(DecodeConfig("auto"))
 
 
 @dataclass

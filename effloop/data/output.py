@@ -46,17 +46,12 @@ class NormalizedOutput(Output):
 
     Pixels are written into the last quarter of their image's memory, and then normalised in place, by whoever
     decoded them, while they are in a cache: 24 µs for (224, 224, 3), where casting a batch takes 45 to 140.
-
-    Attributes:
-        scale, offset: a float32 for each of up to 4 channels.
-        channels_last: memory layout of the images.
-        fused: whether a product is rounded before the offset is added to it (False), or the sum alone (True).
     """
 
-    scale: tuple[float, ...]
+    scale: tuple[float, ...]  # a float32 for each of up to 4 channels
     offset: tuple[float, ...]
-    channels_last: bool
-    fused: bool
+    channels_last: bool  # memory layout of the images
+    fused: bool  # whether a product is rounded before the offset is added to it (False), or the sum alone (True)
 
     dtype = torch.float32
 

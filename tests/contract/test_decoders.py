@@ -16,7 +16,7 @@ from images import FORMATS, OTHERS, chunk, encode, exif, photo, png, ycck
 from PIL import Image, ImageOps
 from plans import pairwise
 
-from effloop.data.decode import Decoder, decoders
+from effloop.data.decode import DecodeConfig, Decoder, decoders
 from effloop.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.filterwarnings("error")  # a decoder warns of nothing
@@ -26,7 +26,7 @@ PHOTO = photo()
 
 def build(name: str, **options: int) -> Decoder:
     try:
-        return decoders.build(decoders[name].config(**options))
+        return decoders.build(DecodeConfig(name, **options))
     except ConfigError as error:
         pytest.skip(str(error))
 
@@ -304,7 +304,7 @@ def test_pixel_limit(name: str) -> None:
     with pytest.raises(DataError, match=r"3,551 pixels; allowed are 3,550; .*decode.max_pixels=3551"):
         build(name, max_pixels=67 * 53 - 1).decode(data)
     with pytest.raises(ConfigError, match=r"decode.max_pixels: 0 is not allowed"):
-        decoders[name].config(max_pixels=0)
+        DecodeConfig(name, max_pixels=0)
 
 
 def test_pillows_own_limit_says_nothing(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import cv2
@@ -14,7 +15,7 @@ from jpegs import crop_by_markers as cut
 from numpy.typing import NDArray
 from plans import pairwise
 
-from effloop.data.decode import Decoder, common, decoders
+from effloop.data.decode import DecodeConfig, Decoder, common, decoders
 from effloop.data.image.header import read_header
 from effloop.data.image.jpeg import Layout, read_layout, with_interval_lengths
 from effloop.data.image.orientation import with_orientation
@@ -63,7 +64,7 @@ def boxes(height: int, width: int, count: int = 12) -> list[tuple[int, int, int,
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Decoder:
     monkeypatch.setattr(common, "MIN_BYTES_SAVED", -1)  # these images are small
     try:
-        return decoders.build(decoders[request.param].config(region=True))
+        return decoders.build(DecodeConfig(request.param, region=True))
     except ConfigError as error:
         pytest.skip(str(error))
 
@@ -85,7 +86,7 @@ def test_a_region_is_cut_from_the_whole(decoder: Decoder, sampling: str, interva
 @pytest.mark.parametrize("interval", [0, 2])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_region_of_a_turned_image(decoder: Decoder, orientation: int, interval: int) -> None:
-    turning = decoders.build(type(decoder.config)(region=True, exif=True))  # type: ignore[attr-defined]
+    turning = decoders.build(replace(decoder.config, exif=True))  # type: ignore[attr-defined]
     data = with_orientation(indexed(jpeg(200, 272, "4:2:0", interval)), orientation)
     whole = turning.decode(data)
     assert whole.shape == ((200, 272, 3) if orientation < 5 else (272, 200, 3))
@@ -224,7 +225,7 @@ def test_blocks_of_no_size_are_damage(decoder: Decoder, factors: int) -> None:
 
 def test_stray_markers_above_the_lower_edge_are_damage(decoder: Decoder) -> None:
     """Where decoding the whole refuses them, decoding its top must, too."""
-    plain = decoders.build(type(decoder.config)(region=False))  # type: ignore[attr-defined]
+    plain = decoders.build(replace(decoder.config, region=False))  # type: ignore[attr-defined]
     data, rng = jpeg(200, 272, "4:2:0", 0), np.random.default_rng(0)
     refused = 0
     for at in rng.integers(laid_out(data).scan_at, len(data) - 400, 60).tolist():
@@ -275,7 +276,7 @@ class TestDctScaling:
         ("name", "sampling", "interval", "region"), pairwise(decoders.names(), SAMPLINGS, [0, 2], [True, False])
     )
     def test_nearly_the_same(self, name: str, sampling: str, interval: int, region: bool) -> None:
-        exact, scaled = (decoders.build(decoders[name].config(dct_scaling=on, region=region)) for on in (False, True))
+        exact, scaled = (decoders.build(DecodeConfig(name, dct_scaling=on, region=region)) for on in (False, True))
         data = jpeg(410, 523, sampling, interval)
         for box, wanted in (((0, 0, 410, 523), (50, 60)), ((37, 41, 300, 401), (100, 100)), ((9, 8, 89, 77), (9, 9))):
             whole, region_ = exact.decode(data, box, wanted), scaled.decode(data, box, wanted)
@@ -288,7 +289,7 @@ class TestDctScaling:
             assert np.abs(one.astype(float) - other).mean() < 4
 
     def test_not_below_what_is_wanted(self) -> None:
-        scaled = decoders.build(decoders["turbojpeg"].config(dct_scaling=True))
+        scaled = decoders.build(DecodeConfig("turbojpeg", dct_scaling=True))
         data = jpeg(200, 272, "4:2:0", 0)
         np.testing.assert_array_equal(scaled.decode(data, (0, 0, 200, 272), (101, 100)), scaled.decode(data))
         np.testing.assert_array_equal(scaled.decode(data, (0, 0, 200, 272)), scaled.decode(data))

@@ -22,7 +22,7 @@ from plans import READ_BY, Listed, make_decoder, open_source, read_bytes, write_
 from runs import make_photos
 
 import effloop
-from effloop.data.decode import common, decoders
+from effloop.data.decode import DecodeConfig, common, decoders
 from effloop.data.image.header import read_header
 from effloop.data.image.jpeg import read_layout, with_interval_lengths
 from effloop.data.source.storage.writing import Dataset, Record, writers
@@ -120,7 +120,7 @@ def test_nothing_altered_is_taken_for_the_data(name: str, tmp_path: Path) -> Non
 
 def jpegs(report: Path) -> None:
     names = [name for name in decoders.names() if name != "auto"]
-    built = [decoders.build(decoders[name].config(region=True)) for name in names]
+    built = [decoders.build(DecodeConfig(name, region=True)) for name in names]
     data = encode(photo(90, 110), "JPEG", quality=90, restart_marker_blocks=2)
     whole = built[0].decode(data)
     counts: Counter[str] = Counter()

@@ -17,17 +17,12 @@ _SALT = int.from_bytes(b"mixing")  # longer than the operations' salts of 32 bit
 
 @dataclass(frozen=True, slots=True)
 class MixDraws:
-    """What was drawn for a batch of N images.
+    """What was drawn for a batch of N images."""
 
-    Attributes:
-        cut: (N,) bool, True for CutMix, False for MixUp.
-        shares: (N,) float64 from 0 to 1, how much of an image stays: its weight, or the area outside its box.
-        boxes: (N, 4) int64: left, top, right, bottom of the box from the other image; empty for MixUp.
-    """
-
-    cut: NDArray[np.bool_]
+    cut: NDArray[np.bool_]  # (N,) bool, True for CutMix, False for MixUp
+    # (N,) float64 from 0 to 1, how much of an image stays: its weight, or the area outside its box
     shares: NDArray[np.float64]
-    boxes: NDArray[np.int64]
+    boxes: NDArray[np.int64]  # (N, 4) int64: left, top, right, bottom of the box from the other image; empty for MixUp
 
 
 class Mix:

@@ -28,19 +28,13 @@ FAILURES = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError,
 
 @dataclass(frozen=True)
 class Step(Generic[T]):
-    """One operation of a recipe.
+    """One operation of a recipe."""
 
-    Attributes:
-        label: its name in the recipe.
-        name: its name in the library.
-        op: the library's object.
-        salt: separates its random numbers from other operations'. It depends on the name, and on how many of that name
-            come before in `ops`; so neither `order` nor leaving out another operation changes any numbers.
-    """
-
-    label: str
-    name: str
-    op: T
+    label: str  # its name in the recipe
+    name: str  # its name in the library
+    op: T  # the library's object
+    # separates its random numbers from other operations'. It depends on the name, and on how many of that name come
+    # before in `ops`; so neither `order` nor leaving out another operation changes any numbers
     salt: int
 
     @property

@@ -59,18 +59,13 @@ class DecodeConfig(PartConfig):
 
 @dataclass(frozen=True, slots=True)
 class Resizes:
-    """Target size and flip of N regions.
+    """Target size and flip of N regions."""
 
-    Attributes:
-        boxes: (N, 4) int64: top, left, height, width, inside of the images.
-        flips: (N,) bool, whether a region is flipped from left to right.
-        at_least: (height, width) down to which a region may be scaled while it is decoded; None: not at all.
-        out: (N, H, W, C) uint8, each image contiguous, that the regions are resized into by `resize_into`; written.
-    """
-
-    boxes: NDArray[np.int64]
-    flips: NDArray[np.bool_]
+    boxes: NDArray[np.int64]  # (N, 4) int64: top, left, height, width, inside of the images
+    flips: NDArray[np.bool_]  # (N,) bool, whether a region is flipped from left to right
+    # (height, width) down to which a region may be scaled while it is decoded; None: not at all
     at_least: tuple[int, int] | None
+    # (N, H, W, C) uint8, each image contiguous, that the regions are resized into by `resize_into`; written
     out: NDArray[np.uint8]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -15,14 +14,7 @@ from effloop.data.image.header import Encoded, Header, png_chunk_valid, png_chun
 from effloop.errors import optional_package
 
 
-@dataclass
-class OpenCVConfig(DecodeConfig):
-    """`decode=opencv`."""
-
-    name: str = "opencv"
-
-
-@decoders.register("opencv", OpenCVConfig)
+@decoders.register("opencv", DecodeConfig)
 class OpenCVDecoder(PlainDecoder):
     """OpenCV: fast for every format; doesn't notice damage within a JPEG's pixels.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,14 +11,7 @@ from effloop.data.image.header import Encoded, Header
 from effloop.errors import DataError
 
 
-@dataclass
-class PillowConfig(DecodeConfig):
-    """`decode=pillow`."""
-
-    name: str = "pillow"
-
-
-@decoders.register("pillow", PillowConfig)
+@decoders.register("pillow", DecodeConfig)
 class PillowDecoder(PlainDecoder):
     """Pillow: every format, the reference for all others, always installed."""
 

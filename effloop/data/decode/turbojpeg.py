@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -41,33 +40,19 @@ def use_libjpeg() -> bool:
     return False
 
 
-@dataclass
-class TurboJPEGConfig(DecodeConfig):
-    """`decode=turbojpeg`."""
-
-    name: str = "turbojpeg"
-
-
-@decoders.register("turbojpeg", TurboJPEGConfig)
+@decoders.register("turbojpeg", DecodeConfig)
 class TurboJPEGDecoder(PlainDecoder):
     """libjpeg-turbo: the fastest for JPEG; what it warns about and other formats go to Pillow."""
 
-    def __init__(self, config: TurboJPEGConfig, channels: int = 3) -> None:
+    def __init__(self, config: DecodeConfig, channels: int = 3) -> None:
         super().__init__(config, channels, has_libjpeg=use_libjpeg())
 
 
-@dataclass
-class AutoConfig(DecodeConfig):
-    """`decode=auto`."""
-
-    name: str = "auto"
-
-
-@decoders.register("auto", AutoConfig)
+@decoders.register("auto", DecodeConfig)
 class AutoDecoder(OpenCVDecoder):
     """turbojpeg for JPEG, opencv for other formats."""
 
-    def __init__(self, config: AutoConfig, channels: int = 3) -> None:
+    def __init__(self, config: DecodeConfig, channels: int = 3) -> None:
         super().__init__(config, channels, has_libjpeg=use_libjpeg())
 
     def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:

@@ -74,27 +74,20 @@ Encoded = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Format, size and kind of an image, from its header.
+    """Format, size and kind of an image, from its header."""
 
-    Attributes:
-        format: "JPEG", "PNG", "WEBP", "BMP" or "PNM" (raw pixels), by content; others ("GIF") as Pillow names them.
-        height, width: rows and columns of the stored image, at least 1; of the upright one, where a decoder turns it.
-        plain: 8-bit grey or RGB/YCbCr, without alpha, palette, animation or metadata that libraries
-            disagree on; only such images go to the fast decoders.
-        complete: the file ends with its format's end marker, or has the length that its header states. False also for
-            a whole file with bytes after its end, and for other formats; only decoding finds out.
-        sof_at: offset of a JPEG's frame header (SOFn); 0 for other formats.
-        orientation: 2 to 8 where a decoder turns the image as its EXIF data says.
-        index: a JPEG's entropy index (`image.jpeg`), where there is one.
-    """
-
-    format: str
-    height: int
+    format: str  # "JPEG", "PNG", "WEBP", "BMP" or "PNM" (raw pixels), by content; others ("GIF") as Pillow names them
+    height: int  # rows and columns of the stored image, at least 1; of the upright one, where a decoder turns it
     width: int
+    # 8-bit grey or RGB/YCbCr, without alpha, palette, animation or metadata that libraries disagree on; only such
+    # images go to the fast decoders
     plain: bool
+    # the file ends with its format's end marker, or has the length that its header states. False also for a whole file
+    # with bytes after its end, and for other formats; only decoding finds out
     complete: bool
-    sof_at: int = field(default=0, compare=False)
-    orientation: int = 1
+    sof_at: int = field(default=0, compare=False)  # offset of a JPEG's frame header (SOFn); 0 for other formats
+    orientation: int = 1  # 2 to 8 where a decoder turns the image as its EXIF data says
+    # a JPEG's entropy index (`image.jpeg`), where there is one
     index: Encoded | None = field(default=None, compare=False, repr=False)
 
 

@@ -127,18 +127,13 @@ Colour = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class MaskFormat:
-    """How the stored values of masks become classes; by default they are the classes.
+    """How the stored values of masks become classes; by default they are the classes."""
 
-    Attributes:
-        reduce_zero: 0 isn't counted (255), and all others are one less, but for 255.
-        colors: of an RGB mask: (R, G, B) of each class; None takes masks of one channel only.
-        ignored: of an RGB mask: colours that aren't counted.
-        table: of a mask of one channel: the class of each of the 256 values; None leaves them.
-    """
-
-    reduce_zero: bool = False
+    reduce_zero: bool = False  # 0 isn't counted (255), and all others are one less, but for 255
+    # of an RGB mask: (R, G, B) of each class; None takes masks of one channel only
     colors: tuple[Colour, ...] | None = None
-    ignored: tuple[Colour, ...] = ()
+    ignored: tuple[Colour, ...] = ()  # of an RGB mask: colours that aren't counted
+    # of a mask of one channel: the class of each of the 256 values; None leaves them
     table: tuple[int, ...] | None = None
 
     @cached_property

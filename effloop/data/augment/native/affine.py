@@ -45,15 +45,11 @@ _ON_CPU, _ON_GPU = 1 << 17, 1 << 23
 
 @dataclass(frozen=True)
 class Sampling:
-    """Interpolation, and the fill of pixels from outside.
+    """Interpolation, and the fill of pixels from outside."""
 
-    Attributes:
-        bilinear: else nearest.
-        fill: of each channel: red, green, blue. As in torchvision, `bilinear` darkens border pixels twice with a fill,
-            even 0, and once without.
-    """
-
-    bilinear: bool = False
+    bilinear: bool = False  # else nearest
+    # of each channel: red, green, blue. As in torchvision, `bilinear` darkens border pixels twice with a fill, even 0,
+    # and once without
     fill: tuple[float, ...] | None = None
 
     @classmethod

@@ -43,15 +43,10 @@ _NONE = len(_COLOURS)
 
 
 class JitterDraws(NamedTuple):
-    """What `ColorJitter` drew for N images.
+    """What `ColorJitter` drew for N images."""
 
-    Attributes:
-        turns: (N, k) int64, which of `_COLOURS` comes first, second, ...; 4 where nothing is done.
-        amounts: (N, 4) float32, the factor of each, and the shift of hue.
-    """
-
-    turns: NDArray[np.int64]
-    amounts: NDArray[np.float32]
+    turns: NDArray[np.int64]  # (N, k) int64, which of `_COLOURS` comes first, second, ...; 4 where nothing is done
+    amounts: NDArray[np.float32]  # (N, 4) float32, the factor of each, and the shift of hue
 
 
 @operation

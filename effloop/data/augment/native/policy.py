@@ -63,19 +63,12 @@ _MOST_BINS = 1000  # torchvision's is 31; tables are cached by operation and ima
 
 @dataclass(frozen=True)
 class PolicyDraws:
-    """What was drawn for N images, K operations each, in order.
+    """What was drawn for N images, K operations each, in order."""
 
-    Attributes:
-        choice: (N, K) indices of NAMES.
-        magnitude: (N, K) torchvision's, with its sign; 0 for operations without one.
-        matrix: (N, K, 2, 3) float32 of `inverse_matrices`, for warps.
-        level: (N, K) float64, the argument of the operation's function: factor, bits or threshold.
-    """
-
-    choice: Ints
-    magnitude: Floats
-    matrix: Matrices
-    level: Floats
+    choice: Ints  # (N, K) indices of NAMES
+    magnitude: Floats  # (N, K) torchvision's, with its sign; 0 for operations without one
+    matrix: Matrices  # (N, K, 2, 3) float32 of `inverse_matrices`, for warps
+    level: Floats  # (N, K) float64, the argument of the operation's function: factor, bits or threshold
 
 
 class _Policy(PixelOperation):

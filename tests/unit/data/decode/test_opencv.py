@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from images import FORMATS, encode, exif, photo, png
 
-from effloop.data.decode.opencv import OpenCVConfig, OpenCVDecoder, jpeg_markers_valid, png_checksums_valid
+from effloop.data.decode import DecodeConfig
+from effloop.data.decode.opencv import OpenCVDecoder, jpeg_markers_valid, png_checksums_valid
 from effloop.data.image.header import read_header
 from effloop.errors import ConfigError, DataError
 
@@ -19,7 +20,7 @@ JPEG = encode(PHOTO, "JPEG")
 
 @pytest.fixture
 def decoder() -> OpenCVDecoder:
-    return OpenCVDecoder(OpenCVConfig())
+    return OpenCVDecoder(DecodeConfig("opencv"))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -32,14 +33,14 @@ def test_is_fast_for_every_plain_format(decoder: OpenCVDecoder, fmt: str) -> Non
 
 def test_runs_no_threads_of_its_own() -> None:
     cv2.setNumThreads(2)
-    OpenCVDecoder(OpenCVConfig())
+    OpenCVDecoder(DecodeConfig("opencv"))
     assert cv2.getNumThreads() == 1
 
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(ConfigError, match=r"decode=opencv needs .* pip install 'opencv-python-headless'"):
-        OpenCVDecoder(OpenCVConfig())
+        OpenCVDecoder(DecodeConfig("opencv"))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from images import encode, photo, png
 
-from effloop.data.decode.pillow import PillowConfig, PillowDecoder
+from effloop.data.decode import DecodeConfig
+from effloop.data.decode.pillow import PillowDecoder
 from effloop.errors import DataError
 
 PHOTO = photo()
@@ -12,7 +13,7 @@ PHOTO = photo()
 
 @pytest.fixture
 def decoder() -> PillowDecoder:
-    return PillowDecoder(PillowConfig())
+    return PillowDecoder(DecodeConfig("pillow"))
 
 
 def test_truncated_pngs(decoder: PillowDecoder) -> None:

@@ -7,10 +7,10 @@ import pytest
 from images import FORMATS, encode, photo
 from jpegs import KINDS, Box, Pixels, boxes, by_pillow, picture
 
-from effloop.data.decode import common, turbojpeg
+from effloop.data.decode import DecodeConfig, common, turbojpeg
 from effloop.data.decode.opencv import OpenCVDecoder
-from effloop.data.decode.pillow import PillowConfig, PillowDecoder
-from effloop.data.decode.turbojpeg import AutoConfig, AutoDecoder, TurboJPEGConfig, TurboJPEGDecoder
+from effloop.data.decode.pillow import PillowDecoder
+from effloop.data.decode.turbojpeg import AutoDecoder, TurboJPEGDecoder
 from effloop.data.image.header import Header, read_header
 from effloop.data.image.jpeg import build_index
 
@@ -23,16 +23,18 @@ def test_what_libjpeg_warns_about_is_left_to_pillow() -> None:
     data = bytearray(encode(PHOTO, "JPEG"))
     at = data.index(b"\xff\xda") + 60
     data[at : at + 30] = b"\x11" * 30
-    decoder = TurboJPEGDecoder(TurboJPEGConfig())
+    decoder = TurboJPEGDecoder(DecodeConfig("turbojpeg"))
     assert decoder._compiled(data, read_header(data), (0, 0, *PHOTO.shape[:2]), None) is None
-    np.testing.assert_array_equal(decoder.decode(data), PillowDecoder(PillowConfig()).decode(data))
+    np.testing.assert_array_equal(decoder.decode(data), PillowDecoder(DecodeConfig("pillow")).decode(data))
 
 
 def test_auto_takes_the_fastest(capfd: pytest.CaptureFixture[str]) -> None:
     for fmt in FORMATS:
         data = encode(PHOTO, fmt)
         other = turbojpeg.TurboJPEGDecoder if fmt == "JPEG" else OpenCVDecoder
-        np.testing.assert_array_equal(AutoDecoder(AutoConfig()).decode(data), other(TurboJPEGConfig()).decode(data))
+        np.testing.assert_array_equal(
+            AutoDecoder(DecodeConfig("auto")).decode(data), other(DecodeConfig("turbojpeg")).decode(data)
+        )
     assert capfd.readouterr() == ("", "")
 
 
@@ -56,7 +58,9 @@ def _small_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_c(data: bytes, header: Header, box: Box, at_least: tuple[int, int] | None, channels: int = 3) -> Pixels | None:
-    return TurboJPEGDecoder(TurboJPEGConfig(dct_scaling=True), channels)._compiled(data, header, box, at_least)
+    return TurboJPEGDecoder(DecodeConfig("turbojpeg", dct_scaling=True), channels)._compiled(
+        data, header, box, at_least
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from jpegs import KINDS, Box, boxes, by_opencv, crop_indexed, picture
 from numpy.typing import NDArray
 
-from effloop.data.decode import common, decoders
+from effloop.data.decode import DecodeConfig, common, decoders
 from effloop.data.decode.common import PlainDecoder
 from effloop.data.image import jpeg as module
 from effloop.data.image.jpeg import build_index
@@ -34,8 +35,8 @@ def indexed(data: bytes) -> bytes:
     return found
 
 
-def build(**options: object) -> PlainDecoder:
-    decoder = decoders.build(decoders["turbojpeg"].config(**options))
+def build(**options: Any) -> PlainDecoder:
+    decoder = decoders.build(DecodeConfig("turbojpeg", **options))
     assert isinstance(decoder, PlainDecoder)
     return decoder
 
