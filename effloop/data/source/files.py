@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, Source, printable
-from effloop.data.source.storage.image_files import SOUGHT, folders, images_in, read_file
+from effloop.data.source.storage.loose import SOUGHT, folders, images_in, read_file
 from effloop.data.source.view import View
 from effloop.errors import DataError
 

@@ -10,9 +10,20 @@ from effloop.data.image import header
 from effloop.data.source.base import NoSplitError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
-from effloop.data.source.storage.image_files import SOUGHT, entries, folders, images_in, is_folder, size_of
 from effloop.data.source.storage.kept import folder_times
-from effloop.data.source.storage.loose import Facts, Listed, Listing, LooseSource, open_listing
+from effloop.data.source.storage.loose import (
+    SOUGHT,
+    Facts,
+    Listed,
+    Listing,
+    LooseSource,
+    entries,
+    folders,
+    images_in,
+    is_folder,
+    open_listing,
+    size_of,
+)
 from effloop.errors import ConfigError, DataError
 
 

@@ -17,7 +17,7 @@ from effloop.data.source.config import DataConfig
 from effloop.data.source.formats import parquet_files
 from effloop.data.source.formats.parquet import ParquetConfig
 from effloop.data.source.root import CARD
-from effloop.data.source.storage.image_files import ENDINGS
+from effloop.data.source.storage.loose import ENDINGS
 from effloop.errors import ConfigError, DataError, optional_package
 
 _TABLES = ("*metadata.csv", "*metadata.jsonl")

@@ -25,9 +25,19 @@ from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, printable
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage.columns import ColumnFile, is_verified
-from effloop.data.source.storage.image_files import folders, images_in, read_file, size_of
 from effloop.data.source.storage.kept import file_state, folder_times
-from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, open_listing
+from effloop.data.source.storage.loose import (
+    Facts,
+    Listed,
+    Listing,
+    Looked,
+    LooseSource,
+    folders,
+    images_in,
+    open_listing,
+    read_file,
+    size_of,
+)
 from effloop.data.source.storage.targets import MASKS
 from effloop.data.source.tables import shown
 from effloop.errors import ConfigError, DataError

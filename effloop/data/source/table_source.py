@@ -26,9 +26,8 @@ from effloop.data.source.masks import (
 )
 from effloop.data.source.root import expand_root, fetched_path
 from effloop.data.source.storage.columns import ColumnFile, Spool
-from effloop.data.source.storage.image_files import find_image
 from effloop.data.source.storage.kept import file_state, folder_times
-from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, open_listing
+from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, find_image, open_listing
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import read_targets
 from effloop.data.source.tables import Column, Parser, Row, Table, encoded, infer, shown

@@ -25,8 +25,8 @@ from effloop.data.image import header
 from effloop.data.image.header import Encoded, extension
 from effloop.data.image.mask import decode_mask, png_bytes
 from effloop.data.source.base import Kind, printable, sources
-from effloop.data.source.storage.image_files import EXTENSIONS, SOUGHT
 from effloop.data.source.storage.indexed import Entry, IndexedSource, IndexWriter, write_index, write_names
+from effloop.data.source.storage.loose import EXTENSIONS, SOUGHT
 from effloop.data.source.storage.mapped import MappedFiles
 from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.targets import Targets, row_of

@@ -10,8 +10,8 @@ from effloop.data.image.header import EXTENSIONS
 from effloop.data.source.base import WHOLE, NoSplitError, sources
 from effloop.data.source.formats.npz import DAMAGED
 from effloop.data.source.root import begins_with, root_file
-from effloop.data.source.storage.image_files import MAX_BYTES
 from effloop.data.source.storage.imported import Contents, ImportedSource
+from effloop.data.source.storage.loose import MAX_BYTES
 from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.writing import Record
 from effloop.data.source.vocabulary import SPLIT_WORDS

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,6 @@ from effloop.data.source.storage.mapped import ContiguousPayload, DiskWaits, Ext
 from effloop.data.source.storage.targets import CLASSES, Targets, parse_targets
 from effloop.data.source.storage.writing import FORMAT_VERSION, Record, SplitColumns
 from effloop.errors import DataError
-
-if TYPE_CHECKING:
-    from effloop.data.source.storage.image_files import Files
-
-    Reader = Payload | Files  # of N byte strings, from ranges of mapped files or from a file each
 
 T = TypeVar("T")
 
@@ -56,10 +51,10 @@ class Split:
     header: Mapping[str, Any]  # of `writing.Dataset.header`
     targets: NDArray[Any]  # (N,) class indices, or N * K flags or numbers, sample after sample
     keys: Blobs
-    payload: Reader  # the encoded images
+    payload: Payload  # the encoded images
     checksums: NDArray[Any] | None = None  # (N,) CRC-32C of the encoded images; None if the format stores none
     indexes: Blobs | None = None  # entropy indexes, empty for an image without; None if the split has none
-    masks: Blobs | Reader | None = None  # where targets are masks
+    masks: Blobs | Payload | None = None  # where targets are masks
     mask_checksums: NDArray[Any] | None = None  # (N,) CRC-32C of the masks
 
 
@@ -244,7 +239,7 @@ class PackedSource(TableSource):
 
 
 def open_columns(
-    file: ColumnFile, header: Mapping[str, Any], payload: Reader, prefix: str = "", masks: Reader | None = None
+    file: ColumnFile, header: Mapping[str, Any], payload: Payload, prefix: str = "", masks: Payload | None = None
 ) -> Split:
     """A split whose columns, but for the images, are in a file, with names that have a prefix; `header` is checked."""
 
