@@ -72,10 +72,7 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
 
 
 def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_place: bool) -> list[str]:
-    """Raise a DataError for other data (`data`: {split: its fingerprint}) than the checkpoint's in the same run folder.
-
-    In a new one a line for each split says so. Files behind a URL are compared with those of a URL.
-    """
+    """Refuse other data than the checkpoint's, {split: its fingerprint}, in its folder; in a new one, say so."""
     then = dict(state.get("data", data))
     on_one_side = {key for key in then.keys() ^ data.keys() if key.startswith("remote")}
     known = ({key: value for key, value in each.items() if key not in on_one_side} for each in (then, data))

@@ -44,9 +44,7 @@ class Resolved(Config):
 
 
 def resolved(config: Config, parallel: Slice | None = None, **measured: bool) -> Resolved:
-    """A config with a value for whatever is `auto`, for a rank of `parallel`: what measuring has found, or else not
-    compiled and channels_last, and cuDNN may choose its algorithms unless `deterministic`.
-    """
+    """A config with a value for whatever is `auto`, for a rank of `parallel`, and with what measuring has found."""
     values: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(Config)}
     values["num_workers"] = num_workers(config, parallel)
     values["engine"] = chosen_engine(config.engine, values["num_workers"])
@@ -65,10 +63,7 @@ def num_workers(config: Config, parallel: Slice | None = None) -> int:
 
 
 def tuned_workers(config: Config, parallel: Slice) -> tuple[int, str] | None:
-    """What `num_workers=auto` is where `tune` has measured this pipeline, on this machine and data; a line for users.
-
-    None where a number was asked for, several ranks share the machine, or nothing was measured.
-    """
+    """What `num_workers=auto` is where `tune` has measured this pipeline, machine and data; a line for users."""
     if isinstance(config.num_workers, int) or parallel.world_size > 1 or not findings.any_here(config):
         return None
     rows = findings.kept(config, open_split(config.data, "train").fingerprint())
@@ -82,9 +77,7 @@ def tuned_workers(config: Config, parallel: Slice) -> tuple[int, str] | None:
 
 
 def check_limits(config: Config, ranks: Slice, *, on_host: bool) -> None:
-    """Refuse more workers, open files or memory than this machine has, before anything is loaded; `on_host` says
-    whether the images are normalised in the host's memory, too.
-    """
+    """Refuse more workers, open files or memory than this machine has; `on_host`: images are normalised there, too."""
     workers = num_workers(config, ranks)
     hardware.check_workers(workers, ranks.sharing)
     hardware.check_open_files(workers if chosen_engine(config.engine, workers).worker_bytes else 0)
@@ -119,9 +112,7 @@ class Environment:
     notes: list[str]  # lines for users
 
     def fitted(self, source: Source) -> Environment:
-        """The same with a task that knows the training split; a ConfigError for scores in `checkpoint.best_by` or
-        `objective` that a model of so many outputs hasn't.
-        """
+        """The same with a task that knows the training split, which has to have the scores that the config names."""
         num_outputs, best_by = self.task.num_outputs(source), self.config.checkpoint.best_by
         task = self.task.for_outputs(num_outputs)
         assert self.config.objective is not None  # `compose` decided it

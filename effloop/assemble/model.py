@@ -23,11 +23,7 @@ from effloop.task import Task, is_spatial
 
 
 def build_model(config: Resolved, num_outputs: int, device: torch.device) -> nn.Module:
-    """The model on its device, in its memory layout, compiled if asked for.
-
-    Raises:
-        ConfigError: `model.num_classes` differs from the data's, or the model can't take such images.
-    """
+    """The model on its device, in its memory layout, compiled if asked for; refused if it can't take the images."""
     wanted = config.model.num_classes
     if wanted is not None and wanted != num_outputs:
         raise ConfigError(
@@ -135,12 +131,7 @@ def random_batch(
 
 
 def compile_now(
-    config: Resolved,
-    train_step: nn.Module,
-    averaged: nn.Module,
-    task: Task,
-    precision: Precision,
-    num_outputs: int,
+    config: Resolved, train_step: nn.Module, averaged: nn.Module, task: Task, precision: Precision, num_outputs: int
 ) -> float:
     """Compile a model for training and evaluation before that is timed; the seconds that it took. All ranks have to do
     it: DDP splits the graph where gradients are sent, so that communication overlaps with computing.

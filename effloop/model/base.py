@@ -120,8 +120,9 @@ class ModelConfig(PartConfig):
         check_value("model.num_classes", count, count is None or count >= 1, "a number above 0, or null")
         if not all(self.freeze):
             raise ConfigError(f"model.freeze: {self.freeze} has an empty pattern; set names, e.g. [features]")
-        if self.weights is not None and not self.weights.strip():
-            raise ConfigError("model.weights: '' is not allowed; set a file, a run folder, a name, or null")
+        for key in ("weights", "backbone_weights"):
+            if (value := getattr(self, key, None)) is not None and not value.strip():
+                raise ConfigError(f"model.{key}: '' is not allowed; set a file, a run folder, a name, or null")
 
 
 CHANNEL_NORMS = (_NormBase,)  # they subtract each channel's mean, and so cancel a bias before them

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError, optional_package, reason
 from effloop.model.base import ModelConfig, Normalisation, Zoo, check_known, downloading, models, subclassed
-from effloop.registry import PartConfig, choices
+from effloop.registry import PartConfig
 
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # outputs of torchvision's GoogLeNet and Inception v3, not built here
 _ELSEWHERE = "download it where there is a network"
@@ -35,8 +35,6 @@ class BackboneConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.backbone_weights is not None and not self.backbone_weights.strip():
-            raise ConfigError("model.backbone_weights: '' is not allowed; set a file, a run folder, a name, or null")
         if self.backbone_weights and self.weights:
             raise ConfigError(
                 f"model.backbone_weights: {self.backbone_weights} contradicts model.weights={self.weights}, which "
@@ -171,13 +169,7 @@ def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size
     check_known("model.arch", config.arch, torchvision_archs(), "torchvision")
     options: dict[str, Any] = {}
     if config.arch.startswith("vit_"):
-        size = ImageSize.of(image_size)
-        if size.height != size.width:
-            raise ConfigError(
-                f"image_size: torchvision's {config.arch} takes square images only, not {size}; set one number, or "
-                "take it from timm: model=timm"
-            )
-        options["image_size"] = size.height
+        options["image_size"] = ImageSize.of(image_size).height  # and refuses others than square ones
     if config.arch in ("googlenet", "inception_v3"):
         options |= {"aux_logits": False, "init_weights": True}  # one output, like every other model
         options["transform_input"] = True  # to -1..1, which torchvision's weights of these two expect
@@ -196,12 +188,7 @@ def timm_model(config: TimmConfig, *, num_classes: int, image_size: Any) -> nn.M
     timm = optional_package("timm", "model=timm", "effloop[timm]")
     if not timm.is_model(config.arch):
         check_known("model.arch", config.arch, timm.list_models(), "timm")
-    try:
-        options = _timm_options(config.arch, image_size)
-    except RuntimeError:  # no such tag
-        base, _, tag = config.arch.partition(".")
-        have = choices(tag, _timm_tags(base))
-        raise ConfigError(f"model.arch: no weights '{tag}' of {base} in timm; {have}") from None
+    options = _timm_options(config.arch, image_size)  # a RuntimeError for a tag that isn't there
     model: nn.Module = timm.create_model(config.arch, pretrained=False, num_classes=num_classes, **options)
     return model
 

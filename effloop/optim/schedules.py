@@ -32,10 +32,7 @@ schedules: Registry[LRScheduler] = Registry("schedule")
 
 
 def _with_warmup(
-    optimizer: torch.optim.Optimizer,
-    config: ScheduleConfig,
-    updates: int,
-    factor: Callable[[int, int], float],
+    optimizer: torch.optim.Optimizer, config: ScheduleConfig, updates: int, factor: Callable[[int, int], float]
 ) -> LRScheduler:
     """A schedule of `factor(steps since warm-up, steps of warm-up)`, after a linear rise to 1."""
     warmup = round(config.warmup_ratio * updates)

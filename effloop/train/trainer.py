@@ -40,17 +40,13 @@ class BatchStream(Protocol):
 
 
 class Step(nn.Module):
-    """Images and targets in, loss and the task's sums out.
-
-    The loss is computed in here, and the model's outputs don't leave it, so that nothing large is gathered where a
-    strategy runs copies of it on several devices.
+    """Images and targets in, loss and the task's sums out; the model's outputs don't leave it, so that nothing large is
+    gathered where a strategy runs copies of it on several devices.
     """
 
     def __init__(self, model: nn.Module, task: Task, precision: Precision) -> None:
         super().__init__()
-        self.model = model
-        self.task = task
-        self.precision = precision
+        self.model, self.task, self.precision = model, task, precision
 
     def forward(self, images: Tensor, targets: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """(N, 3, H, W) float32, targets as the task wants them, (N,) bool -> () float32 mean loss of the batch, and
@@ -115,10 +111,8 @@ class Trainer:
     nan: NanPolicy = field(default_factory=NanPolicy)  # what happens where a loss or a gradient isn't finite
     profiler: Profiler = field(default_factory=Profiler)  # looks at some updates, after which the run ends
     progress: Progress = field(default_factory=Progress)  # the position
-    # scores of the last evaluation, and its `epoch`; {} before one
-    last: dict[str, float] = field(default_factory=dict)
-    # asks the run to save and stop; by signals, while `fit` runs
-    request: StopRequest = field(default_factory=StopRequest)
+    last: dict[str, float] = field(default_factory=dict)  # scores of the last evaluation, and its `epoch`
+    request: StopRequest = field(default_factory=StopRequest)  # to save and stop; by signals, while `fit` runs
 
     def __post_init__(self) -> None:
         self.saving = Saving(self, self.request)
@@ -243,21 +237,15 @@ class Trainer:
         model, batches = self.task.with_output_transform(self.average.model), self.parallel.monitored(batches)
         return evaluate(model, batches, scorers, self.precision, tune=True)[0]
 
-    def average_buffers(self) -> None:
-        """Give all ranks the mean of their running statistics."""
+    def average_buffers(self) -> None:  # running statistics, of all ranks
         for model in _models(self):
             self.parallel.average_buffers(model)
 
     def position(self) -> Position:
         """Where the run is, for the recorder."""
         group = self.train.global_batch * self.loop.accumulate
-        return Position(
-            epoch=self.progress.epoch,
-            epochs=self.loop.epochs,
-            update=self.progress.samples_seen // group,
-            updates=len(self.train) // self.loop.accumulate,
-            step=self.progress.step,
-        )
+        update, updates = self.progress.samples_seen // group, len(self.train) // self.loop.accumulate
+        return Position(self.progress.epoch, self.loop.epochs, update, updates, self.progress.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a run continues from, between two updates; every rank has to call this.
@@ -297,11 +285,6 @@ class Trainer:
             getattr(self, name).load_state_dict(state.get(name, {}))
         restore(self.optimizer, self.schedule, state["optimizer"], state["schedule"])
         self.progress = Progress(**state["progress"])
-        if rest := self.progress.samples_seen % self.train.global_batch:
-            raise ConfigError(
-                f"batch_size: the checkpoint is {rest} samples into a batch of {self.train.global_batch} on all ranks; "
-                "keep batch_size and the number of ranks"
-            )
         if self.stop:
             self.stop.load_state_dict(state.get("stop", {}), self.checkpoints.best)
         self.recorder.load_state_dict(state.get("recorder", {}))
