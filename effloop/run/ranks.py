@@ -91,7 +91,7 @@ class Ranks:
     def __init__(self, folder: Path, count: int, spec: RunSpec) -> None:
         self._folder, self._count, self._spec = folder, count, spec.to_plain()
         self._processes: list[BaseProcess] = []
-        self._first = 0.0
+        self._first, self._for_good = 0.0, False
         self.how = ""  # the run was stopped; empty as long as no signal came
         listening = socket.create_server((_HOST, 0), backlog=1024)
         self._port = listening.getsockname()[1]
@@ -105,8 +105,7 @@ class Ranks:
         failed: list[tuple[int, BaseProcess]] = []
         for start in range(max_restarts + 1):
             failed = self._run_once(start)
-            said = read(self._folder)
-            if not failed or self.how or any(each.final or each.kind == "preempted" for each in said):
+            if not failed or self.how or self._for_good:
                 break
         return failed
 
@@ -124,6 +123,8 @@ class Ranks:
                 wait([each.sentinel for each in running], _POLL_S)
             number = signal.SIGTERM
             failed = self._failed()
+            # Now: a rank that is ended below may say that it was asked to stop.
+            self._for_good = any(each.final or each.kind == "preempted" for each in read(self._folder))
             for rank, process in failed:  # one that a signal ends can't say so itself
                 if (code := process.exitcode or 0) < 0:
                     line = f"{_name(rank, process)} {killed_by(-code)}"
