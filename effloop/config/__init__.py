@@ -1,7 +1,6 @@
 """The typed config tree, and Hydra behind one door."""
 
-from effloop.config.compose import compose, finish, for_ranks
-from effloop.config.saved import from_dict, load, save, to_dict
+from effloop.config.compose import compose, finish, for_ranks, from_dict, load, save, to_dict
 from effloop.config.schema import Config, SweepConfig
 
 __all__ = ["Config", "SweepConfig", "compose", "finish", "for_ranks", "from_dict", "load", "save", "to_dict"]

@@ -23,7 +23,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from effloop.config import guard, hydra_setup
+from effloop.config import hydra_setup
 from effloop.config.overrides import FLAGS, REMOVED, key_of
 from effloop.config.schema import Config
 from effloop.errors import PROGRAM, ConfigError, reason
@@ -267,8 +267,8 @@ def unknown_in(key: str, tree: DictConfig | None) -> str:
     """`'momentm' is not a key; did you mean 'optim.momentum'?`; `tree` says which parts are chosen."""
     if key.partition(".")[0] == hydra_setup.EXPERIMENT:
         return "experiment: its keys belong to the root; begin the file with the line '# @package _global_'"
-    if guard.is_special(key):
-        return f"{key}: {guard.by_name(key)}"
+    if hydra_setup.is_special(key):
+        return f"{key}: {hydra_setup.by_name(key)}"
     if key.partition(".")[0] == "hydra":
         return f"'{key}' is not a key of Hydra's own config; see {PROGRAM} --cfg hydra"
     keys = keys_of()

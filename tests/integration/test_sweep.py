@@ -19,7 +19,7 @@ from runs import TINY, call, once, rows, start
 
 from effloop.cli.main import main
 from effloop.errors import PROGRAM
-from effloop.run.jobs import JobRunner
+from effloop.run.sweep import JobRunner
 from effloop.runs.folder import LOCK
 from effloop.runs.reader import JOB, SWEEP, read_jobs, read_run
 

@@ -14,8 +14,7 @@ from effloop.cli.main import main
 from effloop.config import compose
 from effloop.data.source.storage.kept import once
 from effloop.errors import ConfigError
-from effloop.run.jobs import signals_of
-from effloop.run.sweep import compose_shared, owned_folder
+from effloop.run.sweep import compose_shared, owned_folder, signals_of
 from effloop.runs.folder import LOCK
 
 
@@ -62,7 +61,7 @@ WAITS = """
 import sys, time
 from pathlib import Path
 from effloop.errors import PreemptedRunError
-from effloop.run.jobs import signals_shared
+from effloop.run.sweep import signals_shared
 try:
     with signals_shared(Path(sys.argv[1]), elsewhere=True):
         print("waits", flush=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import effloop
-from effloop.run.jobs import JobRunner
+from effloop.run.sweep import JobRunner
 from effloop.system.processes import SPINS, limit_spinning
 
 COUNT, POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
