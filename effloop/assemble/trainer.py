@@ -125,13 +125,13 @@ def _run_folder(about: folders.RunInfo, run_dir: Path, start: Start, begun: Call
         with folders.failure_recorded(run_dir), folders.writing_to(run_dir):
             folders.read_resumes(run_dir)  # what would fail later
             remove_stale(run_dir)
-            folders.record_start(run_dir)
+            folders.record_state(run_dir, "running")
             begun(run_dir)
         return str(run_dir)
     made = folders.claim_run_dir(run_dir, again=start.again)
     with folders.failure_recorded(made), folders.writing_to(made):
         begun(made)
-        folders.record_start(made)
+        folders.record_state(made, "running")
         folders.write_run_info(made, about)
     return str(made)
 

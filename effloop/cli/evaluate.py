@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from rich import box
 from rich.console import Console
@@ -17,8 +16,9 @@ from rich.text import Text
 from effloop.batch import Preview
 from effloop.cli.command import RunOptions, command
 from effloop.data.loader import Loader
-from effloop.errors import ConfigError, warn
+from effloop.errors import warn
 from effloop.inference.trained import Trained
+from effloop.measure.turns import output_folder, print_table
 from effloop.report.evaluation import EVALUATIONS, Evaluation, cell_text, write_evaluation
 from effloop.task.details import NUM_BINS, Details, Row
 from effloop.train.evaluation import View, compare
@@ -52,7 +52,7 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     trained = Trained.open(options.run, overrides)
     loader = trained.loader(options.split)
     if options.out:
-        _check_writable(options.out)
+        output_folder(options.out, "eval")
     source, scorers = loader.plan.source, trained.scorers(options.tta, keeps=True)
     started = time.perf_counter()
     found = trained.evaluate(loader, options.tta, scorers)
@@ -80,16 +80,15 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
 
 def _print_scores(options: EvalOptions, trained: Trained, found: Sequence[dict[str, float]], samples: int) -> None:
     """A row of the task's scores without and, if there is any, with test-time augmentation."""
-    table = Table()
     meters = [meter for meter in trained.task.meters if meter.name in found[0]]
-    several = len(found) > 1
-    for heading in (*["tta"] * several, "samples", *(meter.name for meter in meters)):
-        table.add_column(heading, justify="right")
-    names = ("none", f"{','.join(options.tta)}: 2 views")
-    for name, scores in zip(names, found, strict=several):
-        values = (meter.text(scores[meter.name]) for meter in meters)
-        table.add_row(*[name] * several, f"{samples:,}", *values)
-    Console().print(table)
+    names = ("none", f"{','.join(options.tta)}: 2 views")[: len(found)] if len(found) > 1 else ("",)
+    rows = [
+        [name, f"{samples:,}", *(meter.text(scores[meter.name]) for meter in meters)]
+        for name, scores in zip(names, found, strict=True)
+    ]
+    start = len(found) == 1  # without the first column
+    headings = ["tta", "samples", *(meter.name for meter in meters)]
+    print_table(headings[start:], [row[start:] for row in rows])
 
 
 def _print_details(details: Details, names: Sequence[str]) -> None:
@@ -125,16 +124,6 @@ def _folder(options: EvalOptions) -> Path:
         return options.out
     split, run = re.sub(r"[^\w-]", "_", options.split), options.run
     return (run / EVALUATIONS if run.is_dir() else run.with_name(f"{run.name}.{EVALUATIONS}")) / split
-
-
-def _check_writable(out: Path) -> None:
-    """Make the folder, before there is anything to write to it."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise ConfigError(f"out: '{out}' can't be written: {error.strerror}; set out=FOLDER") from None
 
 
 def _write(options: EvalOptions, found: Evaluation, trained: Trained, loader: Loader) -> None:

@@ -28,22 +28,11 @@ if TYPE_CHECKING:
 
 MODULES = {
     "bench": "bench",
-    "convert": "convert",
-    "diagnose": "measure",
-    "diff": "report",
-    "eval": "evaluate",
-    "export": "export",
-    "index": "convert",
-    "list": "help",
-    "lr": "measure",
-    "predict": "predict",
-    "replay": "replay",
-    "report": "report",
-    "resume": "train",
-    "show": "show",
-    "train": "train",
-    "tune": "measure",
-    "verify": "convert",
+    **dict.fromkeys(("convert", "verify", "index"), "convert"),
+    **dict.fromkeys(("diagnose", "lr", "tune"), "measure"),
+    **dict.fromkeys(("diff", "report"), "report"),
+    **{"eval": "evaluate", "export": "export", "list": "help", "predict": "predict", "replay": "replay"},
+    **{"show": "show", "train": "train", "resume": "train"},
 }
 """Command -> the module of this folder that has it, imported when it is asked for: most import torch."""
 

@@ -18,16 +18,25 @@ from effloop.task import check_objective
 
 
 @dataclass(frozen=True)
-class ReportOptions:
-    """Options of `report`.
+class RunsOptions:
+    """Options of commands for several runs.
 
     Attributes:
         runs: folders of runs, or of sweeps, which stand for all their jobs.
+    """
+
+    runs: tuple[Path, ...] = field(metadata={"positional": "RUN"})
+
+
+@dataclass(frozen=True)
+class ReportOptions(RunsOptions):
+    """Options of `report`.
+
+    Attributes:
         out: where the report goes; without it the one folder that is named, or outputs/reports/DATE/TIME.
         objective: what the runs are compared by; without it what they were made for.
     """
 
-    runs: tuple[Path, ...] = field(metadata={"positional": "RUN"})
     out: Path | None = None
     objective: str | None = None
 
@@ -52,19 +61,8 @@ def report(options: ReportOptions, _: list[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class DiffOptions:
-    """Options of `diff`.
-
-    Attributes:
-        runs: folders of runs, or of sweeps, which stand for all their jobs.
-    """
-
-    runs: tuple[Path, ...] = field(metadata={"positional": "RUN"})
-
-
-@command("diff", DiffOptions, "outputs/first outputs/second", overrides=False)
-def diff_runs(options: DiffOptions, _: list[str]) -> int:
+@command("diff", RunsOptions, "outputs/first outputs/second", overrides=False)
+def diff_runs(options: RunsOptions, _: list[str]) -> int:
     """What differs between runs: config, environment, data, result."""
     load_plugins()  # which may have the runs' task
     found = find_runs(options.runs)

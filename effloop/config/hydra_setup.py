@@ -55,11 +55,8 @@ def config_root() -> Path:
 
 # What a config may set of Hydra's own.
 
-RESOLVERS = frozenset(
-    """
-    effloop.run_dir hydra now oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.env oc.select
-    python_version
-    """.split()  # noqa: SIM905
+RESOLVERS = {"hydra", "now", "python_version"}.union(
+    f"oc.{name}" for name in ("create", "decode", "deprecated", "dict.keys", "dict.values", "env", "select")
 )
 """What an interpolation may call. Others may be registered by any package, `eval` among them."""
 

@@ -275,18 +275,12 @@ def record_resume(run_dir: Path, info: RunInfo, epoch: int) -> None:
         configs.save(info.config, run_dir / CONFIG)  # last: the run continues with it
 
 
-def record_start(run_dir: Path) -> None:
-    """Write to state.json that this process trains the run."""
-    _write_state(run_dir, "running")
-
-
 @contextmanager
 def state_recorded(run_dir: Path) -> Iterator[None]:
     """Around the training: write to state.json how it ended, and give the folder up."""
     with failure_recorded(run_dir):
         yield
-    with suppress(OSError):  # a full disk, of which there is another line
-        _write_state(run_dir, "done")
+    record_end(run_dir, "", "done")
     unlock(run_dir)
 
 
@@ -301,21 +295,21 @@ def failure_recorded(run_dir: Path) -> Iterator[None]:
             state, reason = "stopped", "interrupted"
         elif isinstance(error, PreemptedRunError):
             state = "preempted"
-        with suppress(OSError):
-            _write_state(run_dir, state, reason.partition("\n")[0])
+        record_end(run_dir, reason.partition("\n")[0], state)
         unlock(run_dir)
         raise
 
 
-def record_end(run_dir: Path, reason: str, state: str = "failed") -> None:
-    """Write to state.json why the run has ended, which its process, or the first of its ranks, may not know."""
-    with suppress(OSError):
-        _write_state(run_dir, state, reason)
-
-
-def _write_state(run_dir: Path, state: str, reason: str = "") -> None:
+def record_state(run_dir: Path, state: str, reason: str = "") -> None:
+    """Write to state.json that this process trains the run, or how that has ended and why."""
     facts = {"state": state, "reason": reason, **describe_process()}
     write_text(run_dir / STATE, json.dumps(facts, indent=2) + "\n")
+
+
+def record_end(run_dir: Path, reason: str, state: str = "failed") -> None:
+    """As `record_state`, unless the disk is full, of which there is another line."""
+    with suppress(OSError):
+        record_state(run_dir, state, reason)
 
 
 def read_overrides(run_dir: Path) -> list[str]:

@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixtur
     for out in ("/proc/x", str(run / "eval"), str(run / "eval/y")):
         assert main(["eval", str(run), f"out={out}"]) == 2
         printed = capsys.readouterr()
-        assert printed.err.startswith(f"effloop: out: '{out}' can't be written: ")
+        assert printed.err.startswith(f"effloop: out: {out} can't be made: ")
         assert (printed.err.count("\n"), printed.out) == (1, "")
 
 
