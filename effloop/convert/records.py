@@ -32,11 +32,7 @@ R = TypeVar("R")
 
 
 def read(source: Source, sample: int) -> Encoded:
-    """A sample's encoded image, compared with its checksum.
-
-    Raises:
-        DataError: it can't be read or is damaged; the message names it.
-    """
+    """A sample's encoded image, compared with its checksum; an error names it."""
     with _named(source, sample):
         source.verify(sample)  # whatever `data.checksums` says: a copy gets a checksum of its own
         return source.read(sample)
@@ -76,15 +72,7 @@ EVERY = 16
 
 def build_compared(data: Encoded, number: int, name: str) -> bytes | None:
     """Build the index of an image; a crop by it is compared with the image if the image's number is a multiple of
-    `EVERY`.
-
-    Args:
-        data: any file.
-        number: of the image in its split; chooses, so that the same files get the same indexes in every run.
-        name: of the image, for the warning.
-
-    Returns:
-        The index, or None if the image can't have one or it gives other pixels.
+    `EVERY`: the same files get the same indexes in every run. None if it can't have one or it gives other pixels.
     """
     index = build_index(data)
     if index is None or number % EVERY:
@@ -102,16 +90,7 @@ def differs_from(whole: NDArray[np.uint8], decoder: Decoder, data: Encoded, inde
     """Whether a crop by an index has other pixels than the whole image.
 
     The crop is an eighth of the image's width and all of its height, which takes a state of every row of MCUs; where
-    it lies depends on the file's bytes.
-
-    Args:
-        whole: (H, W, C) uint8, the image decoded by the same decoder.
-        decoder: decodes the crop.
-        data: the file.
-        index: that belongs to these bytes.
-
-    Raises:
-        DataError: the crop can't be decoded.
+    it lies depends on the file's bytes. `whole` is (H, W, C) uint8, by the same decoder.
     """
     height, width = whole.shape[:2]
     columns = -(-width // 8)
@@ -130,28 +109,17 @@ def _decoder() -> Decoder:
 class SplitRecords:
     """The samples of a split for a writer, with their masks, where targets are masks, and entropy indexes.
 
-    Args:
-        source: the split.
-        meter: shows the progress.
-        title: of the progress.
-        read: reads an image, and compares it with its checksum.
-        threads: how many encode masks and build indexes.
-        indexes: whether JPEGs get entropy indexes.
-        max_side: pixels of a mask's longer side, at most, as of its image.
-        size_of: an encoded image -> its (height, width) as decoded, which its mask has to have.
-
-    Attributes:
-        num_bytes: of the images, which writers make room for.
+    Writers make room for `num_bytes` of images.
     """
 
     source: Source
     meter: Meter
     title: str
-    read: Callable[[Source, int], Encoded] = read
-    threads: int = 1
-    indexes: bool = False
-    max_side: int | None = None
-    size_of: Callable[[Encoded], tuple[int, int]] = _stored_size
+    read: Callable[[Source, int], Encoded] = read  # an image, compared with its checksum
+    threads: int = 1  # that encode masks and build indexes
+    indexes: bool = False  # whether JPEGs get entropy indexes
+    max_side: int | None = None  # pixels of a mask's longer side, at most, as of its image
+    size_of: Callable[[Encoded], tuple[int, int]] = _stored_size  # (height, width) as decoded, which a mask has to have
 
     def __post_init__(self) -> None:
         self.num_bytes: int = self.source.fingerprint()["bytes"]
@@ -213,18 +181,6 @@ class SplitRecords:
 class Reencoded(View):
     """A split whose images are re-encoded, into a file, one behind the other: writers need the number of their bytes
     beforehand.
-
-    Args:
-        source: the split.
-        path: of the file.
-        recode: re-encodes an image.
-        num_threads: how many do that at the same time.
-        meter: shows the progress.
-        title: of the progress.
-
-    Raises:
-        DataError: an image can't be read or re-encoded; the message names it.
-        OSError: the file can't be written.
     """
 
     def __init__(
@@ -267,28 +223,16 @@ def estimated_bytes(source: Source, recode: Callable[[Encoded], bytes], num_thre
 
 @dataclass
 class Inspector:
-    """Finds samples that can't be read, and images whose header or end is damaged; 5 µs an image, besides reading it.
-
-    Attributes:
-        splits: name -> opened split.
-        decoder: reads headers, and decodes what has no end marker.
-        num_threads: how many samples are looked at at the same time; 0 means one.
-        meter: shows the progress.
-        whole: decode every image.
-    """
+    """Finds samples that can't be read, and images whose header or end is damaged; 5 µs an image, and its reading."""
 
     splits: Mapping[str, Source]
-    decoder: Decoder
+    decoder: Decoder  # reads headers, and decodes what has no end marker
     num_threads: int
     meter: Meter
-    whole: bool = False
+    whole: bool = False  # decode every image
 
     def read(self, source: Source, sample: int) -> Encoded:
-        """Read a sample, and, if it is bad, look at all.
-
-        Raises:
-            DataError: it is bad; the message names up to 20 that are.
-        """
+        """Read a sample, and, if it is bad, look at all; the error names up to 20 that are."""
         try:
             return self._look(source, sample)
         except DataError:
@@ -296,20 +240,12 @@ class Inspector:
             raise  # it is readable by now
 
     def refuse(self) -> None:
-        """Look at every sample.
-
-        Raises:
-            DataError: some are bad; the message names up to 20 of them.
-        """
+        """Look at every sample; the error names up to 20 that are bad."""
         if any(bad := [*self._find().values()]):
             raise DataError(self._described(bad, "repair or remove what is bad, or set skip_bad=true"))
 
     def sound(self) -> dict[str, Source]:
-        """The splits without what is bad, of which a warning tells.
-
-        Raises:
-            DataError: nothing of a split is left.
-        """
+        """The splits without what is bad, which a warning names; it is an error if nothing of a split is left."""
         bad, sound = self._find(), dict(self.splits)
         if any(bad.values()):
             warn(self._described([*bad.values()], "left out"))

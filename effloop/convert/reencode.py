@@ -28,23 +28,15 @@ _LONGEST_SIDE = 65_500  # of libjpeg; a JPEG's header could say 65,535
 
 @dataclass(frozen=True)
 class Recipe:
-    """How images are re-encoded.
+    """How images are re-encoded."""
 
-    Attributes:
-        payload: `jpeg`, or `raw` for the pixels behind a line of text (PNM).
-        quality: of a JPEG: 1-100; `source` for the tables and the chroma subsampling of the original JPEG.
-        restart: maximum MCUs between restart markers; `auto` is every 32 pixels or slightly more; `none` is no
-            markers. The interval always divides the MCUs in a row, so that every row begins one and a region
-            can be cut out.
-        max_side: pixels of the longer side, at most; None leaves the size.
-        color: `rgb` or `gray`; None leaves grey images grey and makes all others RGB.
-    """
-
-    payload: str = "jpeg"
-    quality: int | str = 90
+    payload: str = "jpeg"  # or `raw`: the pixels behind a line of text (PNM)
+    quality: int | str = 90  # 1-100, or `source` for the tables and the chroma subsampling of the original JPEG
+    # Maximum MCUs between restart markers, or `none`; `auto` is every 32 pixels or slightly more. The interval always
+    # divides the MCUs in a row, so that every row begins one and a region can be cut out.
     restart: int | str = "auto"
-    max_side: int | None = None
-    color: str | None = None
+    max_side: int | None = None  # pixels of the longer side
+    color: str | None = None  # `rgb` or `gray`; None leaves grey images grey and makes all others RGB
 
     def about(self) -> dict[str, Any]:
         """For the header of the dataset."""
@@ -66,10 +58,6 @@ class Recode:
       bytes. Written by OpenCV, which releases the GIL.
     - `quality=source`: the original's quantisation tables and subsampling (4:2:0 if it is an unusual one).
       Written by Pillow, which holds the GIL.
-
-    Args:
-        recipe: how to encode.
-        decoder: decodes the images.
     """
 
     def __init__(self, recipe: Recipe, decoder: Decoder) -> None:
@@ -78,11 +66,7 @@ class Recode:
         self._cv2.setNumThreads(0)
 
     def __call__(self, data: Encoded) -> bytes:
-        """The image, re-encoded by the recipe.
-
-        Raises:
-            DataError: it can't be decoded, or not be written; the message doesn't name it.
-        """
+        """The image, re-encoded by the recipe; an error doesn't name it."""
         header = read_header(data)
         pixels = self._pixels(data, header)
         if self.recipe.payload == "raw":

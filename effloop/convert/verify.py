@@ -27,21 +27,13 @@ SHOWN = 50
 
 @dataclass
 class SplitReport:
-    """What was found in one split.
-
-    Attributes:
-        source: the split.
-        bytes: of the encoded images that could be read.
-        decoded: how many samples were decoded, whole and without a warning.
-        problems: how many lines of problems.
-        empty: classes without samples; worth a note, but no problem.
-    """
+    """What was found in one split."""
 
     source: Source
-    bytes: int = 0
-    decoded: int = 0
+    bytes: int = 0  # of the encoded images that could be read
+    decoded: int = 0  # samples, whole and without a warning
     problems: int = 0
-    empty: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)  # classes without samples; worth a note, but no problem
 
 
 def verify(

@@ -23,13 +23,10 @@ class WorkFolder:
     """A folder for the outputs until all are complete, `.NAME.partial/` beside the first. One process at a time holds
     its lock, and removes what a killed one has left.
 
-        work = WorkFolder([out])
+        work = WorkFolder([out])  # what will be published, all of it at once, in one folder
         with work.held():
             write(work.writing(out))
             work.publish()
-
-    Args:
-        outs: what will be published, all of it at once, in one folder.
     """
 
     def __init__(self, outs: Sequence[Path]) -> None:
@@ -38,11 +35,7 @@ class WorkFolder:
         self._needed = 0
 
     def check_absent(self) -> None:
-        """Refuse outputs that are there.
-
-        Raises:
-            ConfigError: one is.
-        """
+        """Refuse outputs that are there."""
         for out in self.outs:
             if os.path.lexists(out):
                 raise ConfigError(f"out: {out} is there already, and nothing is overwritten; remove it or set out=PATH")
@@ -126,11 +119,7 @@ class WorkFolder:
         return ConfigError(f"out: {describe_failure(self.path, error)}; set out=PATH")
 
     def check_free(self, needed: int, what: str) -> None:
-        """Refuse to write what doesn't fit on the disk.
-
-        Raises:
-            ConfigError: with both numbers.
-        """
+        """Refuse to write what doesn't fit on the disk."""
         self._needed = needed
         if needed > (free := shutil.disk_usage(self.path).free):
             raise ConfigError(

@@ -58,14 +58,7 @@ _WARNED = 5
 class Ledger:
     """The skipped samples of a split, each once an epoch. It is nothing that a run continues from.
 
-    Args:
-        split: `train`, `val` or another.
-        where: what messages call it.
-        num_samples: in the split.
-        max_errors: how many different ones there may be: below 1 the share of the split, but one at least.
-
-    Attributes:
-        most: how many different ones there may be.
+    There may be `max_errors` different ones: below 1 the share of the split, but one at least.
     """
 
     def __init__(self, split: str, where: str, num_samples: int, max_errors: float) -> None:

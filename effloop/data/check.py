@@ -26,13 +26,13 @@ def check_samples(
 
     Args:
         plan: its source and decoder are used.
-        limit: how many samples at most, besides those that the index says are bad; 0 checks none.
+        limit: 0 checks none.
         num_threads: how many are checked at the same time.
         allowed: how many may be bad.
         verify: the command that checks every sample of this data.
 
     Returns:
-        A line about those that are; empty if none is.
+        A line about those that are bad; empty if none is.
 
     Raises:
         DataError: more samples can't be used; the message names the first 20, and says how many there are.
@@ -86,14 +86,8 @@ def check_image(data: Encoded, decoder: Decoder) -> tuple[int, int]:
 
 
 def check_mask(source: Source, sample: int, height: int, width: int, *, whole: bool = False) -> None:
-    """Check the mask of a sample, where targets are masks: that it can be read, and is as large as its image.
-
-    Args:
-        source: of the sample.
-        sample: its number.
-        height: of the image.
-        width: of the image.
-        whole: decode the mask, and compare its values with the classes and with what is known of it.
+    """Check the mask of a sample, where targets are masks: that it can be read, and is as large as its image; `whole`:
+    its values, too.
 
     Raises:
         DataError: it is wrong; the message begins with "has a mask ...".

@@ -17,10 +17,8 @@ NONE = -1
 
 @dataclass(slots=True)
 class _Place:
-    """(1,) int64, the sample that a thread is loading; and the run of samples that it belongs to, if there is one."""
-
-    cell: NDArray[np.int64]
-    run: NDArray[np.int64] | None = None
+    cell: NDArray[np.int64]  # (1,) the sample that a thread is loading
+    run: NDArray[np.int64] | None = None  # that it belongs to
 
 
 class InProgress:

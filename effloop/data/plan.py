@@ -262,12 +262,7 @@ class Plan:
         return sample_keys(self.seed, epoch, ids)
 
     def decode(self, prepared: Prepared, images: Tensor, at: int) -> None:
-        """Decode the prepared samples, whose bytes are dropped then, and augment them into rows of a batch.
-
-        Args:
-            prepared: from `prepare`.
-            images: (B, C, H, W), as `empty_batch` made it; written.
-            at: the row of the first sample.
+        """Decode prepared samples, whose bytes are dropped then, and augment them into rows of a batch from `at` on.
 
         Raises:
             DataError: a sample can't be decoded; `fill` finds out which.

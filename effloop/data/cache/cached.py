@@ -162,12 +162,9 @@ class Region:
 
 
 class _Lock:
-    """A lock between the threads of this process and between processes.
+    """A lock of a file (its descriptor) between the threads of this process and between processes.
 
     It belongs to the open file description, not to the process: closing another descriptor of the file keeps it.
-
-    Args:
-        file: descriptor of the file to lock.
     """
 
     def __init__(self, file: int) -> None:
@@ -367,10 +364,7 @@ def _name(source: Source, what: Cache, decoder: Decoder) -> str:
 
 def decoder_identity(decoder: Decoder) -> dict[str, Any]:
     """What its pixels depend on: its class, its options, and the versions of the packages it uses."""
-    identity: dict[str, Any] = {
-        "class": type(decoder).__qualname__,
-        "PIL": PIL.__version__,
-    }  # decodes damaged images
+    identity: dict[str, Any] = {"class": type(decoder).__qualname__, "PIL": PIL.__version__}  # for damaged images
     if decoder.channels != 3:
         identity["channels"] = decoder.channels
     for name, part in vars(decoder).items():

@@ -23,12 +23,8 @@ _NAMED = 8
 
 
 class Patience:
-    """How long workers have made no progress while this process waited for them.
-
-    Args:
-        timeout_s: after which it is an error.
-        progress: what changes with each sample that any worker begins or ends.
-        describe: names those workers, and what each of them is loading.
+    """How long workers have made no progress while this process waited for them: `progress` changes with each sample
+    that any of them begins or ends, and `describe` names them and what they load.
     """
 
     def __init__(self, timeout_s: float, progress: Callable[[], tuple[int, ...]], describe: Callable[[], str]) -> None:
@@ -39,11 +35,7 @@ class Patience:
         self._warned = False
 
     def check(self) -> None:
-        """Called at least once a second while waiting.
-
-        Raises:
-            WorkerError: it has been too long; the message names the workers and their samples.
-        """
+        """Called at least once a second while waiting; raises WorkerError when it has been too long."""
         now, progress = time.monotonic(), self._progress()
         self._waited_s, self._at = self._waited_s + min(_STEP_S, now - self._at), now
         if progress != self._before:
@@ -79,12 +71,7 @@ GRACE_S = 5
 
 
 class DaemonThreads:
-    """Threads that call functions, as `ThreadPoolExecutor`; which waits for them at exit, though one may hang.
-
-    Args:
-        count: how many.
-        name: of the threads.
-    """
+    """Threads that call functions, as `ThreadPoolExecutor`; which waits for them at exit, though one may hang."""
 
     def __init__(self, count: int, name: str) -> None:
         self._calls: _Calls = SimpleQueue()
@@ -94,17 +81,10 @@ class DaemonThreads:
         ]
         for thread in self.threads:
             thread.start()
-        self._closed = False
         self._end = weakref.finalize(self, _end, self._calls, self.threads, GRACE_S)
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Let a thread call a function.
-
-        Raises:
-            RuntimeError: they are closed.
-        """
-        if self._closed:
-            raise RuntimeError("the threads are closed")
+        """Let a thread call a function."""
         future: Future[T] = Future()
         self._calls.put((future, call, args, kwargs))
         return future
@@ -112,13 +92,9 @@ class DaemonThreads:
     def result(self, future: Future[T], timeout_s: float, source: Source) -> T:
         """The result of a call, once it has ended.
 
-        Args:
-            future: from `submit`.
-            timeout_s: how long no thread may begin or end a sample.
-            source: of the samples.
-
         Raises:
-            WorkerError: longer; what hangs is left to the end of the process.
+            WorkerError: no thread has begun or ended a sample for this long; what hangs is left to the end of the
+                process.
         """
         if not future.done():
             idents = [thread.ident or 0 for thread in self.threads]
@@ -141,7 +117,6 @@ class DaemonThreads:
 
     def close(self, grace_s: float = GRACE_S) -> None:
         """Drop what no thread has begun, and wait for what they have begun, but not longer than this."""
-        self._closed = True
         if self._end.detach():
             _end(self._calls, self.threads, grace_s)
 

@@ -128,11 +128,7 @@ class DaliEngine(Engine):
         return _Begun(request, False, batch, fills)
 
     def _finished(self, pipeline: _Pipeline, pool: DaemonThreads, begun: _Begun) -> Batch:
-        """Wait for a batch that `_begin` started.
-
-        Raises:
-            DataError: a sample can't be read or decoded; the message names it.
-        """
+        """Wait for a batch that `_begin` started."""
         request = begun.request
         pixels = pipeline.take() if begun.given else None
         if pixels is not None and len(pixels) == len(request.ids):
@@ -158,16 +154,7 @@ class _Pipeline:
     """A DALI pipeline and the batches in it.
 
     DALI's dynamic executor (its default) accepts any number of batches ahead, and its outputs stay valid while they
-    are referred to, so they are passed on without a copy.
-
-    Args:
-        batch: samples in a batch, at most.
-        shape: height, width and channels of the output.
-        num_threads: of DALI.
-        device: index of the GPU that decodes and resizes; None uses the CPU only.
-
-    Attributes:
-        refusal: why DALI refused the last batch that it refused.
+    are referred to, so they are passed on without a copy. `refusal`: why it refused the last batch that it refused.
     """
 
     def __init__(self, batch: int, shape: tuple[int, int, int], num_threads: int, device: int | None) -> None:

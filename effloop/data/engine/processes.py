@@ -60,34 +60,22 @@ _TRACEBACK = 10_000  # characters of its end, where the exception is
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker: its ends of the pipes, and what it loads.
+    """One worker: its ends of the pipes, and what it loads."""
 
-    Attributes:
-        number: counted from 0.
-        plan: what to load.
-        slots: memory of the batches.
-        jobs: one pipe that all workers read from, so each job goes to a free one. Reads and writes of a job are
-            atomic: it is shorter than `PIPE_BUF`.
-        answers: this worker's own pipe.
-    """
-
-    number: int
+    number: int  # counted from 0
     plan: Plan
     slots: SharedSlots
-    jobs: Connection
-    answers: Connection
+    jobs: Connection  # one for all, so each job goes to a free one; shorter than `PIPE_BUF`, a job is read atomically
+    answers: Connection  # its own
 
     def run(self) -> None:
-        """Do jobs until `STOP`, or until the main process has ended.
-
-        Workers always reuse freed memory, whatever `reuse_memory` is.
-        """
+        """Do jobs until `STOP`, or until the main process has ended."""
         gc.freeze()  # inherited objects must not be finalised here: a DALI pipeline would crash
         signals.ignore_interrupts()  # the main process handles Ctrl-C
         signals.ignore_stops()  # and saves, for which it needs its workers
         threading.Thread(target=_exit_with_parent, daemon=True).start()
         torch.set_num_threads(1)
-        keep_freed_memory()
+        keep_freed_memory()  # whatever `reuse_memory` is
         signal.signal(signal.SIGBUS, signal.SIG_DFL)  # the main process names the sample
         in_progress.share(self.slots.cells()[self.number :])
         slots: dict[int, Tensor] = {}
@@ -144,13 +132,7 @@ def _exit_with_parent() -> None:
 
 
 def exit_error(who: str, code: int | None, sample: str = "") -> WorkerError:
-    """Explain the exit code of a worker that has had no `STOP`.
-
-    Args:
-        who: the worker.
-        code: None if it hasn't ended yet.
-        sample: what it was loading; empty if nothing.
-    """
+    """Explain the exit code of a worker that has had no `STOP`; None if it hasn't ended yet."""
     what = f" while it loaded {sample}" if sample else ""
     if code == -signal.SIGKILL:
         return WorkerError(
@@ -168,20 +150,12 @@ def exit_error(who: str, code: int | None, sample: str = "") -> WorkerError:
 
 @dataclass(slots=True)
 class PendingBatch:
-    """A batch that workers are loading.
+    """A batch that workers are loading."""
 
-    Attributes:
-        batch: complete when no runs are left; the reference keeps its slot from being reused.
-        runs_left: runs of samples without an answer yet.
-        failure: first row, kind and text of the first run that failed.
-        wanted: False once cancelled; runs in progress still write into the slot.
-        skipped: samples that could not be loaded.
-    """
-
-    batch: Batch
-    runs_left: int
-    failure: tuple[int, int, str] | None = None
-    wanted: bool = True
+    batch: Batch  # complete when no runs are left; the reference keeps its slot from being reused
+    runs_left: int  # runs of samples without an answer yet
+    failure: tuple[int, int, str] | None = None  # first row, kind and text of the first run that failed
+    wanted: bool = True  # False once cancelled; runs in progress still write into the slot
     skipped: list[Skipped] = field(default_factory=list)
 
     def answered(self, start: int, kind: int, text: str) -> None:
@@ -206,17 +180,7 @@ _POLL_MS = 100  # between answers: another thread may have stopped the workers
 
 
 class Pool:
-    """The worker processes of an engine and their pending batches.
-
-    Args:
-        plan: what to load.
-        ring: memory for the batches.
-        num_workers: number of processes, above 0.
-        run_length: samples per job.
-
-    Attributes:
-        ended: whether its workers have ended or are ending; the pool can't be used any more then.
-    """
+    """The worker processes of an engine and their pending batches; once `ended`, it can't be used any more."""
 
     def __init__(self, plan: Plan, ring: SharedRing, num_workers: int, run_length: int) -> None:
         self.ended = self._stop_sent = False
@@ -260,11 +224,7 @@ class Pool:
         return os.getpid() == self._pid
 
     def submit(self, request: BatchRequest, number: int) -> PendingBatch:
-        """Start loading a batch.
-
-        Args:
-            request: its samples.
-            number: of the batch in its epoch.
+        """Start loading batch `number` of an epoch.
 
         Raises:
             ConfigError: there is no memory for it.
@@ -285,11 +245,7 @@ class Pool:
             return pending
 
     def result(self, pending: PendingBatch, timeout_s: float) -> Batch:
-        """Wait for a batch, and return it.
-
-        Args:
-            pending: from `submit`.
-            timeout_s: how long no worker may begin or end a sample.
+        """Wait for a batch from `submit`, and return it.
 
         Raises:
             DataError: a sample can't be read or decoded; the message names it.

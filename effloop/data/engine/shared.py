@@ -31,12 +31,6 @@ class SharedSlots:
 
     The file disappears with the last process that has it open or mapped, however that ends, and isn't limited by the
     size of /dev/shm. Forks share it.
-
-    Args:
-        shape: of a slot.
-
-    Raises:
-        ConfigError: this system doesn't support anonymous files.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -54,11 +48,7 @@ class SharedSlots:
             raise self._refused(0, error) from None
 
     def make(self, number: int) -> NDArray[np.uint8]:
-        """Allocate a new slot, and map it.
-
-        Raises:
-            ConfigError: there is too little memory.
-        """
+        """Allocate a new slot, and map it."""
         try:  # up front: writing to a page that can't be allocated kills the process
             if self._stride > available_memory():
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -104,12 +94,7 @@ def _mapped(fd: int, offset: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
 
 
 class SharedRing:
-    """`Ring` with shared slots: a slot is reused when no tensor refers to it any more.
-
-    Args:
-        slots: the memory.
-        pin_memory: page-lock it, for asynchronous copies to a GPU.
-    """
+    """`Ring` with shared slots: a slot is reused when no tensor refers to it any more."""
 
     def __init__(self, slots: SharedSlots, *, pin_memory: bool = False) -> None:
         self.slots = slots

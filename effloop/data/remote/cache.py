@@ -38,14 +38,7 @@ _SHARE = 0.8
 
 
 class Cache:
-    """The folder for fetched files.
-
-    Args:
-        folder: is created.
-
-    Raises:
-        ConfigError: it can't be.
-    """
+    """The folder for fetched files, which is created."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -102,11 +95,8 @@ class Cache:
         return self.folder / "data" / f"{name}.json"
 
     def make_room(self, manifest: Manifest, limit: float | None) -> None:
-        """Remove datasets that no process uses, least recently used first, until this one fits.
-
-        Args:
-            manifest: of the dataset.
-            limit: bytes that the folder may take; None is 80 % of the free disk, and of what can be removed.
+        """Remove datasets that no process uses, least recently used first, until this one fits into the `limit` of the
+        folder, in bytes; None is 80 % of the free disk, and of what can be removed.
 
         Raises:
             ConfigError: it doesn't fit.
@@ -167,11 +157,8 @@ class Cache:
     def fetching(self, place: str, waiting: Callable[[], None]) -> Iterator[tuple[IO[str], dict[str, Any]]]:
         """Be the only process on this machine that lists and fetches from a place.
 
-        Yields the locked file, which a child may keep open, and the facts that `note` wrote to it last.
-
-        Args:
-            place: URL of the bucket or host.
-            waiting: called several times a second while another one is.
+        Yields the locked file, which a child may keep open, and the facts that `note` wrote to it last. `waiting` is
+        called several times a second while another one is.
         """
         name = re.sub(r"[^A-Za-z0-9]+", "-", place)[:60]
         path = self.folder / "locks" / f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"

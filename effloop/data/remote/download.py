@@ -41,12 +41,7 @@ class Part:
     """A file that is being fetched: its bytes at their places, and a list of the chunks that are there.
 
     Chunks aren't synced to the disk one by one, so the list counts until the machine starts again: its first line names
-    the start that it was written in.
-
-    Args:
-        file: to fetch.
-        path: where it goes when it is whole.
-        chunk_bytes: size of its chunks; all of a file without ranges is one.
+    the start that it was written in. All of a file without ranges is one chunk.
     """
 
     def __init__(self, file: RemoteFile, path: Path, chunk_bytes: int) -> None:
@@ -105,8 +100,7 @@ class Part:
 class Download:
     """Fetches the files of a manifest into the cache by threads, which request `chunk_bytes` at a time.
 
-    Attributes:
-        moved: bytes that came, less those that have to come again.
+    `moved` are the bytes that came, less those that have to come again.
     """
 
     def __init__(self, store: Store, manifest: Manifest, cache: Cache, chunk_bytes: int) -> None:

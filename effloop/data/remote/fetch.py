@@ -29,18 +29,12 @@ _FAILED_S = 5.0
 
 @dataclass(frozen=True)
 class Fetched:
-    """The cost of having a remote dataset here.
-
-    Attributes:
-        files, bytes: of the dataset.
-        fetched_bytes: those that weren't here yet.
-        seconds: for listing and fetching.
-    """
+    """The cost of having a remote dataset here."""
 
     files: int
-    bytes: int
-    fetched_bytes: int
-    seconds: float
+    bytes: int  # of the dataset
+    fetched_bytes: int  # those that weren't here yet
+    seconds: float  # for listing and fetching
 
     def __add__(self, other: Fetched) -> Fetched:
         return Fetched(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
@@ -178,14 +172,7 @@ def _open(root: str, folder: Path, limit_gb: float | None) -> _Opened:
 
 
 def _run_child(request: Mapping[str, Any], lock: IO[str]) -> dict[str, Any]:
-    """Run `download` to its end, and show its progress; `lock` is an open file that it keeps open.
-
-    Returns:
-        Its last message.
-
-    Raises:
-        ConfigError, DataError: the child's, or it was killed.
-    """
+    """Run `download` to its end, show its progress, and return its last message; it keeps the file `lock` open."""
     from effloop.system.progress import Meter  # by rich, which a child starts faster without
 
     message: dict[str, Any] = {}
@@ -228,13 +215,7 @@ def _just_listed(listed: Mapping[str, Any] | None, cache: Cache) -> _Opened | No
 
 
 def _fetched_by_other(cache: Cache, name: str, facts: Mapping[str, Any]) -> _Opened | None:
-    """A dataset that another process has listed, kept from being removed; None if it isn't here any more.
-
-    Args:
-        cache: where it is.
-        name: of its folder.
-        facts: of `Fetched`.
-    """
+    """A dataset that another process has listed, kept from being removed; None if it isn't here any more."""
     manifest = cache.manifest(name)
     if manifest is None:
         return None

@@ -33,18 +33,11 @@ _PLAIN = "/:[]!$&'()*+,;=@~"
 
 @dataclass
 class ThisProcess:
-    """Facts about the process that needs data.
+    """Facts about the process that needs data."""
 
-    Attributes:
-        started_at: Unix time; listings that other processes made later are reused.
-        progressed: called several times a second while data is listed or fetched, by this process or one that it
-            waits for.
-        run: identifies a run of several ranks, which count what one of them fetched; empty for a run of one process.
-    """
-
-    started_at: float
-    progressed: Callable[[], None]
-    run: str = ""
+    started_at: float  # Unix time; listings that other processes made later are reused
+    progressed: Callable[[], None]  # called several times a second while it, or one it waits for, lists or fetches
+    run: str = ""  # of several ranks, which count what one of them fetched; empty for a run of one process
 
 
 this_process = ThisProcess(time.time(), lambda: None)
@@ -105,19 +98,12 @@ def redacted(text: str) -> str:
 
 @dataclass(frozen=True)
 class Location:
-    """A remote `data.root`.
+    """A remote `data.root`."""
 
-    Attributes:
-        root: as typed.
-        scheme: `s3`, `https`, …
-        host: the bucket, or host and port.
-        path: the rest, with its patterns, as typed: `%20` is a space in the name of a web server's file.
-    """
-
-    root: str
+    root: str  # as typed
     scheme: str
-    host: str
-    path: str
+    host: str  # the bucket, or host and port
+    path: str  # the rest, with its patterns, as typed: `%20` is a space in the name of a web server's file
 
     @classmethod
     def of(cls, root: str) -> Location:
@@ -230,19 +216,12 @@ MOST_FILES = 100_000
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file in a store.
+    """A file in a store."""
 
-    Attributes:
-        key: its whole path there.
-        size: bytes.
-        version: identifies its content: the ETag, or else the time of its last change; empty if neither is known.
-        ranges: whether a part of it can be read.
-    """
-
-    key: str
+    key: str  # its whole path there
     size: int
-    version: str
-    ranges: bool = True
+    version: str  # of its content: the ETag, or else the time of its last change; empty if neither is known
+    ranges: bool = True  # whether a part of it can be read
 
     def identity(self, place: str) -> str:
         """A name for its content at a place."""
@@ -251,21 +230,13 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files that a `data.root` names.
+    """The files that a `data.root` names."""
 
-    Attributes:
-        root: as typed.
-        place: the URL of the bucket or host.
-        base: what the keys begin with, which local names leave out.
-        alone: whether the root is one file.
-        files: by key.
-    """
-
-    root: str
-    place: str
-    base: str
-    alone: bool
-    files: Sequence[RemoteFile]
+    root: str  # as typed
+    place: str  # the URL of the bucket or host
+    base: str  # what the keys begin with, which local names leave out
+    alone: bool  # whether the root is one file
+    files: Sequence[RemoteFile]  # by key
 
     @property
     def bytes(self) -> int:
@@ -318,12 +289,6 @@ class Manifest:
 
 def manifest_of(location: Location, files: Sequence[RemoteFile], *, alone: bool, base: str) -> Manifest:
     """The manifest of a listing; empty files and the markers of folders are left out.
-
-    Args:
-        location: what was listed.
-        files: the files that it names.
-        alone: see `Manifest`.
-        base: see `Manifest`.
 
     Raises:
         DataError: there are no files, or one that is named is missing or can't be a local file's name.

@@ -64,12 +64,7 @@ _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError)
 
 
 class FetchError(Exception):
-    """A request that failed, and why.
-
-    Args:
-        reason: in words.
-        again: whether another attempt may succeed.
-    """
+    """A request that failed, and why; `again`: another attempt may succeed."""
 
     def __init__(self, reason: str, *, again: bool = False) -> None:
         super().__init__(redacted(reason)[:_LONGEST_REASON])
@@ -84,11 +79,7 @@ class ChangedError(FetchError):
 
 
 def retried(url: str, call: Callable[[], T]) -> T:
-    """The result of the first of `ATTEMPTS` calls that succeeds.
-
-    Raises:
-        DataError: none does.
-    """
+    """The result of the first of `ATTEMPTS` calls that succeeds; raises DataError if none does."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return call()
@@ -115,11 +106,7 @@ def in_threads(call: Callable[[T], R], items: Iterable[T], at_once: int) -> list
 
 
 class Store(ABC):
-    """A store with files. Reading is thread-safe; a store doesn't survive a fork.
-
-    Args:
-        location: what is read there.
-    """
+    """A store with files. Reading is thread-safe; a store doesn't survive a fork."""
 
     at_once = 16
     """Requests at the same time."""
@@ -146,19 +133,11 @@ class Store(ABC):
         return manifest_of(location, [self.described(path)], alone=True, base=location.base)
 
     def described(self, key: str) -> RemoteFile:
-        """A single file.
-
-        Raises:
-            DataError: it isn't there, or can't be described.
-        """
+        """A single file; raises DataError if it isn't there, or can't be described."""
         return self.asked(key, lambda: self._described(key))
 
     def asked(self, key: str, call: Callable[[], T]) -> T:
-        """The result of a call of the store's library about a file or folder.
-
-        Raises:
-            DataError: it fails.
-        """
+        """The result of a call of the store's library about a file or folder; raises DataError if it fails."""
 
         def attempt() -> T:
             try:
@@ -172,19 +151,10 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes | memoryview]:
-        """Yield the bytes from `start` to `stop`, piece by piece.
-
-        Raises:
-            FetchError: they can't be read, or the file has changed.
-        """
+        """Yield the bytes from `start` to `stop`, piece by piece; raises FetchError."""
 
     def check(self, file: RemoteFile) -> None:  # noqa: B027  buckets compare each part
-        """Compare a file, once all of it was read, with what was listed.
-
-        Raises:
-            ChangedError: it has changed.
-            DataError: it can't be described.
-        """
+        """Compare a file, once all of it was read, with what was listed; raises ChangedError."""
 
     @abstractmethod
     def _listed(self, folder: str) -> list[RemoteFile]:
@@ -301,11 +271,7 @@ def describe_answer(text: str, allowing: str) -> str:
 
 
 def _credentials(location: Location) -> dict[str, Any]:
-    """Keys, profiles, roles and SSO of `~/.aws` by boto3, where the environment has no keys: obstore doesn't read it.
-
-    Raises:
-        ConfigError: boto3 is missing, or finds nothing.
-    """
+    """Keys, profiles, roles and SSO of `~/.aws` by boto3, where the environment has no keys."""
     if not location.scheme.startswith("s3") or {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"} & os.environ.keys():
         return {}
     names = {"AWS_SHARED_CREDENTIALS_FILE": "credentials", "AWS_CONFIG_FILE": "config"}
@@ -321,11 +287,7 @@ def _credentials(location: Location) -> dict[str, Any]:
 
 
 def _check_environment(scheme: str) -> None:
-    """Refuse values that obstore's own code panics with, as an address without http://, or a key with a line end.
-
-    Raises:
-        ConfigError: there is one; a value that may be secret isn't shown.
-    """
+    """Refuse values that obstore's own code panics with, as an address without http://, or a key with a line end."""
     for name, value in os.environ.items():
         if not name.startswith("AWS_" if scheme.startswith("s3") else "AZURE_"):
             continue
@@ -405,11 +367,7 @@ class HttpStore(BucketStore):
 
 
 def names_in(listed: Any) -> list[str]:
-    """The names in a JSON file: a list of names, or WebDataset's `shardlist`.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """The names in a JSON file: a list of names, or WebDataset's `shardlist`; raises ValueError for other content."""
     rows = listed.get("shardlist", listed.get("files")) if isinstance(listed, dict) else listed
     if not isinstance(rows, list) or not rows:
         raise ValueError
@@ -483,11 +441,7 @@ class FsspecStore(Store):
 
 
 def store_of(location: Location) -> Store:
-    """The store that reads a location.
-
-    Raises:
-        ConfigError: a package is missing, or nothing reads such a URL.
-    """
+    """The store that reads a location; raises ConfigError if a package is missing, or nothing reads such a URL."""
     if location.is_http:
         return HttpStore(location)
     if location.scheme in BUCKETS:
