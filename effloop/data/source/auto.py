@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, fields, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from effloop.data.image.header import EXTENSIONS
-from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, ScanError, Source, sources
+from effloop.data.source.base import WHOLE, Kind, NoSplitError, ScanError, Source, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import expand_root
 from effloop.data.source.splits import find_split
 from effloop.data.source.storage.kept import opening_once
+from effloop.data.source.vocabulary import SPLIT_WORDS
 from effloop.errors import ConfigError, DataError
 
 _HUB = re.compile(r"hf://datasets/([^/]+(?:/[^/@]+)?)(?:@([^/]+))?/?")
-_KEYS = {"classes", "mask", "reduce_zero", "colors", "image", "label"}
-"""Keys that only some formats have."""
-_SPLITS = {"train", "val", "test", *chain(*USUAL.values())}
+_KEYS = {"classes", "mask", "reduce_zero", "colors", "image", "label"}  # keys that only some formats have
 
 
 @dataclass
@@ -149,10 +148,8 @@ _SUFFIXES = {
     ".pt": "pth",
     ".pth": "pth",
 }
-_BESIDE = {".index", ".json", ".txt", ".idx", ".lst"}
-"""Of files that may lie beside a format's own."""
-_NOTES = {"", ".md", ".txt"}
-"""Of files that may lie beside folders of classes: a licence, a README."""
+_BESIDE = {".index", ".json", ".txt", ".idx", ".lst"}  # of files that may lie beside a format's own
+_NOTES = {"", ".md", ".txt"}  # of files that may lie beside folders of classes: a licence, a README
 
 
 def _likely(root: Path) -> str | None:
@@ -162,7 +159,7 @@ def _likely(root: Path) -> str | None:
     try:
         files, folders = _entries(root)
         if all(file.suffix.lower() in _NOTES for file in files):
-            splits = folders and all(path.name in _SPLITS for path in folders)
+            splits = folders and all(path.name in SPLIT_WORDS for path in folders)
             if all(map(_has_classes, folders)) if splits else _has_classes(root):
                 return "folder"
         files += [file for folder in islice(folders, 8) for file in _entries(folder, 1000)[0]]

@@ -12,8 +12,7 @@ from effloop.data.source.storage.kept import once, opening_once
 from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError, EffLoopError
 
-_TEST = "test"
-"""Taken for validation where nothing else is there."""
+_TEST = "test"  # taken for validation where nothing else is there
 
 
 def open_split(config: DataConfig, split: str, classes: Sequence[str] | None = None) -> Source:

@@ -89,20 +89,11 @@ class CsvConfig(DataConfig):
         return None if self.label is None else [*map(str, self.label if isinstance(self.label, list) else [self.label])]
 
 
-SPLIT = ("split", "is_valid")
-"""Names of columns, in any case; of several the first here is taken."""
-
-FOLD = "fold"
-"""Name of the column that says which fold a row is of, for `data.fold`."""
-
-METADATA = "metadata"
-"""Name of the table in each split's folder, as Hugging Face's datasets have it."""
-
-MOST_SPLITS = 32
-"""Each has files of its own while the index is written."""
-
+SPLIT = ("split", "is_valid")  # names of columns, in any case; of several the first here is taken
+FOLD = "fold"  # name of the column that says which fold a row is of, for `data.fold`
+METADATA = "metadata"  # name of the table in each split's folder, as Hugging Face's datasets have it
+MOST_SPLITS = 32  # each has files of its own while the index is written
 _SPLITS = {"0": "train", "false": "train", "1": "val", "true": "val"}  # of a column like `is_valid`
-
 _LISTED, _SHOWN = 3, 200
 
 

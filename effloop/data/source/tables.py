@@ -21,12 +21,8 @@ from effloop.data.source.storage.targets import Targets, row_of
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
 
-ENDINGS = (".csv", ".tsv", ".jsonl")
-"""Of files that `data=auto` takes for tables."""
-
-Row = tuple[int, Sequence[str]]
-"""Number of a row, and its values in some columns."""
-
+ENDINGS = (".csv", ".tsv", ".jsonl")  # of files that `data=auto` takes for tables
+Row = tuple[int, Sequence[str]]  # number of a row, and its values in some columns
 _SNIFFED = 1 << 16  # bytes
 
 
@@ -170,15 +166,9 @@ def shown(text: str | Path) -> str:
 
 # What the targets of a table are, by their values, and each row's.
 
-MOST_CLASSES = 1 << 20
-"""More different texts in a column are no classes."""
-
-MOST_FLAGS = 1 << 14
-"""Each sample has a byte for each of them."""
-
-FEW = 10
-"""Whole numbers of so few different values are classes however few rows there are."""
-
+MOST_CLASSES = 1 << 20  # more different texts in a column are no classes
+MOST_FLAGS = 1 << 14  # each sample has a byte for each of them
+FEW = 10  # whole numbers of so few different values are classes however few rows there are
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _SHOWN = 80  # characters of a value in a message
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)

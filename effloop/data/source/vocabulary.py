@@ -9,15 +9,9 @@ from effloop.data.source.base import USUAL, WHOLE
 IMAGE_PATH = ("file_name", "path", "image", "filename", "id")
 """Columns of paths of images, in any case; of several, the first of these."""
 
-LABEL = ("label", "labels", "class", "target")
-"""Columns of labels; of several, the first of these."""
-
-MASK_PATH = ("mask", "masks", "mask_path", "segmentation")
-"""Columns of paths of masks."""
-
-MASK = ("mask", "masks", "annotation", "annotations", "segmentation")
-"""Columns of masks, as images."""
-
+LABEL = ("label", "labels", "class", "target")  # columns of labels; of several, the first of these
+MASK_PATH = ("mask", "masks", "mask_path", "segmentation")  # columns of paths of masks
+MASK = ("mask", "masks", "annotation", "annotations", "segmentation")  # columns of masks, as images
 IMAGE_KEYS = ("image", "img", "data", "image_bytes", "jpg", "jpeg", "png")
 LABEL_KEYS = ("label", "labels", "target", "class", "y", "cls")
 """Keys of a sample that is a dict; of several, the first of these."""

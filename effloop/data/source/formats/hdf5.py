@@ -36,12 +36,8 @@ from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColum
 from effloop.errors import DataError, optional_package, reason
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-HEADER, CHECKSUM = "effloop", "effloop_crc32c"
-"""Attributes of a split's group: the header as JSON, and its CRC-32C."""
-
-_LIBVER = ("v108", "v108")
-"""HDF5 1.8, of 2008: the oldest whose metadata has checksums; nothing newer is needed."""
-
+HEADER, CHECKSUM = "effloop", "effloop_crc32c"  # attributes of a split's group: the header as JSON, and its CRC-32C
+_LIBVER = ("v108", "v108")  # HDF5 1.8, of 2008: the oldest whose metadata has checksums; nothing newer is needed
 _BLOCK = 1 << 22  # 4 MiB: 1,856 images of 24 KB took 0.06 s, given to h5py one by one 0.44
 _MOST_NAMES = 4096
 

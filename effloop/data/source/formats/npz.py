@@ -126,8 +126,7 @@ def _open(path: Path, member: str) -> BinaryIO:
 # IDX files.
 
 _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_PLACES = (".", "raw", "*/raw", "gzip")
-"""Where torchvision and EMNIST's archive have them."""
+_PLACES = (".", "raw", "*/raw", "gzip")  # where torchvision and EMNIST's archive have them
 
 
 @sources.register("idx", ArraysConfig)

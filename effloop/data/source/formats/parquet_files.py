@@ -25,9 +25,7 @@ from effloop.registry import choices
 from effloop.system.untrusted import MOST_YAML, parse_yaml
 
 ENDING = ".parquet"
-FEATURES = b"huggingface"
-"""Key of the metadata in which the package `datasets` describes the columns."""
-
+FEATURES = b"huggingface"  # key of the metadata in which the package `datasets` describes the columns
 _FOLDERS = ("", "data", "default")
 _ROWS = 64  # with their images, in memory
 _BUFFERED = 1 << 20  # bytes of a column that are read at a time, instead of all of a row group

@@ -45,9 +45,7 @@ from effloop.data.source.storage.packed import Split, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, Writer, register_writer
 from effloop.errors import DataError, optional_package, reason
 
-HEADER, CHECKSUM = "effloop", "effloop_crc32c"
-"""Attributes of a split's group: the header, and the CRC-32C of its JSON."""
-
+HEADER, CHECKSUM = "effloop", "effloop_crc32c"  # attributes of a split's group: the header, and the CRC-32C of its JSON
 _CHUNK = 256 << 20  # ImageNet's originals, 148 GB, are 550 of these; other readers hold a chunk in memory
 _LARGEST = (1 << 31) - 1  # bytes of a block of n5, which counts them in 32 bits
 _BLOCK = 1 << 20  # values of a column whose byte order is converted at a time

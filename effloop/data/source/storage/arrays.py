@@ -30,11 +30,8 @@ DTYPES = {
 }
 """The arrays of a split, as `SplitColumns.columns` returns them, and the payload; in either byte order."""
 
-INDEXES = ("entropy", "entropy_end")
-"""Those that a split may lack."""
-
-MASKS = ("mask", "mask_end", "mask_crc32c")
-"""Those of masks: end to end, where each ends, and its checksum."""
+INDEXES = ("entropy", "entropy_end")  # those that a split may lack
+MASKS = ("mask", "mask_end", "mask_crc32c")  # those of masks: end to end, where each ends, and its checksum
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,8 @@ from effloop.system.progress import Meter, duration
 _VERSION = 1  # of what is copied: another number gives other files
 _PER_SAMPLE = 64  # bytes of a sample's columns, about
 _MOST_ENDS = 256  # files of which the ends are compared, too; each takes 20 µs
-
-RAW: Mapping[str, Any] = {"payload": "raw"}
-"""`Contents.about` of images from `raw_image`."""
-ORIGINAL: Mapping[str, Any] = {"payload": "original"}
-"""`Contents.about` of encoded images."""
+RAW: Mapping[str, Any] = {"payload": "raw"}  # `Contents.about` of images from `raw_image`
+ORIGINAL: Mapping[str, Any] = {"payload": "original"}  # `Contents.about` of encoded images
 
 
 @dataclass(frozen=True)
