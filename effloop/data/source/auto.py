@@ -115,12 +115,7 @@ def _formats() -> list[str]:
 
 
 def format_of(root: Path) -> str | None:
-    """The name of the source that a path looks like a dataset of; any folder that no other claims is a `folder`.
-
-    Raises:
-        ConfigError: it has several datasets.
-        DataError: it can't be read.
-    """
+    """The name of the source that a path looks like a dataset of; any folder that no other claims is a `folder`."""
     first = _likely(root)
     for name in sorted(sources.names(), key=lambda name: (name != first, name == "folder")):  # which claims any folder
         try:

@@ -123,11 +123,7 @@ def _refuse_validation(config: DataConfig) -> None:
 
 
 def check_same_classes(train: Source, val: Source) -> None:
-    """Refuse splits with different classes or another order of them: every score would be wrong.
-
-    Raises:
-        DataError: they differ; the message lists the classes that only one split has.
-    """
+    """Refuse splits with different classes or another order of them: every score would be wrong."""
     if train.kind is not val.kind:
         raise DataError(
             f"train and val have different targets: {train.where} has {train.kind.value}, {val.where} has "

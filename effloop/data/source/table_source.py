@@ -417,11 +417,7 @@ def _mask_classes(config: CsvConfig, index: ColumnFile) -> tuple[MaskFormat, tup
 
 
 def listed_images(path: Path) -> Images:
-    """The images that a table's rows name, whatever else it has; what isn't there is found when it is read.
-
-    Raises:
-        DataError: it can't be read, has no column of paths, or no rows.
-    """
+    """The images that a table's rows name, whatever else it has; what isn't there is found when it is read."""
     table, folder, place = open_paths(CsvConfig("csv", str(path)), path)
     paths = []
     for _, (text,) in table.rows([place]):

@@ -39,7 +39,6 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 HEADER, CHECKSUM = "effloop", "effloop_crc32c"  # attributes of a split's group: the header as JSON, and its CRC-32C
 _LIBVER = ("v108", "v108")  # HDF5 1.8, of 2008: the oldest whose metadata has checksums; nothing newer is needed
 _BLOCK = 1 << 22  # 4 MiB: 1,856 images of 24 KB took 0.06 s, given to h5py one by one 0.44
-_MOST_NAMES = 4096
 
 
 @contextmanager
@@ -84,16 +83,10 @@ class Hdf5Source(ArraysSource):
         return begins_with(path, MAGIC)
 
     def arrays_of(self, path: Path) -> Mapping[str, Callable[[], StoredArray]]:
-        h5py, found = optional_package("h5py", "data=hdf5", "effloop[hdf5]"), list[str]()
-
-        def visit(name: str, node: Any) -> bool | None:  # groups, too; links to other files aren't followed
-            if isinstance(node, h5py.Dataset):
-                found.append(name)
-            return True if len(found) >= _MOST_NAMES else None
-
-        with _reading(path) as file:
-            file.visititems(visit)
-        return {member: partial(_stored, path, member) for member in found}
+        nodes = dict[str, bool]()
+        with _reading(path) as file:  # links to other files aren't followed
+            file.visititems(lambda name, node: nodes.update({name: hasattr(node, "chunks")}))  # which groups haven't
+        return {name: partial(_stored, path, name) for name, is_array in nodes.items() if is_array}
 
 
 def _is_split(found: Any) -> bool:

@@ -68,13 +68,9 @@ def pack(
     """
     form = targets_in(header)
     learned = "target" if form else "label"
-    without = {"label", "target"} - {learned} | (set() if "entropy" in arrays else {*INDEXES})
-    without |= set() if form.kind is Kind.masks else {*MASKS}
-    columns = {
-        name: _column(name, arrays.get(name), files, header, where)
-        for name in DTYPES
-        if name not in without and (name != "payload" or extents is None)
-    }
+    needed = [learned, "key", "key_end", "end", "crc32c", *(INDEXES if "entropy" in arrays else ())]
+    needed += [*(MASKS if form.kind is Kind.masks else ()), *(["payload"] if extents is None else [])]
+    columns = {name: _column(name, arrays.get(name), files, header, where) for name in needed}
     if extents is None:
         extents = [Extent(arrays["payload"].file, arrays["payload"].offset, arrays["payload"].count)]
     targets, key, key_end, end = (columns[name] for name in (learned, "key", "key_end", "end"))

@@ -73,21 +73,11 @@ class ImportedSource(PackedSource):
 
     @abstractmethod
     def originals(self) -> Sequence[Path]:
-        """The files that `self.split` is made from: if one of them changes, it is copied again.
-
-        Raises:
-            ConfigError: `data.root` doesn't exist or isn't in this format.
-            NoSplitError: there is no such split, as far as the files' names tell.
-        """
+        """The files that `self.split` is made from: if one of them changes, it is copied again."""
 
     @abstractmethod
     def contents(self, files: Sequence[Path]) -> Contents:
-        """What is to be copied of these files; called only when there is no copy yet.
-
-        Raises:
-            ConfigError, DataError: damaged or unsupported; the message has the file.
-            NoSplitError: they don't have `self.split`.
-        """
+        """What is to be copied of these files, which errors name; called only when there is no copy yet."""
 
     def open_split(self) -> Split:
         return self.open_copy()

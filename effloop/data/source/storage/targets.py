@@ -21,15 +21,10 @@ NAME = "targets.json"
 
 @dataclass(frozen=True)
 class Targets:
-    """What the targets of a split are.
+    """What the targets of a split are."""
 
-    Attributes:
-        kind: classes have no more to say; flags and numbers have K values for each sample, masks a digest.
-        names: of these K; of the classes of masks.
-    """
-
-    kind: Kind = Kind.classes
-    names: tuple[str, ...] = ()
+    kind: Kind = Kind.classes  # these have no more to say; flags and numbers have K values a sample, masks a digest
+    names: tuple[str, ...] = ()  # of these K; of the classes of masks
 
     @classmethod
     def of(cls, source: Source) -> Targets:
@@ -86,11 +81,7 @@ class Targets:
 
 
 CLASSES = Targets()
-"""Targets that are classes."""
-
-MASKS = Targets(Kind.masks)
-"""Targets that are masks, whose classes aren't named yet."""
-
+MASKS = Targets(Kind.masks)  # whose classes aren't named yet
 
 _STORED = tuple(kind.value for kind in (Kind.flags, Kind.numbers, Kind.masks))
 
@@ -111,11 +102,7 @@ def write_targets(root: Path, targets: Targets) -> None:
 
 
 def read_targets(root: Path) -> Targets:
-    """What `ROOT/targets.json` says; classes if there is no such file.
-
-    Raises:
-        DataError: it says nothing of that kind.
-    """
+    """What `ROOT/targets.json` says; classes if there is no such file."""
     path = root / NAME
     if not path.is_file():
         return CLASSES
@@ -132,11 +119,7 @@ def read_targets(root: Path) -> Targets:
 
 
 def flags_of(classes: Sequence[int], count: int) -> bytes:
-    """The flags, stored as uint8, of a sample that has these of `count` classes.
-
-    Raises:
-        DataError: there is no such class; the message doesn't name the sample.
-    """
+    """The flags, stored as uint8, of a sample that has these of `count` classes; a DataError if there are fewer."""
     row = np.zeros(count, np.uint8)
     for label in classes:
         if not 0 <= label < count:
@@ -146,11 +129,8 @@ def flags_of(classes: Sequence[int], count: int) -> bytes:
 
 
 def row_of(values: Any, targets: Targets) -> bytes:
-    """One sample's values, found in a file, as they are stored.
-
-    Raises:
-        DataError: no list of numbers, another number of them, a flag that is neither 0 nor 1, or a number that isn't
-            finite as float32; the message doesn't name the sample.
+    """One sample's values, found in a file, as they are stored; a DataError, which doesn't name the sample, if they are
+    no list of so many numbers, or one of them may not be there.
     """
     if not isinstance(values, Sequence) or not all(isinstance(value, int | float) for value in values):
         raise DataError(f"holds no list of {len(targets.names):,} numbers, as {NAME} or the first sample says")
