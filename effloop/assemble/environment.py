@@ -11,7 +11,7 @@ from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.data.engine.base import chosen_engine
 from effloop.data.source import Kind, Source
-from effloop.data.source.counts import class_counts, pixel_counts
+from effloop.data.source.base import class_counts, pixel_counts
 from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError
 from effloop.parallel import Parallel, Slice, own_slice, parallels

@@ -23,8 +23,8 @@ from effloop.data.loader import Loader, Stages
 from effloop.data.order import Order
 from effloop.data.plan import Plan
 from effloop.data.source import Cache, Kind, Source, Tail
+from effloop.data.source.base import classes_without_samples
 from effloop.data.source.config import Index
-from effloop.data.source.counts import classes_without_samples
 from effloop.data.source.root import remote_facts, remote_files
 from effloop.data.source.splits import check_same_classes, open_part, open_split
 from effloop.data.source.storage.kept import opening_once

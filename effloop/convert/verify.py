@@ -14,8 +14,7 @@ from effloop.convert.records import differs_from, each_sample
 from effloop.data.check import check_mask
 from effloop.data.decode import Decoder
 from effloop.data.image.jpeg import matches
-from effloop.data.source.base import Kind, Source
-from effloop.data.source.counts import classes_without_samples, targets_of
+from effloop.data.source.base import Kind, Source, classes_without_samples, targets_of
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
 from effloop.errors import DataError

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from effloop.data.order import REPEAT, Order
 from effloop.data.random import Permutation, derive, sample_keys
 from effloop.data.source import Kind, Source
-from effloop.data.source.counts import class_counts
+from effloop.data.source.base import class_counts
 from effloop.data.source.storage.columns import ColumnWriter
 from effloop.data.source.storage.kept import open_kept
 from effloop.errors import ConfigError

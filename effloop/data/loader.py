@@ -17,7 +17,7 @@ from effloop.data.engine import Engine
 from effloop.data.order import BatchRequest, without_repeats
 from effloop.data.plan import Plan, to_native_byteorder
 from effloop.data.source import Kind
-from effloop.data.source.counts import targets_of
+from effloop.data.source.base import targets_of
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError
 

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.random import Uint64s, hashes
-from effloop.data.source.base import Fingerprint, Kind, Source, at_most, printable, target_bytes
+from effloop.data.source.base import Fingerprint, Kind, Source, at_most, class_counts, printable, target_bytes
 from effloop.data.source.config import DataConfig
-from effloop.data.source.counts import class_counts
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.kept import open_kept
 from effloop.data.source.view import View

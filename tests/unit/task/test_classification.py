@@ -8,7 +8,7 @@ from scores import naive_scores
 from tabled import Tabled
 from torch import nn
 
-from effloop.data.source.counts import class_counts
+from effloop.data.source.base import class_counts
 from effloop.errors import ConfigError
 from effloop.record import Metrics
 from effloop.task.classification import Classification, ClassificationConfig

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from tabled import Tabled
 
-from effloop.data.source.counts import class_counts
+from effloop.data.source.base import class_counts
 from effloop.errors import ConfigError, DataError
 from effloop.task import Multilabel, MultilabelConfig
 from effloop.task.details import Ranking, rankings

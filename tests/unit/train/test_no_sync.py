@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 import effloop
 from effloop.batch import Batch
 from effloop.checkpoint import CheckpointConfig, Checkpoints
-from effloop.data.source.counts import class_counts
+from effloop.data.source.base import class_counts
 from effloop.model import checkpoint_blocks, freeze, models, parameter_groups
 from effloop.optim import EMA, NoEMA, optimizers, schedules
 from effloop.parallel import Parallel, ParallelConfig

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded, extension
 from effloop.data.image.mask import decode_mask, png_bytes
-from effloop.data.source.base import Kind, Source, printable
-from effloop.data.source.counts import class_counts
+from effloop.data.source.base import Kind, Source, class_counts, printable
 from effloop.data.source.storage.indexed import NAMES
 from effloop.data.source.storage.loose import EXTENSIONS
 from effloop.data.source.storage.targets import Targets, write_targets

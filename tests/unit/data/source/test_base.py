@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from plans import line, open_source
+from tabled import Tabled
 
 from effloop.data.image.header import pnm_header
 from effloop.data.image.mask import mask_digest
 from effloop.data.source import DataConfig, Kind, Source, Tail, printable
-from effloop.data.source.base import fingerprint_of
+from effloop.data.source.base import class_counts, classes_without_samples, fingerprint_of
 from effloop.data.source.view import View
 from effloop.errors import ConfigError
 
@@ -97,3 +98,19 @@ def test_masks_of_a_source_without_an_index_are_told_apart() -> None:
     assert [row.tobytes() for row in source.target_rows] == rows
     assert [row.tobytes() for row in View(source, np.array([2, 0])).target_rows] == [rows[2], rows[0]]
     assert View(source, np.array([2, 0])).fingerprint() != View(source, np.array([1, 0])).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        pytest.param([0, 2, 2, 3, 2], [1, 0, 3], id="classes"),  # 3 is no class
+        pytest.param([[1, 0, 0], [1, 0, 1], [0, 0, 1], [0, 0, 0], [0, 0, 1]], [2, 0, 3], id="flags"),
+        pytest.param(np.ones((5, 3), np.float32), [], id="numbers"),
+    ],
+)
+@pytest.mark.parametrize("piece", [2, 1 << 20])
+def test_class_counts(targets: Any, expected: list[int], piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("effloop.data.source.base._LABELS", piece)
+    source = Tabled("vwxyz", targets, "abc" if expected else None)
+    assert class_counts(source).tolist() == expected
+    assert classes_without_samples(source) == (["b"] if expected else [])

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from tabled import Tabled
 
 from effloop.data.source import DataConfig
-from effloop.data.source.base import fingerprint_of
-from effloop.data.source.counts import class_counts
+from effloop.data.source.base import class_counts, fingerprint_of
 from effloop.data.source.division import held_out, part_of
 from effloop.errors import EffLoopError
 

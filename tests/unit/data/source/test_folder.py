@@ -15,7 +15,7 @@ from torchvision.datasets import ImageFolder
 
 from effloop.data.image.header import pnm_header
 from effloop.data.source import printable
-from effloop.data.source.counts import classes_without_samples
+from effloop.data.source.base import classes_without_samples
 from effloop.data.source.storage.columns import ColumnFile
 from effloop.data.source.storage.writing import Dataset, writers
 from effloop.errors import ConfigError, DataError

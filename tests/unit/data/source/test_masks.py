@@ -16,8 +16,7 @@ from plans import open_source, write_rows
 from effloop.data.image.mask import decode_mask
 from effloop.data.source import Kind, Source, sources
 from effloop.data.source.auto import format_of, kind_of
-from effloop.data.source.base import NoSplitError
-from effloop.data.source.counts import pixel_counts
+from effloop.data.source.base import NoSplitError, pixel_counts
 from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError, DataError
 

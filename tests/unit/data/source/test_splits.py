@@ -10,8 +10,7 @@ import pytest
 from plans import Copied, open_source, write_as
 
 from effloop.data.source import DataConfig, sources
-from effloop.data.source.base import NoSplitError
-from effloop.data.source.counts import classes_without_samples
+from effloop.data.source.base import NoSplitError, classes_without_samples
 from effloop.data.source.splits import USUAL, check_same_classes, open_split
 from effloop.data.source.storage import loose
 from effloop.data.source.storage.kept import opening_once
