@@ -238,12 +238,12 @@ def test_every_kind_of_buffer(decoder: Decoder, fmt: str) -> None:
         (bytes(100), "is not an image that Pillow reads"),
         (encode(PHOTO, "JPEG")[:20], "is a truncated JPEG: ends after 20 bytes, within its header"),
         (encode(PHOTO, "JPEG")[:-300], r"is a truncated JPEG: ends after [\d,]+ bytes without its end marker"),
-        (encode(PHOTO, "PNG")[:-300], r"is a truncated PNG: ends after [\d,]+ of at least [\d,]+ bytes"),
-        (encode(PHOTO, "WEBP")[:-300], r"is a truncated WEBP: ends after [\d,]+ of [\d,]+ bytes"),
-        (encode(PHOTO, "BMP")[:-300], r"is a truncated BMP: ends after 10,474 of 10,774 bytes"),
+        (encode(PHOTO, "PNG")[:-300], r"is a truncated PNG: ends after [\d,]+ bytes without its end marker"),
+        (encode(PHOTO, "WEBP")[:-300], r"is a truncated WEBP: ends after [\d,]+ bytes"),
+        (encode(PHOTO, "BMP")[:-300], "is a truncated BMP: ends after 10,474 bytes"),
         (encode(PHOTO, "JPEG").replace(b"\xff\xda", b"\xff\xd9", 1), "is a damaged JPEG: "),
         (png(0, 5, 8, 2), "is a damaged PNG: its header says 5 x 0 pixels"),
-        (encode(PHOTO, "PPM")[:-1], "is a truncated PNM: ends after 10,665 of 10,666 bytes"),
+        (encode(PHOTO, "PPM")[:-1], "is a truncated PNM: ends after 10,665 bytes"),
     ],
 )
 def test_refuses_in_one_line(decoder: Decoder, data: bytes, line: str) -> None:

@@ -87,7 +87,6 @@ SLOW = [  # 0.2 s each
         "augment.ops: 20x20 image_size is 16 set image_size=20",
     ),
     ("augment.order=[flip,corp]", "augment.order: 'corp' did you mean 'crop'?"),
-    ("augment.eval=squash augment.eval_ratio=0.8", "augment.eval_ratio: 0.8 squash takes all set augment.eval=crop"),
     ("augment=native_rand engine=dali", "engine: dali set engine=threads"),
 ]
 

@@ -78,11 +78,6 @@ class RecipeConfig(AugmentConfig):
         super().__post_init__()
         if not 0 < self.eval_ratio <= 1:
             raise ConfigError(f"augment.eval_ratio: {self.eval_ratio} is not allowed; set a share above 0, at most 1")
-        if self.eval is not Evaluation.crop and self.eval_ratio not in (1, RecipeConfig.eval_ratio):  # the defaults
-            raise ConfigError(
-                f"augment.eval_ratio: {self.eval_ratio} is of augment.eval=crop, and {self.eval.value} takes all of an "
-                "image; drop it, or set augment.eval=crop"
-            )
 
 
 @dataclass(frozen=True, slots=True)

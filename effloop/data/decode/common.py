@@ -13,7 +13,7 @@ from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugi
 from effloop.data.decode.base import Box, DecodeConfig, Decoder, Resizes
 from effloop.data.image.encoded import ROW, EncodedImages, Headers, Kind, read_headers
 from effloop.data.image.grey import to_grey, to_rgb
-from effloop.data.image.header import Encoded, Header, expected_size, open_other, pnm_pixels, read_header
+from effloop.data.image.header import Encoded, Header, open_other, pnm_pixels, read_header
 from effloop.data.image.orientation import read_orientation, stored_box, upright, upright_size
 from effloop.data.in_progress import in_progress
 from effloop.errors import DataError, reason
@@ -101,15 +101,13 @@ def _eight_bits(grey: NDArray[Any], window: Any) -> NDArray[np.uint8]:
 
 def describe_damage(data: Encoded, header: Header, error: Exception) -> str:
     """One line on what is wrong with an image that Pillow could not decode: damaged or truncated, and how."""
-    expected, why = expected_size(data, header), reason(error)
-    if header.complete or (expected is not None and expected <= len(data)):
+    why = reason(error)
+    if header.complete:
         return f"is a damaged {header.format}: {why}"
     if header.format not in _PLUGINS:
         return f"is an image in {header.format} format that can't be decoded: {why}"
-    ends = f"is a truncated {header.format}: ends after {len(data):,}"
-    if expected is None:
-        return f"{ends} bytes without its end marker"
-    return f"{ends} of {'at least ' if header.format == 'PNG' else ''}{expected:,} bytes"
+    marker = " without its end marker" * (header.format in ("JPEG", "PNG"))
+    return f"is a truncated {header.format}: ends after {len(data):,} bytes{marker}"
 
 
 # Samples from their bytes to their rows of a batch, many in one call, which releases the GIL: `native/load.c`.
@@ -224,7 +222,7 @@ class PlainDecoder(Decoder):
                 return region
         pixels = self.fast(data, header) if header.plain and header.complete else None
         if pixels is None or pixels.shape != (header.height, header.width, self.channels):
-            pixels = self.by_pillow(data, header)
+            pixels = decode_with_pillow(data, header, self.channels, self.config.window)
         return pixels if box is None else _crop(pixels, box)
 
     def decode_resized(self, images: EncodedImages, infos: Headers, wanted: Resizes) -> NDArray[np.bool_]:
@@ -256,10 +254,6 @@ class PlainDecoder(Decoder):
         wanted = None if box is None else stored_box(box, turn, header.height, header.width)
         small = None if at_least is None else upright_size(*at_least, turn)
         return upright(self.decode_with_info(data, stored, wanted, small), turn)
-
-    def by_pillow(self, data: Encoded, header: Header) -> NDArray[np.uint8]:
-        """As `decode_with_pillow`."""
-        return decode_with_pillow(data, header, self.channels, self.config.window)
 
     def _raw_pixels(self, data: Encoded, header: Header, box: Box | None) -> NDArray[np.uint8]:
         """Stored raw pixels: the box is a view, unless it is grey and colours are wanted, or the other way round."""

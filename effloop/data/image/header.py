@@ -107,12 +107,6 @@ def read_header(data: Encoded) -> Header:
     return _header(str(image.format), image.height, image.width, plain=False, complete=False)
 
 
-def expected_size(data: Encoded, header: Header) -> int | None:
-    """The file's length in bytes according to its header, a lower bound for PNG; None where it has none."""
-    ends = {"WEBP": _webp_end, "BMP": _bmp_end, "PNM": lambda data: _pnm_layout(data)[-1], "PNG": _png_end}
-    return ends[header.format](data) if header.format in ends else None
-
-
 def extension(data: Encoded) -> str:
     """File name extension by content: `jpg`, `png`, `webp`, `bmp`, `ppm`, `pgm`, `gif`, `tif` and so on.
 
@@ -248,16 +242,6 @@ def _png_chunks_plain(data: Encoded) -> bool:
     return False
 
 
-def _png_end(data: Encoded) -> int:
-    at = 8
-    while at + 8 <= len(data):
-        length, kind = _PNG_CHUNK.unpack_from(data, at)
-        at += 12 + int(length)
-        if kind == b"IEND":
-            return at
-    return max(at, len(data) + 1)  # IEND is missing
-
-
 # WebP: a RIFF file that begins with a VP8 (lossy), VP8L (lossless) or VP8X (extended) chunk.
 
 _WEBP_CHUNK = struct.Struct("<4sI")
@@ -269,7 +253,7 @@ def _read_webp(data: Encoded) -> Header:
         raise not_an_image(data)
     if len(data) < 30:
         raise _truncated("WEBP", data)
-    end, (kind, length) = _webp_end(data), _WEBP_CHUNK.unpack_from(data, 12)
+    end, (kind, length) = 8 + int.from_bytes(data[4:8], "little"), _WEBP_CHUNK.unpack_from(data, 12)
     complete, alone = len(data) >= end, 20 + length + length % 2 == end
     if kind == b"VP8 " and data[23:26] == b"\x9d\x01\x2a":
         width, height = struct.unpack_from("<HH", data, 26)  # the upper two bits are a scale for display
@@ -282,10 +266,6 @@ def _read_webp(data: Encoded) -> Header:
         width, height = int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
         return _header("WEBP", height, width, not data[20] & (_WEBP_ALPHA | _WEBP_ANIMATION), complete)
     raise DataError(f"is a damaged WEBP: no pixels' header in its first chunk, {kind!r}")
-
-
-def _webp_end(data: Encoded) -> int:
-    return 8 + int.from_bytes(data[4:8], "little")
 
 
 # BMP: a file header that says where the pixels start, and an info header of one of several lengths.
@@ -301,26 +281,15 @@ def _read_bmp(data: Encoded) -> Header:
         raise not_an_image(data)
     if len(data) < 14 + info:
         raise _truncated("BMP", data)
-    width, height, bits, coding = _bmp_layout(data)
-    plain = bits == 24 and coding == 0 and info != 12 and pixels_at >= 14 + info
-    return _header("BMP", height, width, plain, len(data) >= _bmp_end(data))
-
-
-def _bmp_layout(data: Encoded) -> tuple[int, int, int, int]:
-    """(width, height, bits per pixel, compression); a stored height below 0 means top-down rows."""
-    if data[14] == 12:  # OS/2's own, shorter info header
+    coding = 0
+    if info == 12:  # OS/2's own, shorter info header
         width, height, _, bits = struct.unpack_from("<HHHH", data, 18)
-        return width, height, bits, 0
-    width, height, _, bits, coding = struct.unpack_from("<iiHHI", data, 18)
-    return width, abs(height), bits, coding
-
-
-def _bmp_end(data: Encoded) -> int:
-    width, height, bits, coding = _bmp_layout(data)
-    (pixels_at,) = struct.unpack_from("<I", data, 10)
-    if coding in (1, 2):  # run-length coded: the size is in the header only
-        return int(pixels_at) + int(struct.unpack_from("<I", data, 34)[0])
-    return int(pixels_at) + (width * bits + 31) // 32 * 4 * height
+    else:  # a height below 0 means top-down rows
+        width, height, _, bits, coding, size = struct.unpack_from("<iiHHII", data, 18)
+    if coding not in (1, 2):  # run-length coded: the size is in the header only
+        size = (width * bits + 31) // 32 * 4 * abs(height)
+    plain = bits == 24 and coding == 0 and info != 12 and pixels_at >= 14 + info
+    return _header("BMP", abs(height), width, plain, len(data) >= pixels_at + size)
 
 
 # PNM: raw pixels after a line of text; P6 is RGB, P5 grey.
@@ -343,17 +312,12 @@ def pnm_pixels(data: Encoded, header: Header) -> NDArray[np.uint8]:
 
 
 def _read_pnm(data: Encoded) -> Header:
-    height, width, largest, end = _pnm_layout(data)
-    return _header("PNM", height, width, largest == 255, len(data) == end)
-
-
-def _pnm_layout(data: Encoded) -> tuple[int, int, int, int]:
-    """(height, width, largest value, length of the file)."""
     found = _PNM_HEADER.match(bytes(data[:_PNM_LONGEST]))
     if found is None:
         raise _truncated("PNM", data) if len(data) < 16 else DataError("is a damaged PNM: no size in its first line")
     width, height, largest = int(found[2]), int(found[3]), int(found[4])
-    return height, width, largest, found.end() + width * height * PNM_CHANNELS[found[1]] * (1 if largest < 256 else 2)
+    end = found.end() + width * height * PNM_CHANNELS[found[1]] * (1 if largest < 256 else 2)
+    return _header("PNM", height, width, largest == 255, len(data) == end)
 
 
 _FORMATS = (

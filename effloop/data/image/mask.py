@@ -214,10 +214,8 @@ def resize_mask(mask: NDArray[np.uint8], height: int, width: int) -> NDArray[np.
     """(H, W) -> (height, width): each pixel is that of the nearest pixel centre, floor((i + 0.5) * H / height)."""
     if mask.shape == (height, width):
         return mask
-    first, (old_rows, old_columns) = np.zeros(1, np.int64), mask.shape
-    rows = nearest_places(first, first + old_rows, height)[0]
-    columns = nearest_places(first, first + old_columns, width)[0]
-    resized: NDArray[np.uint8] = mask[rows[:, None], columns]
+    resized = np.empty((height, width), np.uint8)
+    crop_mask(mask, (0, 0, *mask.shape), resized)
     return resized
 
 

@@ -18,7 +18,7 @@ def decoder() -> PillowDecoder:
 
 def test_truncated_pngs(decoder: PillowDecoder) -> None:
     data = png(53, 67, 8, 2, PHOTO.tobytes())  # one chunk of pixels, then 12 bytes of IEND
-    with pytest.raises(DataError, match=f"ends after {len(data) - 500:,} of at least {len(data) - 12:,} bytes"):
+    with pytest.raises(DataError, match=f"ends after {len(data) - 500:,} bytes without its end marker"):
         decoder.decode(data[:-500])
     np.testing.assert_array_equal(decoder.decode(data[:-12]), PHOTO)  # the pixels are all there
 
