@@ -1,17 +1,28 @@
-"""One folder per class: ROOT/{train,val}/CLASS/**/*.jpg, in the order of torchvision's ImageFolder."""
+"""One folder per class: ROOT/{train,val}/CLASS/**/*.jpg, in the order of torchvision's ImageFolder; and its writer."""
 
 from __future__ import annotations
 
+import csv
 import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from effloop.data.image import header
-from effloop.data.source.base import NoSplitError, printable, sources
+from effloop.data.image.header import Encoded, extension
+from effloop.data.image.mask import decode_mask, png_bytes
+from effloop.data.source.base import Kind, NoSplitError, Source, class_counts, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
+from effloop.data.source.storage.indexed import NAMES
 from effloop.data.source.storage.kept import folder_times
 from effloop.data.source.storage.loose import (
+    EXTENSIONS,
     SOUGHT,
     Facts,
     Listed,
@@ -24,6 +35,8 @@ from effloop.data.source.storage.loose import (
     open_listing,
     size_of,
 )
+from effloop.data.source.storage.targets import Targets, write_targets
+from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Records, register_writer
 from effloop.errors import ConfigError, DataError
 
 
@@ -102,3 +115,121 @@ def _scan(root: bytes) -> Listing:
         if len(files) == before:
             empty.append(printable(name))
     return {"classes": [*map(printable, classes)], "empty": empty, **files.meta()}, {"": files}, visited
+
+
+TABLE, _FILE_NAME = "metadata.csv", "file_name"
+"""The table beside images whose targets aren't classes, and its column with their paths."""
+
+
+@register_writer("folder")
+def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+    """ROOT/SPLIT/CLASS/NAME: a sample's key if it is such a path, otherwise CLASS and its number.
+
+    Classes are read as the sorted names of the folders, which must give every sample the label it had. Targets that
+    aren't classes are in ROOT/SPLIT/metadata.csv, as `data=csv` and Hugging Face's `imagefolder` read it; which of its
+    columns, ROOT/targets.json says. Masks are PNGs, in ROOT/SPLIT/masks beside ROOT/SPLIT/images, and the names of
+    their classes in ROOT/classes.txt.
+    """
+    del shard_bytes  # one file per sample
+    if dataset.targets.kind is Kind.masks:
+        _write_masked(path, dataset)
+        return
+    if dataset.targets:
+        for split, records in dataset.splits.items():
+            _write_table(path / split, records, dataset.targets)
+        write_targets(path, dataset.targets)
+        return
+    _check_classes(dataset.classes)
+    for split, records in dataset.splits.items():
+        source = getattr(records, "source", None)
+        if isinstance(source, Source):  # known before anything is written
+            _check_none_empty(split, dataset.classes, class_counts(source))
+    for split, records in dataset.splits.items():
+        counts = np.zeros(len(dataset.classes), np.int64)
+        for number, (key, label, data, *_) in enumerate(records):
+            if not 0 <= label < len(counts):
+                raise DataError(f"{printable(key)} has the label {label}; allowed are 0 to {len(counts) - 1}")
+            counts[label] += 1
+            _write_image(path / split, _place(key, number, data, dataset.classes[label].encode() + b"/"), data)
+        if not isinstance(getattr(records, "source", None), Source):
+            _check_none_empty(split, dataset.classes, counts)
+
+
+def _write_image(folder: Path, name: bytes, data: Encoded) -> None:
+    file = os.fsencode(folder) + b"/" + name
+    os.makedirs(os.path.dirname(file), exist_ok=True)
+    try:
+        with open(file, "xb") as opened:
+            opened.write(data)
+    except FileExistsError:
+        raise DataError(f"{printable(file)} would be written twice; its key is another sample's") from None
+
+
+def _write_masked(path: Path, dataset: Dataset) -> None:
+    """The images of each split, and the masks, whose paths differ in their extension."""
+    for name in dataset.classes:
+        if [name] != name.strip().splitlines():
+            raise DataError(f"the class {name!r} can't be a line of {NAMES}; set data.classes=[NAME,NAME]")
+    for split, records in dataset.splits.items():
+        for number, record in enumerate(records):
+            place = _place(record.key, number, record.data)
+            _write_image(path / split / "images", place, record.data)
+            mask = png_bytes(decode_mask(record.mask))
+            _write_image(path / split / "masks", place[: place.rfind(b".")] + b".png", mask)
+    (path / NAMES).write_text("".join(f"{name}\n" for name in dataset.classes), encoding="utf-8")
+
+
+def _write_table(folder: Path, records: Records, targets: Targets) -> None:
+    """The images of a split, and a table with a line for each: its path, and its flags or numbers."""
+    columns = [_FILE_NAME, *targets.names]
+    for name, count in Counter(name.casefold() for name in columns).items():
+        if count > 1 or not name.strip() or not name.isprintable():
+            raise DataError(f"'{printable(name.encode())}' can't name a column of {TABLE}; convert to another format")
+    folder.mkdir(parents=True)
+    with open(folder / TABLE, "x", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        for number, record in enumerate(records):
+            place = _place(record.key, number, record.data)
+            _write_image(folder, place, record.data)
+            values = targets.values(record.target)
+            if problem := targets.wrong(values):
+                raise DataError(f"{printable(record.key)} {problem}")
+            table.writerow([place.decode(), *values.tolist()])
+
+
+def _place(key: bytes, number: int, data: Encoded, folder: bytes = b"") -> bytes:
+    """A sample's path in the folder of its split: its key if that is one in `folder`, which ends in a slash, and, in a
+    table, if every reader takes it unchanged; otherwise its number.
+    """
+    fits = key.startswith(folder) and key.lower().endswith(EXTENSIONS) and _is_path(key, 64) and b"/." not in key
+    if fits and not folder:
+        text = key.decode("utf-8", "replace")
+        fits = text.encode() == key and text.isprintable() and text.strip() == text and not key.startswith(b".")
+    return key if fits else b"%s%09d.%s" % (folder, number, extension(data).encode())
+
+
+def _check_classes(classes: Sequence[str]) -> None:
+    for name in classes:
+        if name.startswith(".") or not _is_path(name.encode(), 1):
+            raise DataError(f"the class name {name!r} can't be a folder's; convert to another format")
+    for name, following in pairwise(classes):
+        if os.fsdecode(name.encode()) >= os.fsdecode(following.encode()):
+            raise DataError(
+                f"the class {name!r} comes before {following!r}, but folders are read in the order of their names, "
+                "and labels would change; convert to another format"
+            )
+
+
+def _check_none_empty(split: str, classes: Sequence[str], counts: NDArray[np.int64]) -> None:
+    empty = np.flatnonzero(counts == 0)
+    if len(empty):
+        raise DataError(
+            f"the class {classes[empty[0]]!r} has no samples in the split '{split}', so it would have no folder, and "
+            "labels would change; convert to another format"
+        )
+
+
+def _is_path(key: bytes, deepest: int) -> bool:
+    parts = key.split(b"/")
+    return len(parts) <= deepest and b"\0" not in key and all(0 < len(part) < 256 and part != b".." for part in parts)

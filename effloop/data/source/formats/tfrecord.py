@@ -347,23 +347,21 @@ def _records(path: Path) -> Iterator[tuple[int, bytes]]:
     file = MappedFiles([path])[0]
     at = count = 0
     while at < len(file):
-        where, start = f"{path}: record {count}", at + _HEAD.size
-        if start > len(file):
-            raise DataError(f"{where} is cut: {len(file) - at} bytes are left; copy the file again")
-        length, checksum = _HEAD.unpack_from(file, at)
-        if _masked(file[at : at + 8]) != checksum:
+        start, left, what = at + _HEAD.size, len(file) - at, ""
+        length, checksum = _HEAD.unpack_from(file, at) if left >= _HEAD.size else (0, 0)
+        end = start + length
+        if left < _HEAD.size:
+            what = f"is cut: {left} bytes are left"
+        elif _masked(file[at : at + 8]) != checksum:
             if at == 0 and file[:2] in _COMPRESSIONS:
                 raise DataError(f"{path} is compressed ({_COMPRESSIONS[file[:2]]}); write it again without compression")
-            raise DataError(f"{where} is damaged: its length doesn't match its checksum; copy the file again")
-        end = start + length
-        if end + 4 > len(file):
-            raise DataError(
-                f"{where} is cut: data and checksum have {length + 4:,} bytes, {len(file) - start:,} are left; "
-                "copy the file again"
-            )
-        data = file[start:end]
-        if _masked(data) != _CHECK.unpack_from(file, end)[0]:
-            raise DataError(f"{where} is damaged: its data doesn't match its checksum; copy the file again")
+            what = "is damaged: its length doesn't match its checksum"
+        elif end + 4 > len(file):
+            what = f"is cut: data and checksum have {length + 4:,} bytes, {len(file) - start:,} are left"
+        elif _masked(data := file[start:end]) != _CHECK.unpack_from(file, end)[0]:
+            what = "is damaged: its data doesn't match its checksum"
+        if what:
+            raise DataError(f"{path}: record {count} {what}; copy the file again")
         yield start, data
         at, count = end + 4, count + 1
 

@@ -82,7 +82,7 @@ class Writer(Protocol):
 writers: Modules[Writer] = Modules(
     "writer",
     {
-        "folder": "effloop.data.source.formats.folder_writer",
+        "folder": "effloop.data.source.folder",
         "hdf5": "effloop.data.source.formats.hdf5",
         "lmdb": "effloop.data.source.formats.lmdb",
         "memmap": "effloop.data.source.formats.memmap",
