@@ -25,7 +25,6 @@ from effloop.errors import ConfigError
 from effloop.profile import profilers
 from effloop.record import SKIPPED, Metrics, recorders
 from effloop.runs import folder as folders
-from effloop.runs.reader import flatten
 from effloop.system.files import keep_rows, remove_stale
 from effloop.system.processes import seconds_of_command
 from effloop.train.nan import LIST, StopOrSkip
@@ -159,7 +158,7 @@ def _trainer(
         task=environment.task,
         first_step=Progress(**start.state["progress"]).step if start.state else 0,
         startup=startup,
-        hyperparameters=flatten(configs.to_dict(environment.recorded)),
+        hyperparameters=configs.to_dict(environment.recorded),
         rank=parallel.rank,
         world_size=parallel.world_size,
     )

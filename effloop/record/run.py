@@ -198,7 +198,7 @@ class RunRecorder(Recorder):
         """Record to `run_dir`; a resumed run continues after update `first_step`.
 
         Only rank 0 writes. The others run this, too, because reading the metrics needs all ranks' sums.
-        `hyperparameters` are for comparing runs: {"optim.lr": 0.1, …}; `startup` has the seconds before training.
+        `hyperparameters` are the config, for trackers; `startup` has the seconds before training.
         """
         self.config = config
         self.run_dir = run_dir

@@ -73,7 +73,7 @@ class MlflowSink(CurvesSink):
         _save_id(run_dir, "mlflow", self._run_id)
         params = [
             mlflow.entities.Param(key, str(value)[:_PARAM_CHARACTERS])
-            for key, value in hyperparameters.items()
+            for key, value in _flatten(hyperparameters, ".").items()
             if key not in run.data.params  # these can't be changed
         ]
         for first in range(0, len(params), _MAX_PARAMS):
@@ -90,7 +90,7 @@ class MlflowSink(CurvesSink):
         self._flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self.curves(_flatten(summary), summary["step"])
+        self.curves(_numbers(summary), summary["step"])
 
     def end(self, error: BaseException | None) -> None:
         self._flush()
@@ -120,7 +120,7 @@ class WandbSink(CurvesSink):
             id=_read_ids(run_dir).get("wandb"),
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or run_dir,
-            config={**_nested(hyperparameters), "run_dir": str(run_dir.absolute())},
+            config={**hyperparameters, "run_dir": str(run_dir.absolute())},
             allow_val_change=True,
             settings=quiet,
         )
@@ -130,7 +130,7 @@ class WandbSink(CurvesSink):
         self._run.log(dict(values), step=step)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._run.summary.update(_flatten(summary))
+        self._run.summary.update(_numbers(summary))
 
     def end(self, error: BaseException | None) -> None:
         self._run.finish(exit_code=1 if error else 0)
@@ -149,24 +149,14 @@ def _save_id(run_dir: Path, tracker: str, run_id: str) -> None:
     write_text(run_dir / IDS, json.dumps({**_read_ids(run_dir), tracker: run_id}) + "\n")
 
 
-def _flatten(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Flatten the summary's numbers: {"best/loss": …, "seconds": …}."""
-    found: dict[str, float] = {}
-    for key, value in summary.items():
-        if isinstance(value, Mapping):
-            found |= {f"{key}/{name}": each for name, each in value.items()}
-        elif isinstance(value, int | float):  # `efficiency` is none
-            found[key] = value
+def _flatten(tree: Mapping[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested values: {"best/loss": …, "seconds": …}."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        nested = isinstance(value, Mapping) and value
+        found |= _flatten(value, separator, f"{prefix}{key}{separator}") if nested else {f"{prefix}{key}": value}
     return found
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest {"optim.lr": …} as {"optim": {"lr": …}}: W&B's filters don't find names with dots."""
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *path, name = key.split(".")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[name] = value
-    return tree
+def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in _flatten(summary, "/").items() if isinstance(value, int | float)}

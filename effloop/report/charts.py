@@ -169,24 +169,11 @@ def run_colours(comparison: Comparison) -> list[str]:
 
 def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]], comparison: Comparison) -> None:
     width, alpha = (1.6, 1.0) if len(lines) <= 12 else (1.0, 0.75)
-    if comparison.repeated:
-        width, alpha = 0.8, 0.5  # beside their means
     for index, ((x, y), colour) in enumerate(zip(lines, run_colours(comparison), strict=True)):
         if np.isfinite(y).any():
             marker = "o" if np.isfinite(y).sum() <= 12 else ""
             axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, marker=marker, markersize=3, gid=f"run-{index}")
-    for runs in comparison.repeated:
-        _draw_mean(axes, [lines[index] for index in runs], run_colours(comparison)[runs[0]])
     axes.set_xlim(left=0)
-
-
-def _draw_mean(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]], colour: str) -> None:
-    """The mean of several lines over the same epochs, and a band of one standard deviation."""
-    x, heights = lines[0][0], [y for _, y in lines if np.isfinite(y).any()]
-    if len(heights) > 1 and len(x) and all(len(y) == len(x) for y in heights):
-        mean, spread = np.mean(heights, axis=0), np.std(heights, axis=0, ddof=1)
-        axes.plot(x, mean, color=colour, linewidth=2)
-        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
 
 
 def _line(run: RunRecord, split: str, key: str, limit: int) -> tuple[np.ndarray, np.ndarray]:
