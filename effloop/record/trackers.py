@@ -61,13 +61,7 @@ class MlflowSink(CurvesSink):
             run = self._client.get_run(run_id)
         else:  # the name is given, because MLflow would draw one from Python's random state, which is the run's
             tags = {"effloop.run_dir": str(run_dir.absolute())}
-            if (experiment := self._client.get_experiment_by_name(project)) is None:
-                try:
-                    self._client.create_experiment(project)
-                except mlflow.MlflowException:  # another job of a sweep was faster, or the name isn't allowed
-                    if self._client.get_experiment_by_name(project) is None:
-                        raise
-                experiment = self._client.get_experiment_by_name(project)
+            experiment = mlflow.set_experiment(project)
             run = self._client.create_run(experiment.experiment_id, tags=tags, run_name=_run_name(run_dir))
         self._run_id: str = run.info.run_id
         _save_id(run_dir, "mlflow", self._run_id)

@@ -82,7 +82,7 @@ def print_tables(runs: Sequence[RunRecord], objective: str) -> None:
     console, comparison = Console(), compare_runs(runs, objective)
     if comparison.repeated:
         console.print(_means_table(comparison))
-    console.print(report_table(runs, objective))
+    console.print(_runs_table(comparison))
 
 
 def _scores(comparison: Comparison) -> list[str]:
@@ -104,13 +104,8 @@ def _means_table(comparison: Comparison) -> Table:
     return table
 
 
-def report_table(runs: Sequence[RunRecord], objective: str) -> Table:
-    """A row for each run, the best first, as wide as the terminal; below are failures and left out keys.
-
-    Raises:
-        ConfigError: there is no such objective.
-    """
-    comparison = compare_runs(runs, objective)
+def _runs_table(comparison: Comparison) -> Table:
+    """A row for each run, the best first, as wide as the terminal; below are failures and left out keys."""
     keys = list(comparison.swept)[:_MAX_SWEPT]
     names = dict.fromkeys([comparison.objective, comparison.measures[0], "val/loss", "images/s", "wait", "seconds"])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
