@@ -104,7 +104,7 @@ def _dispatch(args: list[str]) -> int:
     if is_word and not name:
         known = f"did you mean data.root={args[0]}?" if "/" in args[0] else registry.choices(args[0], MODULES)
         raise ConfigError(f"'{args[0]}' is not a command; {known}")
-    from effloop.parallel.rank_env import detect_launcher
+    from effloop.parallel.base import detect_launcher
 
     asked, words = command_named(name or "train"), args[1:] if name else args
     _refuse_flags(asked, words)

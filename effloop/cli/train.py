@@ -13,7 +13,7 @@ from effloop.config.compose import compose_run, show
 from effloop.config.overrides import is_sweep, key_of, only_shows, parse_flags
 from effloop.data.source.storage.kept import opening_once
 from effloop.errors import ConfigError
-from effloop.parallel.rank_env import detect_launcher
+from effloop.parallel.base import detect_launcher
 from effloop.run.spec import RunSpec, planned, resumed
 from effloop.runs.reader import PLACE
 

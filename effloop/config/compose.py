@@ -42,7 +42,7 @@ from effloop.config.schema import Config, run_folder, word
 from effloop.data.remote.location import is_remote
 from effloop.data.source import ScanError, kind_of
 from effloop.errors import ConfigError, EffLoopError, reason
-from effloop.parallel.rank_env import detect_launcher
+from effloop.parallel.base import detect_launcher
 from effloop.precision import PrecisionConfig, precisions
 from effloop.registry import PartConfig, choices, groups, load_plugins
 from effloop.system.files import owner, write_text

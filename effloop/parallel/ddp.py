@@ -27,9 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from effloop.batch import Batch
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, check_value
-from effloop.parallel.base import Parallel, ParallelConfig, T, parallels
+from effloop.parallel.base import TORCHRUN, Parallel, ParallelConfig, RankEnv, T, detect_launcher, parallels
 from effloop.parallel.failures import reporter
-from effloop.parallel.rank_env import TORCHRUN, RankEnv, detect_launcher
 from effloop.parallel.rendezvous import START_TIMEOUT_S, describe_mismatch, join
 from effloop.parallel.watchdog import Watchdog, end_all
 

@@ -19,7 +19,7 @@ import torch
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from effloop.errors import ConfigError, RankError
-from effloop.parallel.rank_env import RankEnv
+from effloop.parallel.base import RankEnv
 
 START_TIMEOUT_S = 300.0  # for all ranks to connect; a machine of a cluster may take minutes to load torch
 _POLL_S = 0.02

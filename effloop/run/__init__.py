@@ -10,7 +10,7 @@ from effloop.run.spec import RunSpec
 def run(spec: RunSpec) -> Path:
     """Carry out a run, in this process or in the ranks that it asks for; returns its folder."""
     from effloop.data.source.splits import open_part
-    from effloop.parallel.rank_env import detect_launcher
+    from effloop.parallel.base import detect_launcher
     from effloop.run import training
 
     if not spec.config.parallel.of_ranks or detect_launcher():

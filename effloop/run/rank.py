@@ -23,13 +23,13 @@ from effloop.checkpoint import files
 from effloop.data.remote.location import this_process
 from effloop.data.source.root import fetch_all
 from effloop.errors import BUG, EffLoopError, InterruptedRunError, reason
+from effloop.parallel.base import RankEnv, detect_launcher
 from effloop.parallel.failures import (
     RestartState,
     failed_for_good,
     failure_kind,
     reporter,
 )
-from effloop.parallel.rank_env import RankEnv, detect_launcher
 from effloop.parallel.rendezvous import START_TIMEOUT_S, RankGroup, join
 from effloop.run.spec import RunSpec, from_newest_checkpoint
 from effloop.run.training import announce_end, train

@@ -19,8 +19,8 @@ from effloop.config import Config
 from effloop.data.engine.base import chosen_engine
 from effloop.errors import PROGRAM, ConfigError, InterruptedRunError, PreemptedRunError
 from effloop.parallel import Parallel
+from effloop.parallel.base import detect_launcher
 from effloop.parallel.failures import RestartState, reporter
-from effloop.parallel.rank_env import detect_launcher
 from effloop.record import complete_summary
 from effloop.record.efficiency import Efficiency
 from effloop.registry import plugin_words

@@ -281,7 +281,7 @@ def test_a_slow_rank_is_named_once_and_changes_nothing(photos: Path, tmp_path: P
 MEETS = """
     import os, signal, sys
     from effloop.run.rank import rank_session
-    from effloop.parallel.rank_env import detect_launcher
+    from effloop.parallel.base import detect_launcher
     from effloop.parallel.rendezvous import open_store
     env = detect_launcher()
     if env.rank and {said}:  # what a rank does first when it connects

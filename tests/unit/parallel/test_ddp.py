@@ -165,7 +165,7 @@ def test_ranks_that_differ_end_with_one_line_each(tmp_path):
     script = """
         import os, torch
         from effloop.errors import ConfigError
-        from effloop.parallel.rank_env import detect_launcher
+        from effloop.parallel.base import detect_launcher
         from effloop.parallel.rendezvous import join
         try:
             join(detect_launcher(), {"the arguments": "seed=" + os.environ["RANK"]})
@@ -183,7 +183,7 @@ def test_a_taken_port_is_named(tmp_path):
         import socket
         from dataclasses import replace
         from effloop.errors import ConfigError
-        from effloop.parallel.rank_env import detect_launcher
+        from effloop.parallel.base import detect_launcher
         from effloop.parallel.rendezvous import join
         with socket.create_server(("", 0)) as server:
             try:

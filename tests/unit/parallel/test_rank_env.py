@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from effloop.errors import ConfigError
-from effloop.parallel.rank_env import RankEnv, detect_launcher, first_host, tasks_per_node
+from effloop.parallel.base import RankEnv, detect_launcher, first_host, tasks_per_node
 
 TORCHRUN = {
     "RANK": "3",

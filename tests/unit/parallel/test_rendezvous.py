@@ -7,8 +7,8 @@ import os
 import pytest
 from torch.distributed import HashStore
 
+from effloop.parallel.base import RankEnv
 from effloop.parallel.failures import failed_for_good
-from effloop.parallel.rank_env import RankEnv
 from effloop.parallel.rendezvous import Peer, RankGroup
 
 
