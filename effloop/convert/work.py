@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
 from rich.filesize import decimal
 
 from effloop.errors import ConfigError
-from effloop.system.files import describe_failure, fsync, try_lock
+from effloop.system.files import describe_failure, fsync, locked
 
 _FULL = 1 << 20  # a disk with less than this free is full: a writer that failed may not say why
 
@@ -49,46 +48,32 @@ class WorkFolder:
                 is full.
         """
         try:
-            lock = self._lock()
-        except OSError as error:
-            raise self._unwritable(error) from None
-        try:
-            self.check_absent()
-            for path in self.path.iterdir():
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                elif path.name != "lock":
-                    path.unlink()
-            yield
-        except Exception as error:
-            if is_disk_full(error, self.path):
-                raise ConfigError(
-                    f"out: the disk of {self.path.parent} is full; {decimal(self._needed)} of images are needed, and "
-                    "what the format adds; make room or set out=PATH"
-                ) from error
-            if isinstance(error, OSError):
-                raise self._unwritable(error) from error
-            raise
-        finally:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(lock)
-
-    def _lock(self) -> int:
-        lock = self.path / "lock"
-        while True:
             self.path.mkdir(exist_ok=True)
-            with suppress(FileNotFoundError):  # whoever held it has just removed the folder
-                fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-                held = try_lock(fd)
-                if held and lock.exists() and os.path.samestat(lock.stat(), os.fstat(fd)):
-                    return fd
-                os.close(fd)
-                if not held:
+            with locked(self.path) as free:
+                if not free:
                     raise ConfigError(
                         f"out: another process is writing {self.outs[0]}, it holds {self.path}; wait for it or set "
                         "out=PATH"
                     )
-            time.sleep(0.01)
+                try:
+                    self.check_absent()
+                    for path in self.path.iterdir():
+                        if path.is_dir() and not path.is_symlink():
+                            shutil.rmtree(path)
+                        else:
+                            path.unlink()
+                    yield
+                except Exception as error:
+                    if is_disk_full(error, self.path):
+                        raise ConfigError(
+                            f"out: the disk of {self.path.parent} is full; {decimal(self._needed)} of images are "
+                            "needed, and what the format adds; make room or set out=PATH"
+                        ) from error
+                    raise
+                finally:
+                    shutil.rmtree(self.path, ignore_errors=True)
+        except OSError as error:
+            raise ConfigError(f"out: {describe_failure(self.path, error)}; set out=PATH") from error
 
     def written(self, out: Path) -> Path:
         """An output while it is here."""
@@ -114,9 +99,6 @@ class WorkFolder:
         for out in self.outs:
             os.rename(self.written(out), out)
         fsync(self.path.parent)
-
-    def _unwritable(self, error: OSError) -> ConfigError:
-        return ConfigError(f"out: {describe_failure(self.path, error)}; set out=PATH")
 
     def check_free(self, needed: int, what: str) -> None:
         """Refuse to write what doesn't fit on the disk."""

@@ -33,19 +33,12 @@ Read = tuple[EncodedImages, Headers]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """N samples that are read and drawn, but not decoded yet.
-
-    Attributes:
-        ids: (N,) the samples.
-        encoded: their encoded images.
-        infos: what the decoder read from each header.
-        draws: their crops, flips and keys.
-    """
+    """N samples that are read and drawn, but not decoded yet."""
 
     ids: NDArray[np.int64]
     encoded: EncodedImages
     infos: Headers
-    draws: Draws
+    draws: Draws  # crops, flips and keys
 
 
 def to_native_byteorder(values: NDArray[Any]) -> NDArray[Any]:

@@ -168,4 +168,5 @@ def locked(path: Path, wait_s: float = 0.0, *, shared: bool = False) -> Iterator
     try:
         yield try_lock(fd, wait_s, shared=shared)
     finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # closing alone would keep it in a child that was forked meanwhile
         os.close(fd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import mmap
 import os
 import struct
@@ -30,8 +31,8 @@ from effloop.data.image.mask import PLAIN, decode_mask, mask_size
 from effloop.data.source import Cache, Kind, Source
 from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError, warn
+from effloop.system.files import locked
 from effloop.system.hardware import available_memory
-from effloop.system.processes import this_system
 
 _PREFIX = "effloop-cache-"
 _HEADER = struct.Struct("<QQ")  # bytes of the region, bytes of it that are taken
@@ -67,10 +68,12 @@ class Region:
         self.name = name
         self.samples = samples
         self._start = table_bytes(samples)
-        with _holders(folder) as links:
-            fd = self._attach(links)
-            fd = self._create(capacity(), folder) if fd is None else fd
-            links.append(f"/proc/{os.getpid()}/fd/{fd}")
+        try:
+            with locked(folder.resolve(strict=True), math.inf):
+                fd = self._attach(folder)
+                fd = self._create(capacity(), folder) if fd is None else fd
+        except OSError as error:
+            raise ConfigError(f"data.cache: {folder} can't be opened: {error.strerror}; set data.cache=none") from None
         self._map = mmap.mmap(fd, 0)
         view = memoryview(self._map)
         self._begin = np.frombuffer(view, np.uint64, samples, _TABLE)
@@ -83,16 +86,25 @@ class Region:
         self.num_bytes: int = _HEADER.unpack_from(self._map)[0]
         self._release = weakref.finalize(self, _release, fd, self._lock)
 
-    def _attach(self, links: list[str]) -> int | None:
-        """The region that some process has open; None if none has one of this name and layout."""
-        for link in links:
-            if _region_of(link).startswith(f"{_PREFIX}{self.name}-"):
-                with suppress(OSError):  # that process has just ended
-                    fd = os.open(link, os.O_RDWR)
-                    header = os.pread(fd, _HEADER.size, 0)
-                    if len(header) == _HEADER.size and self._start + _HEADER.unpack(header)[0] == os.fstat(fd).st_size:
-                        return fd
-                    os.close(fd)
+    def _attach(self, folder: Path) -> int | None:
+        """The region that some process of this user has open; None if none has one of this name and layout."""
+        name = f"{folder}/{_PREFIX}{self.name}-"
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):  # another user's, or it has just ended
+                for number in os.listdir(f"/proc/{pid}/fd"):
+                    with suppress(OSError):  # it was closed meanwhile
+                        link = f"/proc/{pid}/fd/{number}"
+                        if os.readlink(link).startswith(name) and (fd := self._opened(link)):
+                            return fd
+        return None
+
+    def _opened(self, link: str) -> int | None:
+        fd = os.open(link, os.O_RDWR)
+        header, status = os.pread(fd, _HEADER.size, 0), os.fstat(fd)
+        own = status.st_uid == os.getuid() and len(header) == _HEADER.size
+        if own and self._start + _HEADER.unpack(header)[0] == status.st_size:
+            return fd
+        os.close(fd)
         return None
 
     def _create(self, num_bytes: int, folder: Path) -> int:
@@ -205,47 +217,6 @@ def _renew_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_locks)  # while the child has a single thread
-
-
-@contextmanager
-def _holders(folder: Path) -> Iterator[list[str]]:
-    """Who has a region open: a list of /proc/PID/fd/N, locked for the block and written after it."""
-    # Containers may share the folder, but have processes of their own.
-    path = folder / f"effloop-caches-{os.getuid()}-{this_system()[1][5:-1]}"
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        if os.fstat(fd).st_uid != os.getuid():
-            os.close(fd)
-            raise PermissionError(None, "it belongs to another user")
-    except OSError as error:
-        raise ConfigError(
-            f"data.cache: {path} can't be opened: {error.strerror}; remove it or set data.cache=none"
-        ) from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        with open(fd, errors="replace", closefd=False) as file:
-            links = [link for link in file.read().split() if _region_of(link)]
-        yield links
-        text = "\n".join(links).encode()
-        try:
-            os.pwrite(fd, text, 0)
-            os.ftruncate(fd, len(text))
-        except OSError as error:
-            raise ConfigError(
-                f"data.cache: {path} can't be written: {error.strerror}; make room there or set data.cache=none"
-            ) from None
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # closing alone would keep it in a child that was forked meanwhile
-        os.close(fd)
-
-
-def _region_of(link: str) -> str:
-    """The former name of the region that a /proc/PID/fd/N is; empty if it is none, any more."""
-    try:
-        name = Path(os.readlink(link)).name
-    except (OSError, ValueError):  # or it is no path
-        return ""
-    return name if name.startswith(_PREFIX) else ""
 
 
 def _release(fd: int, lock: _Lock) -> None:

@@ -45,7 +45,7 @@ def test_what_a_killed_conversion_has_left_is_removed(tmp_path: Path) -> None:
     (left / "link").symlink_to(tmp_path)
     work = WorkFolder([tmp_path / "x"])
     with work.held():
-        assert [path.name for path in left.iterdir()] == ["lock"]
+        assert not [*left.iterdir()]
     assert not [*tmp_path.iterdir()]
 
 
