@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from effloop.batch import ImageSize
-from effloop.data.augment.native.augment import NativeAugment, NativeConfig
+from effloop.data.augment.base import RecipeConfig
+from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.decode import Decoder, decoders
 from effloop.data.engine import Engine, engines
 from effloop.data.order import Order
@@ -115,10 +116,10 @@ def make_plan(
     return Plan(source, decoder or make_decoder(), augment, order, seed)
 
 
-def native_config(**options: Any) -> NativeConfig:
+def native_config(**options: Any) -> RecipeConfig:
     """Random-resized-crop and flip, by EffLoop's own operations."""
     ops = {"crop": {"op": "RandomResizedCrop"}, "flip": {"op": "RandomHorizontalFlip"}}
-    return NativeConfig(name="native", **{"ops": ops, **options})
+    return RecipeConfig(name="native", **{"ops": ops, **options})
 
 
 def make_engine(name: str, plan: Plan, num_workers: int = 0, *, pin_memory: bool = False, **options: Any) -> Engine:

@@ -18,8 +18,8 @@ from effloop.batch import ImageSize
 from effloop.data.augment import augments
 from effloop.data.augment.base import Augment
 from effloop.data.decode import Decoder, decoders
-from effloop.data.image.grey import batch_to_grey, to_grey, to_rgb
 from effloop.data.image.header import pnm_header
+from effloop.data.image.pixels import batch_to_grey, to_grey, to_rgb
 from effloop.data.random import sample_keys
 from effloop.errors import ConfigError, DataError
 from effloop.model import models

@@ -19,7 +19,7 @@ from effloop.data.decode import DecodeConfig, Decoder, common, decoders
 from effloop.data.image.header import read_header
 from effloop.data.image.jpeg import Layout, read_layout, with_interval_lengths
 from effloop.data.image.orientation import with_orientation
-from effloop.data.image.resize import resize_into
+from effloop.data.image.pixels import resize_into
 from effloop.errors import ConfigError, DataError
 
 SIZES = [(67, 53), (128, 96), (33, 176), (200, 272), (16, 16), (1, 1), (250, 7)]

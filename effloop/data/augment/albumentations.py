@@ -8,7 +8,6 @@ import random
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -225,15 +224,11 @@ class KeyedRandom(random.Random):
 
 
 class Generators:
-    """A generator of each kind, for one thread.
-
-    Attributes:
-        numpy: Philox 4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), seeded
-            in 0.8 µs, PCG64 in 1.3, and `default_rng` takes 8.
-        python: the same interface as the module `random`.
-    """
+    """A generator of each kind, for one thread."""
 
     def __init__(self) -> None:
+        # Philox 4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): seeded in 0.8 µs, PCG64 in
+        # 1.3, and `default_rng` takes 8.
         self._bits = np.random.Philox(key=0)
         self._start = self._bits.state
         self.numpy = np.random.Generator(self._bits)
@@ -246,16 +241,11 @@ class Generators:
         self.python.seed(key)
 
 
-@dataclass
-class AlbumentationsConfig(RecipeConfig):
-    """Fields of `augment=albumentations`; operations and parameters have the library's names.
+@augments.register("albumentations", RecipeConfig)
+def albumentations(config: RecipeConfig, *, size: ImageSize, train: bool, channels: int = 3) -> Augment:
+    """Albumentations' operations, on the host.
 
     OpenCV's constants may be given by name (INTER_AREA, BORDER_REFLECT_101), and a `size` as one number. Containers
     (OneOf, SomeOf, RandomOrder, Sequential) have `transforms: {label: {op: NAME, parameter: value, ...}, ...}`.
     """
-
-
-@augments.register("albumentations", AlbumentationsConfig)
-def albumentations(config: AlbumentationsConfig, *, size: ImageSize, train: bool, channels: int = 3) -> Augment:
-    """Albumentations' operations, on the host."""
     return build(config, operations, size, channels, train=train)

@@ -14,8 +14,8 @@ from effloop.data.augment import recipe
 from effloop.data.augment.base import Augment, Device, Draws, RecipeConfig
 from effloop.data.augment.native.augment import for_evaluation
 from effloop.data.augment.operation import Image, Keys, Sizes
-from effloop.data.image.grey import to_grey, to_rgb
 from effloop.data.image.mask import Mask
+from effloop.data.image.pixels import to_grey, to_rgb
 from effloop.errors import ConfigError, DataError, reason
 
 _LEAST_SIDE = 1031

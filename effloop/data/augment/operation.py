@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.data.image.mask import IGNORED, Mask, crop_mask, nearest_places
-from effloop.data.image.resize import resize_into
+from effloop.data.image.pixels import resize_into
 from effloop.data.random import uniforms
 
 Keys = NDArray[np.uint64]

@@ -19,7 +19,7 @@ from effloop.data.augment.base import Augment, RecipeConfig, augments
 from effloop.data.augment.library import LibraryOperation, Masked, build
 from effloop.data.augment.operation import BadParameterError, Image
 from effloop.data.image.mask import Mask
-from effloop.data.image.resize import readable
+from effloop.data.image.pixels import readable
 from effloop.registry import choices
 from effloop.system.hardware import set_own_threads
 
@@ -45,14 +45,9 @@ NAMES = tuple(sorted({*LEAVES_MASKS, *REFUSES_MASKS, *_MOVING.split()}))
 0.29 and doesn't run on a GPU."""
 
 
-@dataclass
-class TorchvisionConfig(RecipeConfig):
-    """Fields of `augment=torchvision`; `op` is the name of a class of torchvision.transforms.v2."""
-
-
-@augments.register("torchvision", TorchvisionConfig)
-def torchvision(config: TorchvisionConfig, *, size: ImageSize, train: bool, channels: int = 3) -> Augment:
-    """Operations of torchvision, on the host."""
+@augments.register("torchvision", RecipeConfig)
+def torchvision(config: RecipeConfig, *, size: ImageSize, train: bool, channels: int = 3) -> Augment:
+    """Operations of torchvision, on the host; `op` is the name of a class of torchvision.transforms.v2."""
     return build(config, operations, size, channels, train=train)
 
 

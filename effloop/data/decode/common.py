@@ -12,9 +12,9 @@ from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugi
 
 from effloop.data.decode.base import Box, DecodeConfig, Decoder, Resizes
 from effloop.data.image.encoded import ROW, EncodedImages, Headers, Kind, read_headers
-from effloop.data.image.grey import to_grey, to_rgb
 from effloop.data.image.header import Encoded, Header, open_other, pnm_pixels, read_header
 from effloop.data.image.orientation import read_orientation, stored_box, upright, upright_size
+from effloop.data.image.pixels import to_grey, to_rgb
 from effloop.data.in_progress import in_progress
 from effloop.errors import DataError, reason
 from effloop.native import address, function

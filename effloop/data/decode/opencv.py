@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from effloop.data.decode.base import DecodeConfig, decoders
 from effloop.data.decode.common import PlainDecoder
-from effloop.data.image.grey import to_grey
 from effloop.data.image.header import Encoded, Header, png_chunk_valid, png_chunks
+from effloop.data.image.pixels import to_grey
 from effloop.errors import optional_package
 
 

@@ -59,7 +59,7 @@ def _png_values(data: Encoded) -> NDArray[np.uint8]:
     simple = bits == 8 and colour in (_GREY, _PALETTE) and not interlaced
     if simple and (plain := _unfiltered(b"".join(pixels), height, width)) is not None:
         return plain
-    from effloop.data.image.resize import opencv  # which imports torch; most of what reads masks' sizes doesn't need it
+    from effloop.data.image.pixels import opencv  # which imports torch; most of what reads masks' sizes doesn't need it
 
     # A palette's indices are stored as grey values are, so that the decoder gives them for a header that says grey.
     grey = _png(_HEADER.pack(width, height, bits, _GREY, 0, 0, interlaced), *pixels)

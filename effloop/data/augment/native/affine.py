@@ -32,7 +32,7 @@ from effloop.data.augment.operation import (
     to_device,
 )
 from effloop.data.image.mask import IGNORED, Mask
-from effloop.data.image.resize import opencv
+from effloop.data.image.pixels import opencv
 from effloop.data.random import uniforms
 
 Floats = NDArray[np.float64]

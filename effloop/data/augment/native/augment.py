@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,8 @@ from effloop.data.augment.operation import (
     write_crop,
 )
 from effloop.data.augment.recipe import Step
-from effloop.data.image.grey import batch_to_grey, batch_to_rgb, to_grey, to_rgb
 from effloop.data.image.mask import Mask
+from effloop.data.image.pixels import batch_to_grey, batch_to_rgb, to_grey, to_rgb
 from effloop.errors import ConfigError
 
 Steps = Sequence[Step[Operation]]
@@ -36,16 +35,11 @@ _PROBES = np.array([[1_000_003, 1_000_033], [1_000_003, 2_000_003], [3_000_017, 
 """Sizes larger than any crop, to see the output's size for images of several sizes."""
 
 
-@dataclass
-class NativeConfig(RecipeConfig):
-    """Fields of `augment=native`."""
-
-
-@augments.register("native", NativeConfig)
+@augments.register("native", RecipeConfig)
 class NativeAugment(Augment):
     """EffLoop's own operations, drawn for many samples at once; on the host or, on batches, on the device."""
 
-    def __init__(self, config: NativeConfig, *, size: ImageSize, train: bool, channels: int = 3) -> None:
+    def __init__(self, config: RecipeConfig, *, size: ImageSize, train: bool, channels: int = 3) -> None:
         self.config = config
         self.channels = channels
         steps = _steps(config, size, train=train)
@@ -163,11 +157,11 @@ _FOR_EVALUATION: Mapping[Evaluation, Callable[[ImageSize, float], CropOperation]
 
 def for_evaluation(config: RecipeConfig, size: ImageSize, channels: int) -> NativeAugment:
     """The evaluation transform, shared by all libraries."""
-    plain = NativeConfig(name="native", eval=config.eval, eval_ratio=config.eval_ratio)
+    plain = RecipeConfig(name="native", eval=config.eval, eval_ratio=config.eval_ratio)
     return NativeAugment(plain, size=size, train=False, channels=channels)
 
 
-def _steps(config: NativeConfig, size: ImageSize, *, train: bool) -> Steps:
+def _steps(config: RecipeConfig, size: ImageSize, *, train: bool) -> Steps:
     """A recipe's operations, the first of which is a crop."""
     if not train:
         op = _FOR_EVALUATION[config.eval](size, config.eval_ratio)

@@ -30,9 +30,8 @@ from effloop.data.augment.operation import (
     operation,
     to_device,
 )
-from effloop.data.image.grey import to_grey
 from effloop.data.image.mask import IGNORED, Mask, count_classes, crop_mask
-from effloop.data.image.resize import flip, resize_into
+from effloop.data.image.pixels import flip, resize_into, to_grey
 from effloop.data.random import uniforms
 from effloop.native import address, function
 
@@ -178,17 +177,14 @@ class PlacedCrop(CropOperation):
     def write(self, cut: Image, box: list[int], out: Image, flip: bool = False) -> None:
         top, left, height, width = self.place(box)
         whole = (height, width) == out.shape[:2]
-        if not whole:
-            out[:] = self.filling(out.shape[2])
-        part = out[top : top + height, left : left + width]
+        part = out if whole else np.empty((height, width, out.shape[2]), np.uint8)  # a resize needs contiguous memory
         if cut.shape == part.shape:
             part[:] = cut
-        elif whole:
-            resize_into(cut, out)
         else:
-            resized = np.empty(part.shape, np.uint8)  # a resize needs contiguous memory
-            resize_into(cut, resized)
-            part[:] = resized
+            resize_into(cut, part)
+        if not whole:
+            out[:] = self.filling(out.shape[2])
+            out[top : top + height, left : left + width] = part
 
     def apply_mask(self, mask: Mask, drawn: NDArray[np.int64], row: int) -> Mask:
         top, left, height, width = self.place(numbers := drawn[row].tolist())

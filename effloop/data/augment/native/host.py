@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from effloop.data.augment.native import kernels
-from effloop.data.image.resize import opencv
+from effloop.data.image.pixels import opencv
 
 Image = NDArray[np.uint8]
 

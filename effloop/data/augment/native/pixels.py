@@ -33,7 +33,7 @@ from effloop.data.augment.operation import (
     operation,
     to_device,
 )
-from effloop.data.image.resize import opencv
+from effloop.data.image.pixels import opencv
 from effloop.data.random import uniforms, words, words_on_device
 
 Range = float | list[float]

@@ -13,7 +13,7 @@ from images import photo
 from PIL import Image
 from torchvision.transforms.v2 import functional
 
-from effloop.data.image.resize import flip, resize_into, resized_by_vectors
+from effloop.data.image.pixels import flip, resize_into, resized_by_vectors
 
 
 def resized(region: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -185,7 +185,7 @@ def test_mirror() -> None:
 def test_mirroring_leaves_opencv_no_threads() -> None:
     """In a process of its own: here another part may have asked for the module."""
     code = (
-        "import numpy, cv2; cv2.setNumThreads(3); from effloop.data.image.resize import flip; "
+        "import numpy, cv2; cv2.setNumThreads(3); from effloop.data.image.pixels import flip; "
         "flip(numpy.zeros((9, 9, 3), numpy.uint8)); print(cv2.getNumThreads())"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -8,7 +8,8 @@ from plans import native_config
 from torchvision.transforms import RandomResizedCrop
 
 from effloop.batch import ImageSize
-from effloop.data.augment.native.augment import NativeAugment, NativeConfig
+from effloop.data.augment.base import RecipeConfig
+from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.augment.native.crops import random_resized_boxes
 from effloop.data.random import sample_keys, uniforms
 
@@ -19,7 +20,7 @@ def keys(count: int) -> np.ndarray:
     return sample_keys(0, 0, np.arange(count))
 
 
-def flipping(p: float) -> NativeConfig:
+def flipping(p: float) -> RecipeConfig:
     return native_config(ops={"RandomResizedCrop": {}, "RandomHorizontalFlip": {"p": p}})
 
 

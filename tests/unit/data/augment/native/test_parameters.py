@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from effloop.batch import ImageSize
-from effloop.data.augment.native.augment import NativeAugment, NativeConfig
+from effloop.data.augment.base import RecipeConfig
+from effloop.data.augment.native.augment import NativeAugment
 from effloop.data.augment.operation import BadParameterError, operations
 from effloop.errors import ConfigError
 
@@ -61,9 +62,9 @@ def test_a_bad_parameter_is_named() -> None:
 
 
 def test_the_largest_size_is_taken() -> None:
-    config = NativeConfig(name="native", ops={"Resize": {"size": [16_384, 16_384]}})
+    config = RecipeConfig(name="native", ops={"Resize": {"size": [16_384, 16_384]}})
     assert NativeAugment(config, size=ImageSize.of(16_384), train=True).size == (16_384, 16_384)
     with pytest.raises(
         ConfigError, match=r"^augment.ops.RandomResizedCrop.size: 20000 is not allowed; set a number of"
     ):
-        NativeAugment(NativeConfig(name="native", ops={"RandomResizedCrop": {}}), size=ImageSize.of(20_000), train=True)
+        NativeAugment(RecipeConfig(name="native", ops={"RandomResizedCrop": {}}), size=ImageSize.of(20_000), train=True)
