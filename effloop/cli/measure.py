@@ -27,7 +27,7 @@ class DiagnoseOptions:
     Attributes:
         verify: try for longer, three times as many turns of each.
         top: how many overrides are tried.
-        seconds: that measuring takes, about; each try takes half as long, of slow data up to three times as long.
+        seconds: that measuring takes, about; each override is then tried for about 10 s, at most 32.
         out: the folder for diagnosis.json and .html; without it outputs/diagnose/DATE/TIME.
     """
 

@@ -296,36 +296,18 @@ def _files(source: Source, ids: Sequence[int]) -> list[Path]:
 # What training costs: the step on batches in memory, the loop as a whole, logging, evaluation.
 
 
-def step_costs(
-    trainer: Trainer, seconds: float
-) -> tuple[float, Mapping[str, float], Mapping[tuple[str, int, str, str], int]]:
+def step_costs(trainer: Trainer, seconds: float) -> tuple[float, Mapping[tuple[str, int, str, str], int]]:
     """Measure updates of a trainer on its first batches, kept in memory. The model is trained by it.
 
     Returns:
-        Seconds of an image, without waiting for the GPU in between; of `forward`, `backward` and `update`, each waited
-        for; and what `SyncFinder` has found in one update.
+        Seconds of an image, without waiting for the GPU in between; and what `SyncFinder` has found in one update.
     """
-    updates, finder, group = Updates(trainer, 1), SyncFinder(trainer.precision.device), trainer.loop.accumulate
+    updates, finder = Updates(trainer, 1), SyncFinder(trainer.precision.device)
     with finder:
         updates.update()
-
-    def parts() -> tuple[float, float, float]:
-        forward = backward = 0.0
-        for number, batch in enumerate(updates.groups[0], start=1):
-            with trainer.parallel.gradients(trainer.train_step, sync=number == group):
-                found: list[Any] = []
-                forward += seconds_of(
-                    lambda: found.extend(trainer.train_step(batch.images, batch.targets, batch.valid))  # noqa: B023
-                )
-                backward += seconds_of(partial(trainer.precision.backward, found[0] / group))
-        return forward, backward, seconds_of(trainer.update)
-
-    times = [parts() for _ in for_seconds(range(20), seconds / 2, 2)]
-    turns = [seconds_of(updates.update) for _ in for_seconds(range(200), seconds / 2, 3)]
+    turns = sorted(seconds_of(updates.update) for _ in for_seconds(range(200), seconds, 3))
     # The first quarter: what disturbs an update makes it longer, never shorter.
-    whole, *each = (sorted(found)[len(found) // 4] for found in (turns, *zip(*times, strict=True)))
-    names = ("forward", "backward", "update")
-    return whole / updates.images, dict(zip(names, each, strict=True)), dict(finder.found)
+    return turns[len(turns) // 4] / updates.images, dict(finder.found)
 
 
 def loop_costs(trainer: Trainer, seconds: float) -> tuple[Turn, float]:

@@ -61,8 +61,6 @@ class Measured:
     transfer_s: float = 0.0
     step_s: float
     log_s: float = 0.0
-    # seconds of forward, backward and update; empty where they weren't measured
-    parts: Mapping[str, float] = field(default_factory=dict)
     images_per_s: float  # of the training loop
     wait: float  # share of its time that waits for data
     starved: bool  # whether loading is slower than the training thread
@@ -148,7 +146,7 @@ def _measured(config: Config, trainer: Trainer, seconds: float, progress: Progre
     progress("transfer")
     transfer_s = costs.transfer_cost(loader, 0.03 * seconds)
     progress("the training step")
-    step_s, parts, syncs = costs.step_costs(trainer, 0.15 * seconds)
+    step_s, syncs = costs.step_costs(trainer, 0.15 * seconds)
     progress("the training loop")
     turn, log = costs.loop_costs(trainer, 0.25 * seconds)
     progress("evaluation")
@@ -177,7 +175,6 @@ def _measured(config: Config, trainer: Trainer, seconds: float, progress: Progre
         transfer_s=transfer_s,
         step_s=step_s,
         log_s=log_s,
-        parts=parts,
         images_per_s=turn.images_per_s,
         wait=wait,
         starved=1 / loader_per_s > transfer_s + step_s + log_s or wait > _STARVES,
@@ -205,10 +202,9 @@ def stages(found: Measured) -> list[Stage]:
         detail = f"{1e3 * cost.wall_s:.3g} ms an image and worker"
         detail = found.storage.describe() if name == "storage" and found.storage else detail
         add(name, max(cost.wall_s / workers, cost.cpu_s / found.cores), detail)
-    whole = sum(found.parts.values())
     add("loader", 1 / found.loader_per_s, f"together, {_by(found.workers)}")
     add("transfer", found.transfer_s, "to float32, normalised" if found.config.data.mean else "uint8")
-    add("step", found.step_s, ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in found.parts.items()))
+    add("step", found.step_s, "forward, backward and update")
     add("log", found.log_s, f"{found.log_s * found.images_per_s:.1%} of the loop")
     add("loop", 1 / found.images_per_s, f"all of it; {found.wait:.0%} waits for data")
     return rows
