@@ -47,8 +47,7 @@ from effloop.precision import PrecisionConfig, precisions
 from effloop.registry import PartConfig, choices, groups, load_plugins
 from effloop.system.files import owner, write_text
 from effloop.system.untrusted import read_yaml
-from effloop.task import check_objective, meters_of
-from effloop.task.base import TASK_OF
+from effloop.task import TASK_OF, check_objective, meters_of
 
 MAX_JOBS = 1000
 """A sweep of more jobs is refused as a probable mistake."""

@@ -14,8 +14,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix, 
 
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
-from effloop.task import Segmentation, SegmentationConfig
-from effloop.task.base import unwrap
+from effloop.task import Segmentation, SegmentationConfig, unwrap
 from effloop.task.segmentation import (
     IGNORED,
     LOSSES,
