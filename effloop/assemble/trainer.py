@@ -91,13 +91,9 @@ def build_trainer(
     environment = environment.fitted(data.train.plan.source)
     start = Start.of(environment.config, resume)
     learner = build_learner(environment, data, start, advise)
-    about = folders.RunInfo(
-        environment.recorded,
-        overrides,
-        {"classes": data.classes, **data.fingerprints},
-        environment.parallel.world_size,
-        remote_files(config.data),
-    )
+    facts = {"classes": data.classes, **data.fingerprints}
+    ranks, remote = environment.parallel.world_size, remote_files(config.data)
+    about = folders.RunInfo(environment.recorded, overrides, facts, ranks, remote)
     planned = run_dir or Path(run_folder(config.out, config.run))
     environment.parallel.on_rank0(partial(check_room, environment.config, learner, start, planned))
     folder = Path(environment.parallel.on_rank0(partial(_run_folder, about, planned, start, begun)))

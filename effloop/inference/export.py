@@ -97,7 +97,7 @@ def export(trained: Trained, options: ExportOptions) -> Exported:
     if trained.config.data.mean is None:
         raise ConfigError("data.mean: null, so the model takes uint8 images; export needs data.mean and data.std")
     form = formats[options.to](dynamic=options.fixed is None, half=options.half)
-    kind = "_int8" if options.int8 else "_half" if options.half else ""
+    kind = "_int8" * options.int8 + "_half" * options.half
     path = options.out or run_folder(trained.path) / f"model{kind}{form.suffix}"
     program, notes = _program(trained, form, options)
     facts = describe(trained, options)

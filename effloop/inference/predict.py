@@ -139,8 +139,7 @@ def _without(values: NDArray[np.float32] | list[str], rows: list[int]) -> NDArra
 
 Mask = NDArray[np.uint8]  # (height, width) classes of an image's pixels
 
-_AT_ONCE = 1 << 22
-"""Numbers of the enlarged outputs that are there at a time: all of them are 7 GB for 150 classes of 12 megapixels."""
+_AT_ONCE = 1 << 22  # enlarged outputs at a time: all of them are 7 GB for 150 classes of 12 megapixels
 
 
 def showing_all(config: Config) -> Config:

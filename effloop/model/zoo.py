@@ -292,19 +292,17 @@ class EncoderZoo(Zoo):
     package = "segmentation_models_pytorch"
 
     def names(self) -> list[str]:
-        smp = _package()
         if self.arch.startswith(_OF_TIMM):
             import timm
 
             return ["DEFAULT"] if timm.is_model_pretrained(self.arch.removeprefix(_OF_TIMM)) else []
-        settings = smp.encoders.encoders.get(self.arch, {}).get("pretrained_settings", {})
+        settings = _package().encoders.encoders.get(self.arch, {}).get("pretrained_settings", {})
         return ["DEFAULT", *settings] if settings else []
 
     def weights(self, name: str, image_size: Any) -> tuple[Mapping[str, Tensor], Normalisation]:
         del image_size
         given: Any = self.names()[1] if name == "DEFAULT" and not self.arch.startswith(_OF_TIMM) else name
-        if self.arch.startswith(_OF_TIMM):
-            given = True  # the encoder's own name has the tag
+        given = self.arch.startswith(_OF_TIMM) or given  # there the encoder's own name has the tag
         encoders, what = _package().encoders, f"{name} of {self.arch}"
         with downloading("model.backbone_weights", what, "huggingface.co", _ELSEWHERE):
             encoder: nn.Module = encoders.get_encoder(self.arch, weights=given)
@@ -320,12 +318,7 @@ def smp_model(config: SmpConfig, *, num_classes: int, channels: int) -> nn.Modul
     smp = _package()
     kinds = {kind.__name__: kind for kind in smp.MODEL_ARCHITECTURES_MAPPING.values()}
     check_known("model.arch", config.arch, [*kinds], "segmentation_models_pytorch")
-    if config.encoder.startswith(_OF_TIMM):
-        import timm
-
-        arch = config.encoder.removeprefix(_OF_TIMM)
-        check_known("model.encoder", arch, [arch] if timm.is_model(arch) else timm.list_models(), "timm")
-    else:
+    if not config.encoder.startswith(_OF_TIMM):
         more, known = "; or one of timm's as tu-NAME", [*smp.encoders.encoders]
         check_known("model.encoder", config.encoder, known, "segmentation_models_pytorch", more)
     options = {"dynamic_img_size": True} if config.arch == "DPT" else {}  # images of any size

@@ -87,8 +87,7 @@ _KINDS = {  # kind -> what it is, and the task that learns it
     "masks": ("a class for each pixel", "segmentation"),
 }
 
-TASK_OF = {kind: task for kind, (_, task) in _KINDS.items()}
-"""Kind of targets (classes, flags, numbers or masks) -> the task that learns them."""
+TASK_OF = {kind: task for kind, (_, task) in _KINDS.items()}  # kind of targets -> the task that learns them
 
 
 def check_kind(source: Labelled, kind: str) -> None:
@@ -101,9 +100,7 @@ def check_kind(source: Labelled, kind: str) -> None:
         raise DataError(f"{source.where} has {has}, and task={task} learns {learns}; set task={fix}")
 
 
-Counts = Callable[[], NDArray[np.int64]]
-"""(K,) how many samples of the training split have each class or flag; counted when it is called."""
-
+Counts = Callable[[], NDArray[np.int64]]  # (K,) how many training samples have each class or flag
 Table = dict[str, NDArray[np.float32] | list[str]]
 
 
