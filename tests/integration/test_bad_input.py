@@ -34,7 +34,7 @@ from runs import TINY, make_photos, once
 from effloop.cli.main import main
 from effloop.data.source.formats import lmdb as lmdb_format
 from effloop.data.source.formats.lmdb import HEADER_KEY
-from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.columns import crc32c
 from effloop.data.source.storage.writing import Record
 from effloop.errors import PROGRAM, warn
 from effloop.system import hardware

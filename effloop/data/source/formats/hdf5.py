@@ -30,8 +30,7 @@ from effloop.data.source.storage.arrays import (
     pack,
     payload_of,
 )
-from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import Split, no_split
+from effloop.data.source.storage.packed import MappedFiles, Split, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
 from effloop.errors import DataError, optional_package, reason
 

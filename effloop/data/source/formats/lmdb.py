@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from effloop.data.source.base import WHOLE, Fingerprint, printable, sources
 from effloop.data.source.formats.pickles import Array, unpickle
 from effloop.data.source.root import expand_root
-from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.columns import crc32c
 from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedSource, raw_image
 from effloop.data.source.storage.indexed import (
     MAX_UNNAMED,
@@ -46,8 +46,7 @@ from effloop.data.source.storage.indexed import (
     write_index,
 )
 from effloop.data.source.storage.kept import said
-from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import PackedConfig, Split, check_header, targets_in
+from effloop.data.source.storage.packed import MappedFiles, PackedConfig, Split, check_header, targets_in
 from effloop.data.source.storage.targets import Targets, read_targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
 from effloop.data.source.vocabulary import IMAGE_KEYS, LABEL_KEYS

@@ -28,8 +28,7 @@ from effloop.data.source.formats.arrays import Learned, infer_targets
 from effloop.data.source.formats.parquet_files import FEATURES, Table, names_in
 from effloop.data.source.masks import in_parallel
 from effloop.data.source.root import CARD, expand_root
-from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.columns import Spool
+from effloop.data.source.storage.columns import Spool, crc32c
 from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.indexed import (
     NAMES,
@@ -42,8 +41,7 @@ from effloop.data.source.storage.indexed import (
     write_names,
 )
 from effloop.data.source.storage.kept import said
-from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import PackedConfig, Split
+from effloop.data.source.storage.packed import MappedFiles, PackedConfig, Split
 from effloop.data.source.storage.targets import Targets, read_targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
 from effloop.data.source.vocabulary import is_of_split

@@ -29,8 +29,7 @@ from effloop.data.source.formats.arrays import ArraysConfig, ArraysSource, Store
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.arrays import DTYPES, Array, pack, payload_of
 from effloop.data.source.storage.columns import Spool
-from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import Split, check_header, no_split
+from effloop.data.source.storage.packed import MappedFiles, Split, check_header, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
 from effloop.errors import DataError, reason
 

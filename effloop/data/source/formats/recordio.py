@@ -22,8 +22,7 @@ from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
-from effloop.data.source.storage.checksum import crc32c
-from effloop.data.source.storage.columns import ColumnFile
+from effloop.data.source.storage.columns import ColumnFile, crc32c
 from effloop.data.source.storage.indexed import (
     Entry,
     IndexedSource,
@@ -32,8 +31,7 @@ from effloop.data.source.storage.indexed import (
     write_index,
     write_names,
 )
-from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
-from effloop.data.source.storage.packed import PackedConfig, targets_in
+from effloop.data.source.storage.packed import MappedFiles, PackedConfig, Payload, ScatteredPayload, targets_in
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer

@@ -27,8 +27,7 @@ from effloop.data.image.mask import decode_mask, png_bytes
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.storage.indexed import Entry, IndexedSource, IndexWriter, write_index, write_names
 from effloop.data.source.storage.loose import EXTENSIONS, SOUGHT
-from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import PackedConfig
+from effloop.data.source.storage.packed import MappedFiles, PackedConfig
 from effloop.data.source.storage.targets import Targets, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
 from effloop.errors import DataError

@@ -20,7 +20,7 @@ import numpy as np
 
 from effloop.data.image.header import Encoded, read_header
 from effloop.data.source.base import Kind, printable, sources
-from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.columns import crc32c
 from effloop.data.source.storage.indexed import (
     Entry,
     IndexedSource,
@@ -31,8 +31,7 @@ from effloop.data.source.storage.indexed import (
     write_index,
     write_names,
 )
-from effloop.data.source.storage.mapped import MappedFiles
-from effloop.data.source.storage.packed import PackedConfig
+from effloop.data.source.storage.packed import MappedFiles, PackedConfig
 from effloop.data.source.storage.targets import CLASSES, Targets, flags_of, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
 from effloop.errors import DataError

@@ -40,8 +40,7 @@ from effloop.data.source.storage.arrays import (
     payload_of,
 )
 from effloop.data.source.storage.imported import Contents, ImportedSource
-from effloop.data.source.storage.mapped import Extent, MappedFiles
-from effloop.data.source.storage.packed import Split, no_split
+from effloop.data.source.storage.packed import Extent, MappedFiles, Split, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, Writer, register_writer
 from effloop.errors import DataError, optional_package, reason
 

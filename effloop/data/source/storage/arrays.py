@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind
-from effloop.data.source.storage.checksum import crc32c, crc32c_of_values
-from effloop.data.source.storage.columns import Blobs, is_compared
-from effloop.data.source.storage.mapped import ContiguousPayload, Extent, MappedFiles
-from effloop.data.source.storage.packed import Split, check_header, targets_in
+from effloop.data.source.storage.columns import Blobs, crc32c, crc32c_of_values, is_compared
+from effloop.data.source.storage.packed import ContiguousPayload, Extent, MappedFiles, Split, check_header, targets_in
 from effloop.data.source.storage.writing import FIELDS, PLACES, Records, SplitColumns
 from effloop.errors import DataError
 

@@ -17,13 +17,14 @@ import numpy as np
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, printable
 from effloop.data.source.root import root_folder
-from effloop.data.source.storage.checksum import crc32c, crc32c_of_ends, crc32c_of_file
-from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
+from effloop.data.source.storage.columns import ColumnFile, ColumnWriter, crc32c, crc32c_of_ends, crc32c_of_file
 from effloop.data.source.storage.kept import file_state, listing, open_kept, said
-from effloop.data.source.storage.mapped import MappedFiles, Payload, ScatteredPayload
 from effloop.data.source.storage.packed import (
+    MappedFiles,
     PackedConfig,
     PackedSource,
+    Payload,
+    ScatteredPayload,
     Split,
     check_header,
     is_count,

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from effloop.data.source.base import printable
-from effloop.data.source.storage.checksum import crc32c_of_ends
-from effloop.data.source.storage.columns import ColumnFile, DamagedFileError
+from effloop.data.source.storage.columns import ColumnFile, DamagedFileError, crc32c_of_ends
 from effloop.data.source.storage.targets import NAME
 from effloop.errors import ConfigError, DataError, warn
 

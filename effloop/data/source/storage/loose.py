@@ -27,8 +27,7 @@ from effloop.data.source.base import Kind, printable
 from effloop.data.source.config import DataConfig
 from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter, span, spans
 from effloop.data.source.storage.kept import RACY_NS, folders_unchanged, open_kept, times_digest
-from effloop.data.source.storage.mapped import Payload
-from effloop.data.source.storage.packed import Split, TableSource
+from effloop.data.source.storage.packed import Payload, Split, TableSource
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import SplitColumns
 from effloop.errors import ConfigError, DataError

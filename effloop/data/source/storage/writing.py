@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Fingerprint, Kind, printable
-from effloop.data.source.storage import checksum
-from effloop.data.source.storage.columns import BlobSpool, Spool
+from effloop.data.source.storage.columns import BlobSpool, Spool, crc32c, crc32c_of_values
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.errors import DataError
 from effloop.registry import Modules
@@ -211,15 +210,14 @@ class SplitColumns:
     def add_mask(self, mask: Encoded) -> None:
         """Add the mask of the record that was added last."""
         self._grown["mask"].append(mask)
-        self._grown["mask_crc32c"].append(checksum.crc32c(mask))
+        self._grown["mask_crc32c"].append(crc32c(mask))
 
-    def add_record(self, record: Record) -> int:
-        """Add one record with its checksum, which is returned."""
-        crc32c = checksum.crc32c(record.data)
-        self.add(record.key, record.label, len(record.data), crc32c, record.target, record.entropy)
+    def add_record(self, record: Record) -> None:
+        """Add one record with its checksum."""
+        key, label, data, target, entropy, mask = record
+        self.add(key, label, len(data), crc32c(data), target, entropy)
         if self.targets.kind is Kind.masks:
-            self.add_mask(record.mask)
-        return crc32c
+            self.add_mask(mask)
 
     def fingerprint(self) -> dict[str, Any]:
         """As `Source.fingerprint`."""
@@ -247,7 +245,7 @@ class SplitColumns:
 
     def checksums(self) -> dict[str, int]:
         """The CRC-32C of each of `columns`."""
-        return {name: checksum.crc32c_of_values(values) for name, values in self.columns().items()}
+        return {name: crc32c_of_values(values) for name, values in self.columns().items()}
 
     def duplicate(self) -> tuple[bytes, int, int] | None:
         """The identity that two records share, and their indices; None if there are no such two."""

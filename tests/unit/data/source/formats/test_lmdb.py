@@ -17,7 +17,7 @@ from stores import put
 
 from effloop.cli.main import main
 from effloop.data.source.formats.lmdb import LmdbSource
-from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.columns import crc32c
 from effloop.data.source.storage.writing import Dataset, Record, writers
 from effloop.errors import ConfigError, DataError
 

@@ -12,7 +12,7 @@ import pytest
 from plans import open_source, read_bytes
 
 from effloop.data.source.base import Fingerprint
-from effloop.data.source.storage.checksum import crc32c
+from effloop.data.source.storage.columns import crc32c
 from effloop.errors import DataError
 
 

@@ -9,7 +9,7 @@ import pytest
 from plans import line
 
 from effloop.data.source.storage.arrays import Array, header_crc32c, pack
-from effloop.data.source.storage.mapped import MappedFiles
+from effloop.data.source.storage.packed import MappedFiles
 from effloop.errors import DataError
 
 COLUMNS = {

@@ -11,7 +11,7 @@ import pytest
 from plans import line
 
 from effloop.data.image.encoded import EncodedImages
-from effloop.data.source.storage.checksum import crc32c, extended
+from effloop.data.source.storage.columns import crc32c, extended
 from effloop.data.source.storage.indexed import find_shards
 from effloop.data.source.storage.loose import read_file, read_files
 from effloop.data.source.storage.writing import SplitColumns
