@@ -25,6 +25,7 @@ from effloop.errors import ConfigError
 from effloop.profile import profilers
 from effloop.record import SKIPPED, Metrics, recorders
 from effloop.runs import folder as folders
+from effloop.runs.reader import read_resumes
 from effloop.system.files import keep_rows, remove_stale
 from effloop.system.processes import seconds_of_command
 from effloop.train.nan import LIST, StopOrSkip
@@ -118,7 +119,7 @@ def _run_folder(about: folders.RunInfo, run_dir: Path, start: Start, begun: Call
             folders.unlock(run_dir)
             raise
         with folders.failure_recorded(run_dir), folders.writing_to(run_dir):
-            folders.read_resumes(run_dir)  # what would fail later
+            read_resumes(run_dir)  # what would fail later
             remove_stale(run_dir)
             folders.record_state(run_dir, "running")
             begun(run_dir)

@@ -8,11 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from effloop.batch import Preview
 from effloop.cli.command import RunOptions, command
 from effloop.data.loader import Loader
@@ -107,15 +102,10 @@ def _print_details(details: Details, names: Sequence[str]) -> None:
 
 
 def _print_rows(rows: Sequence[Row], percent: bool) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in rows[0]:
-        is_text = any(isinstance(row[name], str) for row in rows)
-        table.add_column(name.replace("_", " "), justify="left" if is_text else "right", overflow="fold")
-    for row in rows[:_MAX_ROWS]:
-        table.add_row(*(Text(cell_text(value, percent=percent)) for value in row.values()))
-    if len(rows) > _MAX_ROWS:
-        table.caption = f"the worst {_MAX_ROWS} of {len(rows):,}"
-    Console().print(table)
+    left = [name.replace("_", " ") for name in rows[0] if any(isinstance(row[name], str) for row in rows)]
+    cells = [[cell_text(value, percent=percent) for value in row.values()] for row in rows[:_MAX_ROWS]]
+    title = f"the worst {_MAX_ROWS} of {len(rows):,}" if len(rows) > _MAX_ROWS else ""
+    print_table([name.replace("_", " ") for name in rows[0]], cells, left=left, title=title)
 
 
 def _folder(options: EvalOptions) -> Path:

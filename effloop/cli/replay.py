@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -18,8 +16,7 @@ from effloop.config.schema import run_folder
 from effloop.run import run
 from effloop.run.spec import RunSpec
 from effloop.runs import compare
-from effloop.runs.folder import read_overrides, read_resumes
-from effloop.runs.reader import RunRecord, read_run
+from effloop.runs.reader import RunRecord, read_overrides, read_resumes, read_run
 
 
 @command("replay", RunOptions, "outputs/first")
@@ -32,7 +29,8 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
         0; 1 if the metrics differ though nothing else does.
     """
     folder = options.run
-    original, resumes = read_run(folder), read_resumes(folder)
+    original = read_run(folder)
+    read_resumes(folder)  # early: it may be damaged
     config = _as_then(configs.load(folder / "config.yaml", overrides), original)
     if not any(each.startswith("run=") for each in overrides):
         config = replace(config, run=datetime.now().strftime("%Y-%m-%d/%H-%M-%S"))
@@ -40,9 +38,12 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
     new = Path(run_folder(config.out, config.run))
     run_dir = run(RunSpec(config, [*saved, *overrides], new, note=f"replay of {folder}"))
     replayed = read_run(run_dir)
-    differences = [*find_differences(original, replayed, resumes)]
+    complete = configs.to_dict(configs.from_dict(original.config, (), "its config"))  # with the keys that are new since
+    differences = compare.differences(replace(original, config=complete), replayed)
     print("\n  ".join([f"replay of {folder}{', what differs:' if differences else ': nothing differs'}", *differences]))
-    if _compare(original, replayed) or differences:
+    same, words = compare.metrics(original, replayed)
+    print(words)
+    if same or differences:
         return 0
     if torch.cuda.is_available() and not config.deterministic:
         print("a GPU gives the same bits each time with deterministic=true only")
@@ -59,32 +60,3 @@ def _as_then(config: Config, original: RunRecord) -> Config:
     if same and parallel.processes is None and isinstance(ranks, int):
         config = replace(config, parallel=replace(parallel, processes=ranks))
     return config
-
-
-def find_differences(original: RunRecord, replayed: RunRecord, resumes: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line for each difference from the original run that its metrics may depend on."""
-    then = configs.to_dict(configs.from_dict(original.config, (), "its config"))  # with the keys that are new since
-    yield from compare.configs(then, replayed.config)
-    for entry in resumes:
-        if overrides := " ".join(entry["overrides"]):
-            yield f"it was resumed at epoch {entry['epoch']} with {overrides}, which the replay uses from the start"
-        if differs := "; ".join(entry["differs"]):
-            yield f"it was resumed at epoch {entry['epoch']} in another environment: {differs}"
-    yield from compare.environments(original.environment, replayed.environment)
-    yield from compare.inputs(original.data, replayed.data)
-
-
-def _compare(original: RunRecord, replayed: RunRecord) -> bool:
-    """Print and return whether two runs' metrics are bit-identical, up to the end of the shorter one."""
-    then, now = original.metrics, replayed.metrics
-    index = compare.first_difference(then, now)
-    if index is not None:
-        print(f"metrics.jsonl: line {index + 1} differs")
-        print(f"  then {json.dumps(then[index])}")
-        print(f"  now  {json.dumps(now[index])}")
-        return False
-    lines = min(len(then), len(now))
-    longer = original if len(then) > lines else replayed
-    more = f"; {longer.path} has {len(longer.metrics) - lines} more" if len(longer.metrics) > lines else ""
-    print(f"metrics.jsonl: bit-identical, {lines} lines{more}" if lines else f"metrics.jsonl: no lines in common{more}")
-    return True

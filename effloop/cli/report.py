@@ -6,10 +6,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
 from effloop.cli.command import command
-from effloop.errors import PROGRAM, ConfigError
+from effloop.errors import PROGRAM, ConfigError, printable
 from effloop.registry import load_plugins
 from effloop.report.files import PLOT, REPORT, SUMMARY, print_tables, write_report
 from effloop.runs import compare
@@ -63,10 +61,14 @@ def report(options: ReportOptions, _: list[str]) -> int:
 
 @command("diff", RunsOptions, "outputs/first outputs/second", overrides=False)
 def diff_runs(options: RunsOptions, _: list[str]) -> int:
-    """What differs between runs: config, environment, data, result."""
+    """What differs from the first run: config, environment, data, metrics."""
     load_plugins()  # which may have the runs' task
     found = find_runs(options.runs)
     if len(found) < 2:
         raise ConfigError(f"diff needs two runs or more: {PROGRAM} diff RUN RUN [RUN ...]")
-    Console().print(*compare.difference_tables(found), sep="\n")
+    first, *others = found
+    for other in others:
+        lines = compare.differences(first, other)
+        title = f"{other.path} beside {first.path}{', what differs:' if lines else ': nothing differs'}"
+        print("\n  ".join([printable(title), *lines, compare.metrics(first, other)[1].replace("\n", "\n  ")]))
     return 0

@@ -122,7 +122,6 @@ def complete(tree: DictConfig, hydra: Any = None) -> tuple[Config, list[str]]:
 def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
     """Convert a composed tree to dataclasses, check it, and resolve its short names."""
     with in_one_line(overrides):
-        refuse_contradictions(overrides, last_counts=True)
         unset_replaced(tree, overrides)
         _refuse_added(tree, overrides)
         config: Any = OmegaConf.to_object(tree)

@@ -144,13 +144,8 @@ def _with_path(override: str, sweep: bool) -> str:
     return override if keep else f"{key}={','.join(map(quoted, parts))}"
 
 
-def refuse_contradictions(overrides: Sequence[str], *, last_counts: bool = False) -> None:
-    """Check that no two overrides give a key different values; `lr` is `optim.lr`, too.
-
-    With `last_counts` the last of several with the same key counts, as Python's callers may add to a list.
-    """
-    if last_counts:
-        overrides = [*{key_of(override): override for override in overrides}.values()]
+def refuse_contradictions(overrides: Sequence[str]) -> None:
+    """Check that no two overrides that are typed give a key different values; `lr` is `optim.lr`, too."""
     given: dict[str, tuple[Any, Override]] = {}
     for override in parsed(overrides):
         key, value = override.key_or_group, override.input_line if override.is_sweep_override() else override.value()

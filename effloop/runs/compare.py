@@ -1,18 +1,13 @@
-"""Differences between runs, as lines and tables."""
+"""Differences between runs, as lines."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from effloop.errors import printable
-from effloop.runs.reader import PLACE, Row, RunRecord, differing_values, flatten, format_value
-from effloop.task import objectives
+from effloop.runs.reader import PLACE, RunRecord, differing_values, flatten, format_value, read_resumes
 
 Tree: TypeAlias = Mapping[str, Any]
 
@@ -57,52 +52,29 @@ def configs(then: Tree, now: Tree) -> list[str]:
     return [*_then_now(*(_without(tree, (*PLACE, "threads", "parallel.processes")) for tree in (then, now))).values()]
 
 
-def first_difference(then: Sequence[Row], now: Sequence[Row]) -> int | None:
-    """Index of the first row that isn't bit-identical, up to the shorter end; None if all of these are."""
-    pairs = enumerate(zip(then, now, strict=False))
-    return next((index for index, (one, other) in pairs if one != other), None)
+def differences(then: RunRecord, now: RunRecord) -> list[str]:
+    """A line for each difference between two runs that their metrics may depend on."""
+    lines = configs(then.config, now.config)
+    for run in (then, now):
+        for entry in read_resumes(run.path):
+            how = " ".join(entry["overrides"]) or "the same overrides"
+            where = f" in another environment: {'; '.join(entry['differs'])}" if entry["differs"] else ""
+            lines.append(f"{run.path} was resumed at epoch {entry['epoch']} with {how}{where}")
+    lines += environments(then.environment, now.environment) + inputs(then.data, now.data)
+    return [printable(line) for line in lines]
 
 
-def difference_tables(found: Sequence[RunRecord]) -> list[RenderableType]:
-    """Config, environment, data and result of runs: a table of what differs for each, or a line that nothing does."""
-    trees: dict[str, list[Tree]] = {
-        "config": [_without(run.config, PLACE) for run in found],
-        "environment": [_without(run.environment, PER_RUN_KEYS) for run in found],
-        "data": [_without(run.data, ()) for run in found],
-        "result": [_result(run, found[0]) for run in found],
-    }
-    names = [run.name for run in found]
-    names = names if len(set(names)) == len(names) else [str(run.path) for run in found]
-    return [_difference_table(group, names, each) for group, each in trees.items()]
-
-
-def _difference_table(group: str, names: Sequence[str], trees: Sequence[Tree]) -> RenderableType:
-    changed = differing_values([tree for tree in trees if tree])
-    if not changed:
-        without = ", ".join(name for name, tree in zip(names, trees, strict=True) if not tree)
-        return Text(f"{group}: " + (f"not recorded in {without}" if without else "the same"))
-    table = Table(title=group, title_justify="left")
-    for heading in ("", *names):
-        table.add_column(Text(printable(heading)), overflow="fold")
-    for key in changed:
-        cells = (format_value(tree[key]) if key in tree else "-" for tree in trees)
-        table.add_row(Text(printable(key)), *map(Text, cells))
-    return table
-
-
-def _result(run: RunRecord, first: RunRecord) -> Tree:
-    """A run's progress and best scores, and where its metrics begin to differ from those of the first."""
-    values = {objective: run.value(objective) for objective in objectives(first.meters)}
-    index = first_difference(first.metrics, run.metrics)
-    lines = f"{len(run.metrics)} lines" + ("" if index is None else f", unlike {first.name} from line {index + 1}")
-    last = run.metrics[-1] if run.metrics else {}
-    return {
-        "state": run.state,
-        "epoch": last.get("epoch"),
-        "step": last.get("step"),
-        **{name: None if math.isnan(value) else f"{value:.6g}" for name, value in values.items()},
-        "metrics.jsonl": lines,
-    }
+def metrics(then: RunRecord, now: RunRecord) -> tuple[bool, str]:
+    """Whether two runs' metrics are bit-identical, up to the end of the shorter one, and that in words."""
+    rows = [*zip(then.metrics, now.metrics, strict=False)]
+    for number, (one, other) in enumerate(rows, start=1):
+        if one != other:
+            lines = f"metrics.jsonl: line {number} differs", f"then {json.dumps(one)}", f"now  {json.dumps(other)}"
+            return False, "\n  ".join(lines)
+    longer = max(then, now, key=lambda run: len(run.metrics))
+    more = len(longer.metrics) - len(rows)
+    words = f"bit-identical, {len(rows)} lines" if rows else "no lines in common"
+    return True, f"metrics.jsonl: {words}" + (f"; {longer.path} has {more} more" if more else "")
 
 
 def _without(tree: Tree, keys: Iterable[str]) -> Tree:

@@ -24,7 +24,7 @@ from effloop.data.remote.location import Manifest
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, PreemptedRunError
 from effloop.model import weights_file
 from effloop.runs.environment import Checkout, describe_environment, find_checkouts
-from effloop.runs.reader import CONFIG, STATE, read_file
+from effloop.runs.reader import CONFIG, RESUMED, STATE, read_overrides, read_resumes
 from effloop.system.files import describe_failure, numbered, remove_stale, replacing, try_lock, write_text
 from effloop.system.processes import describe_process, is_alive
 from effloop.system.untrusted import read_json
@@ -137,9 +137,6 @@ def _forget() -> None:
 
 
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # the number is a sweep job's
-
-RESUMED = "resumed.json"
-"""File of a run folder: how the run was resumed with other overrides or in another environment."""
 
 _MAX_DIFF_BYTES = 5_000_000
 
@@ -310,25 +307,6 @@ def record_end(run_dir: Path, reason: str, state: str = "failed") -> None:
     """As `record_state`, unless the disk is full, of which there is another line."""
     with suppress(OSError):
         record_state(run_dir, state, reason)
-
-
-def read_overrides(run_dir: Path) -> list[str]:
-    """The overrides that a run was composed from and resumed with; empty if they can't be read."""
-    with suppress(ConfigError):
-        return [str(each) for each in read_file(run_dir / "overrides.yaml", list)]
-    return []
-
-
-def read_resumes(run_dir: Path) -> list[dict[str, Any]]:
-    """The entries of resumed.json: each has `epoch`, `overrides`, `differs`."""
-    path = run_dir / RESUMED
-    try:
-        found = read_json(path)
-        return [{"epoch": int(e["epoch"]), **{k: list(e[k]) for k in ("overrides", "differs")}} for e in found]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
-        raise ConfigError(f"{path} can't be read: {error}; it was not written by EffLoop, or is damaged") from None
 
 
 def file_fingerprint(path: Path) -> dict[str, Any]:

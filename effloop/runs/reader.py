@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,8 @@ CONFIG = "config.yaml"
 """File of a run folder: its config, resolved and complete. A folder that has it can be resumed."""
 JOB = "job.json"
 """File in the folder of each job of a sweep: its number, overrides, state and reason."""
+RESUMED = "resumed.json"
+"""File of a run folder: how the run was resumed with other overrides or in another environment."""
 STATE = "state.json"
 """File in a run folder: the state, the reason if it failed, and the process that trains, or trained."""
 SWEEP = "sweep.json"
@@ -214,6 +217,25 @@ def read_file(path: Path, kind: type = dict) -> Any:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}; it was not written by EffLoop, or is damaged") from None
     return found if isinstance(found, kind) else kind()
+
+
+def read_overrides(run_dir: Path) -> list[str]:
+    """The overrides that a run was composed from and resumed with; empty if they can't be read."""
+    with suppress(ConfigError):
+        return [str(each) for each in read_file(run_dir / "overrides.yaml", list)]
+    return []
+
+
+def read_resumes(run_dir: Path) -> list[dict[str, Any]]:
+    """The entries of resumed.json: each has `epoch`, `overrides`, `differs`."""
+    path = run_dir / RESUMED
+    try:
+        found = read_json(path)
+        return [{"epoch": int(e["epoch"]), **{k: list(e[k]) for k in ("overrides", "differs")}} for e in found]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
+        raise ConfigError(f"{path} can't be read: {error}; it was not written by EffLoop, or is damaged") from None
 
 
 def _read_job_file(path: Path) -> dict[str, Any]:

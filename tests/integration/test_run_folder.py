@@ -26,8 +26,8 @@ import effloop
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.errors import PROGRAM, ConfigError
-from effloop.runs.folder import LOCK, TakenError, check_free, claim_run_dir, lock, read_overrides, unlock
-from effloop.runs.reader import read_run
+from effloop.runs.folder import LOCK, TakenError, check_free, claim_run_dir, lock, unlock
+from effloop.runs.reader import read_overrides, read_run
 
 KILLS = int(os.environ.get("EFFLOOP_KILLS", "6"))
 """Moments at which a start, and a resume, are killed by night."""

@@ -57,10 +57,8 @@ def test_taken(words: str) -> None:
         refuse_contradictions(words.split())
 
 
-def test_from_python_the_last_of_a_key_counts_but_names_of_one_value_must_agree() -> None:
-    assert effloop.compose(["optim.lr=0.1", "lr=0.2", "epochs=2", "lr=0.1", "epochs=3"]).epochs == 3
-    with pytest.raises(ConfigError, match=line("optim.lr=0.1 contradicts lr=0.2; drop one of them")):
-        effloop.compose(["lr=0.2", "optim.lr=0.1"])
+def test_from_python_the_last_of_a_key_counts() -> None:
+    assert effloop.compose(["epochs=2", "epochs=3"]).epochs == 3
 
 
 def test_what_is_typed_replaces_what_a_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

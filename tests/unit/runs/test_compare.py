@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from effloop.runs import compare
-from effloop.runs.reader import format_value
+from effloop.runs.reader import RunRecord, format_value
 
 
 def test_environments() -> None:
@@ -49,10 +51,13 @@ def test_inputs() -> None:
     assert compare.inputs({"classes": ["a", "b"]}, {"classes": ["a"]}) == ["classes: [a,b] then, [a] now"]
 
 
-def test_first_difference() -> None:
+def test_metrics() -> None:
     rows = [{"loss": 0.1}, {"loss": None}, {"loss": 0.3}]
-    assert compare.first_difference(rows, rows[:2]) is None
-    assert compare.first_difference(rows, [rows[0], {"loss": 0.2}]) == 1
+    first, short, other = (
+        RunRecord(Path(name), metrics=each) for name, each in (("a", rows), ("b", rows[:2]), ("c", [rows[0], {}]))
+    )
+    assert compare.metrics(first, short) == (True, "metrics.jsonl: bit-identical, 2 lines; a has 1 more")
+    assert compare.metrics(first, other)[1].startswith("metrics.jsonl: line 2 differs\n  then ")
 
 
 def test_words() -> None:
