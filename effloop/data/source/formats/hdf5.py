@@ -63,15 +63,11 @@ class Hdf5Source(ArraysSource):
         where = f"{path}:{self.split}"
         if path.is_dir():
             return super().open_split()
-        header: dict[str, Any] | None = None
+        header = None
         with _reading(path) as file:
             group = file.get(self.split)
             if _is_split(group):
-                try:
-                    header = json.loads(group.attrs[HEADER])
-                except (ValueError, TypeError, RecursionError):
-                    raise DataError(f"{where} is damaged: its header is not JSON; convert it again") from None
-                header = check_header_crc32c(header, group.attrs.get(CHECKSUM), where)
+                header = check_header_crc32c(json.loads(group.attrs[HEADER]), group.attrs.get(CHECKSUM), where)
                 arrays = {name: _located(group[name], path, f"{where}/{name}") for name in DTYPES if name in group}
             elif there := [name for name in islice(file, 64) if _is_split(file.get(name))]:
                 raise no_split(path, self.split, there)

@@ -219,7 +219,7 @@ class Table:
         return name
 
     def _lacking(self, key: str, what: str, found: Sequence[str]) -> DataError:
-        have = choices("", found) if found else f"none of {', '.join(self.names[:8])} can be one"
+        have = choices("", found) if found else f"none of {', '.join(self.names[:8])} can be one (paths are in CSV)"
         return DataError(f"{self.path} has no column '{key}' of {what}; {have}: set data=parquet data.{key}=COLUMN")
 
     def values(self, column: str) -> NDArray[Any]:

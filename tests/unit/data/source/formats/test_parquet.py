@@ -225,7 +225,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "huge": ({"labels": [0, 1 << 40, *LABELS[2:]]}, r"has the label 1,099,511,627,776; .* is the largest of a class"),
     "nothing": ({"labels": [0, None, *LABELS[2:]], "feature": ANIMALS}, r"row 1 has nothing in the column 'label'"),
-    "no labels": ({}, r"has no column 'label' of labels; none of image can be one: set data=parquet data\.label="),
+    "no labels": ({}, r"has no column 'label' of labels; none of image can be one .*: set data=parquet data\.label="),
     "structures": ({"labels": [{"a": 1}] * 8}, r"^data\.label: the column 'label' of .* is struct<a: int64>; name one"),
     "lists": ({"labels": [[1]] * 8}, r"has lists of numbers without names; name the classes in a targets\.json"),
 }
