@@ -99,13 +99,9 @@ def _there(config: DataConfig, split: str, names: Sequence[str]) -> dict[str, So
     there = {}
     for name in names:
         with suppress(NoSplitError):
-            there[name] = sources.build(_named(config, split, name), name)
+            train, val = (name, config.val_split) if split == "train" else (config.train_split, name)
+            there[name] = sources.build(replace(config, train_split=train, val_split=val), name)
     return there
-
-
-def _named(config: DataConfig, split: str, name: str) -> DataConfig:
-    """A config with another name for one of the splits."""
-    return replace(config, train_split=name) if split == "train" else replace(config, val_split=name)
 
 
 def _refuse_validation(config: DataConfig) -> None:

@@ -111,12 +111,12 @@ class ArrayNames:
     def _one(self, found: Sequence[str], what: str, key: str) -> str:
         if len(found) == 1:
             return found[0]
-        got = f"several arrays that may be {what}, {_listed(found)}"
-        if not found:
-            named = getattr(self.config, key)
-            wanted = f"no array '{named}'" if named else f"no array that looks like {what}"
-            got = f"{wanted}; it has {_listed(self.names)}"
-        raise DataError(f"{self.where} has {got}: set data.{key}=NAME")
+        there = found or self.names
+        listed = ", ".join(there[:_LISTED]) + (f" and {len(there) - _LISTED:,} more" * (len(there) > _LISTED))
+        named = getattr(self.config, key)
+        missing = f"no array '{named}'; it has" if named else f"no array that looks like {what}; it has"
+        got = f"several arrays that may be {what}," if found else missing
+        raise DataError(f"{self.where} has {got} {listed or 'none'}: set data.{key}=NAME")
 
 
 def _own_words(name: str) -> set[str]:
@@ -136,10 +136,6 @@ def _chosen(names: Sequence[str], wanted: str | None, role: frozenset[str]) -> l
         [name for name in names if asked and asked <= whole[name]],
     )
     return next(filter(None, tiers), [])
-
-
-def _listed(names: Sequence[str]) -> str:
-    return (", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED:,} more" * (len(names) > _LISTED))) or "none"
 
 
 def has_split(name: str) -> bool:

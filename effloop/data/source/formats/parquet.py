@@ -135,7 +135,8 @@ class ParquetSource(IndexedSource, ImportedSource):
         files = self.shards(self.base())
         with self._table(files[0]) as table:
             column = None if table.mask() else table.label()
-            names = self._given_names(table, column)
+            beside = read_names(self.base()) if self.base().is_dir() else None
+            names = self.config.classes or names_in(table.features.get(column)) or beside
         count = num_bytes = 0
         for file in files:
             with self._table(file) as table:
@@ -216,12 +217,6 @@ class ParquetSource(IndexedSource, ImportedSource):
             return found.encode("utf-8", "surrogateescape")
 
         return key
-
-    def _given_names(self, table: Table, label: str | None) -> list[str] | None:
-        """The classes by the config, the file or classes.txt; None if nothing names them."""
-        root = self.base()
-        beside = read_names(root) if root.is_dir() else None
-        return self.config.classes or names_in(table.features.get(label)) or beside
 
 
 def _seen(numbered: tuple[int, Sequence[Any]]) -> tuple[bytes, Encoded, int]:
