@@ -80,16 +80,7 @@ class PreemptedRunError(EffLoopError):
 
 
 def optional_package(module: str, part: str, install: str) -> ModuleType:
-    """Import `module` when the part that needs it is built.
-
-    Args:
-        module: import name, e.g. `timm`.
-        part: what asks for it, as the user wrote it, e.g. `model=timm`.
-        install: what to pip install, e.g. `effloop[timm]`.
-
-    Raises:
-        ConfigError: the package is not installed.
-    """
+    """Import `timm` when the part that needs it, `model=timm`, is built; a ConfigError says to `install` it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -99,11 +90,7 @@ def optional_package(module: str, part: str, install: str) -> ModuleType:
 
 
 def check_value(key: str, value: object, good: bool, allowed: str) -> None:
-    """Refuse the value of a config key unless it is good.
-
-    Raises:
-        ConfigError: with key, value and what is `allowed`.
-    """
+    """Refuse the value of a config key, by a ConfigError that says what is `allowed`, unless it is good."""
     if not good:
         raise ConfigError(f"{key}: {value} is not allowed; set {allowed}")
 

@@ -47,11 +47,9 @@ class Entry(Generic[T]):
 
 
 class Modules(Mapping[str, T]):
-    """Objects by name, which modules register; such a module is imported when its name is looked up, not before.
+    """Objects by name; the module that registers one, of `{name: module}`, is imported when the name is looked up.
 
-    Args:
-        what: they are, for errors.
-        modules: name -> module that registers it. More may be registered by modules that are imported anyway.
+    More may be registered by modules that are imported anyway. Errors call the objects `what`.
     """
 
     def __init__(self, what: str, modules: Mapping[str, str]) -> None:
@@ -60,11 +58,7 @@ class Modules(Mapping[str, T]):
         self._found: dict[str, T] = {}
 
     def add(self, name: str, value: T, module: str) -> None:
-        """Register an object, which `module` defines.
-
-        Raises:
-            ValueError: the name is taken.
-        """
+        """Register an object, which `module` defines; a ValueError where the name is taken."""
         if name in self._found or self.modules.get(name, module) != module:
             raise ValueError(f"{self.what} '{name}' is registered already, by {self[name]!r}")
         self._found[name] = value

@@ -100,14 +100,7 @@ class GuardedLoader(ConfigLoaderImpl):
 
     sweep_dir = ""  # the folder of the sweep, if it is one
 
-    def load_configuration(
-        self,
-        config_name: str | None,
-        overrides: list[str],
-        run_mode: RunMode,
-        from_shell: bool = True,
-        validate_sweep_overrides: bool = True,
-    ) -> DictConfig:
+    def load_configuration(self, config_name: str | None, overrides: list[str], *args: Any, **more: Any) -> DictConfig:
         """As Hydra's."""
         for override in parsed(overrides):
             if override.get_key_element().lstrip("+~") == "hydra.searchpath":
@@ -117,7 +110,7 @@ class GuardedLoader(ConfigLoaderImpl):
                         raise ConfigError(
                             f"hydra.searchpath: '{place}' may be code; name a folder of YAML by --config-dir FOLDER"
                         )
-        tree = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+        tree = super().load_configuration(config_name, overrides, *args, **more)
         refuse_code(tree, overrides)
         if self.sweep_dir:
             with flag_override(tree, ["readonly", "struct"], False):

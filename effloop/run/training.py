@@ -46,10 +46,8 @@ _WARM_UP = 0.25
 def should_prune(run_dir: Path, meter: Meter, epoch: int, epochs: int) -> bool:
     """Whether a run's best score so far is worse than the median of the other jobs' best scores at the same epoch.
 
-    This is the median stopping rule of Golovin et al. ("Google Vizier", 2017) and Optuna's MedianPruner, but takes the
-    best score up to the epoch for the others, too, and also counts unfinished jobs. It reads the other jobs' folders,
-    so it works with any launcher, for a grid and for a search. Only jobs that have evaluated the epoch are compared. A
-    run without any finite score is the worst.
+    The median stopping rule (Golovin et al. 2017, "Google Vizier"), from the jobs' folders, so that it works with any
+    launcher and search. Only jobs that have evaluated the epoch are compared; no finite score is the worst.
     """
     if epoch >= epochs or epoch < _WARM_UP * epochs:
         return False
