@@ -23,16 +23,11 @@ from effloop.measure.benchmark import Report
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What `bench what=NAME` does.
+    """What `bench what=NAME` does."""
 
-    Attributes:
-        call: takes the config, the number of repeats and, by name, options; with `overrides` among these, what the
-            config was composed from.
-        repeats: the default of `repeats=`.
-    """
-
+    # takes the config, the number of repeats and, by name, options; `overrides` are what the config is composed from
     call: Callable[..., Report]
-    repeats: int
+    repeats: int  # the default of `repeats=`
 
     @property
     def options(self) -> list[str]:

@@ -42,11 +42,7 @@ _CALLS, _SECONDS = 10, 0.3
 
 
 def _side(name: str, trained: Trained, scratch: Path) -> tuple[Callable[[], nn.Module], Row]:
-    """What makes a model, for as many threads as torch has then; and its size and score.
-
-    Raises:
-        EffLoopError: a package isn't installed, the model can't be exported so, or loses too much.
-    """
+    """What makes a model, for as many threads as torch has then; and its size and score."""
     score = trained.task.meters[0].name
     if name == "pytorch":
         size = sum(each.nbytes for each in trained.model.state_dict().values())
