@@ -85,17 +85,12 @@ def print_tables(runs: Sequence[RunRecord], objective: str) -> None:
     console.print(_runs_table(comparison))
 
 
-def _scores(comparison: Comparison) -> list[str]:
-    """The objective, and all scores of validation."""
-    scores = [name for name in comparison.measures if name.startswith("val/")]
-    return list(dict.fromkeys([comparison.objective, *scores]))
-
-
 def _means_table(comparison: Comparison) -> Table:
     """Mean and standard deviation of each setting's runs."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(f"over {comparison.over}", overflow="fold")
-    names = _scores(comparison)
+    scores = [name for name in comparison.measures if name.startswith("val/")]
+    names = list(dict.fromkeys([comparison.objective, *scores]))
     for name in ("runs", *names):
         table.add_column(name, justify="right", no_wrap=True)
     for runs in comparison.repeated:

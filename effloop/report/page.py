@@ -8,7 +8,7 @@ import io
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -116,7 +116,11 @@ def _jpeg(path: Path) -> str:
 def render_page(comparison: Comparison, title: str) -> str:
     """The report as HTML, all contents of run folders escaped; to be called in `charts.style`."""
     jinja = environment()
-    jinja.filters |= {"sort_key": _sort_key, "are_numbers": _are_numbers, "total": lambda parts: sum(parts.values())}
+    jinja.filters |= {
+        "sort_key": _sort_key,
+        "are_numbers": lambda values: are_numbers(value for value in values if value is not None),
+        "total": lambda parts: sum(parts.values()),
+    }
     jinja.globals |= {"epochs_done": epochs_done, "metric_value": metric_value}
     script = (files("effloop.report") / "report.js").read_text("utf-8")
     runs = comparison.runs
@@ -154,11 +158,6 @@ def render_page(comparison: Comparison, title: str) -> str:
 def _sort_key(value: Any) -> str:
     """The key by which the page's script sorts a cell; empty where unknown."""
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else to_text(value)
-
-
-def _are_numbers(values: Iterable[Any]) -> bool:
-    """Whether values are numbers, except for those that are missing."""
-    return are_numbers(value for value in values if value is not None)
 
 
 def _pictures(comparison: Comparison) -> dict[str, Any]:
