@@ -40,6 +40,7 @@ END = bytes(2 * BLOCK)
 """What ends an archive."""
 
 _FIELDS = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")  # name, size, checksum, kind, magic, prefix
+_WRITTEN = struct.Struct("100s8s8s8s12s12s8sc100x8s80x155s12x")
 _NAME, _PREFIX = 100, 155
 _ZEROS = bytes(BLOCK)
 _REGULAR = frozenset({b"0", b"\0", b"7"})
@@ -273,9 +274,14 @@ def _damaged(where: str, at: int, what: str) -> DataError:
 
 def tar_header(name: bytes, size: int) -> bytes:
     """A ustar header: mode 0644, user, group and time 0, so that the same name and size give the same bytes."""
-    info = tarfile.TarInfo(name.decode())
-    info.size = size
-    return info.tobuf(tarfile.USTAR_FORMAT, "utf-8")
+    prefix = b""
+    if len(name) > _NAME:
+        cut = name.rfind(b"/", 0, _PREFIX + 1)
+        prefix, name = name[:cut], name[cut + 1 :]
+    nobody, digits, never = b"0000000\0", b"%011o\0" % size, b"00000000000\0"
+    kind = (b" " * 8, b"0", b"ustar\x0000", prefix)  # the checksum counts itself as spaces
+    block = _WRITTEN.pack(name, b"0000644\0", nobody, nobody, digits, never, *kind)
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
 
 
 @register_writer("tar")
