@@ -185,7 +185,7 @@ def build(
     train: bool,
 ) -> Augment:
     """What a library's part builds; `operations` imports the library, and isn't called for evaluation."""
-    if config.device is Device.gpu:
+    if train and config.device is Device.gpu:  # a run of an earlier version can still be evaluated
         raise ConfigError(
             f"augment.device: gpu is not allowed, {config.name} runs on the host only; set augment.device=cpu, or "
             "augment=native"
