@@ -305,7 +305,7 @@ def step_costs(trainer: Trainer, seconds: float) -> tuple[float, Mapping[tuple[s
     updates, finder = Updates(trainer, 1), SyncFinder(trainer.precision.device)
     with finder:
         updates.update()
-    turns = sorted(seconds_of(updates.update) for _ in for_seconds(range(200), seconds, 3))
+    turns = sorted(seconds_of(updates.update) for _ in for_seconds(range(200), seconds))
     # The first quarter: what disturbs an update makes it longer, never shorter.
     return turns[len(turns) // 4] / updates.images, dict(finder.found)
 
