@@ -46,11 +46,10 @@ def in_columns(rows: Iterable[tuple[str, str]], max_lines: int | None = None) ->
 def operation_lines() -> Iterator[str]:
     """A heading for each library, and for each of its operations what it does, with its parameters' defaults."""
     from effloop.data.augment import albumentations, torchvision
-    from effloop.data.augment.native import augment  # noqa: F401  (its operations register)
-    from effloop.data.augment.operation import operations
+    from effloop.data.augment.native.augment import all_operations
 
     v2 = importlib.import_module("torchvision.transforms.v2")
-    yield from _lines("native", operations)
+    yield from _lines("native", all_operations())
     yield from _lines("torchvision", {name: getattr(v2, name) for name in torchvision.NAMES})
     try:
         package = albumentations.library()

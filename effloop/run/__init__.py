@@ -20,6 +20,6 @@ def run(spec: RunSpec) -> Path:
     if not spec.resume:
         for split in ("train", "val"):  # fails in a second, without ranks
             open_part(spec.config.data, split)
-    from effloop.run import ranks  # which imports torch's launcher
+    from effloop.run import ranks
 
     return ranks.launch(spec)

@@ -99,7 +99,7 @@ class RankSession:
         if spec:
             run = RunSpec.from_plain(spec)
             self._fetch(run)
-            train(run, self._state)
+            train(run, self._state.remember)
 
     def _fetch(self, run: RunSpec) -> None:
         """Fetch remote data, and wait for the other machines: the time that it takes is no rank's fault."""

@@ -20,7 +20,6 @@ from effloop.data.engine.base import chosen_engine
 from effloop.errors import PROGRAM, ConfigError, InterruptedRunError, PreemptedRunError
 from effloop.parallel import Parallel
 from effloop.parallel.base import detect_launcher
-from effloop.parallel.failures import RestartState, reporter
 from effloop.record import complete_summary
 from effloop.record.efficiency import Efficiency
 from effloop.registry import plugin_words
@@ -83,8 +82,8 @@ _LEAST_TRAINED_S = 4.0
 """Seconds of training from which a run is reviewed."""
 
 
-def train(spec: RunSpec, state: RestartState | None = None) -> Path:
-    """Train a run, or what is left of one; returns its folder."""
+def train(spec: RunSpec, begun: Callable[[Path], None] = lambda run_dir: None) -> Path:
+    """Train a run, or what is left of one; returns its folder. `begun` is given it as soon as it is this run's."""
     start = spec.start
     checkpoint = start if start and start.is_file() else None
     if checkpoint and is_done(checkpoint, spec.config):
@@ -96,7 +95,7 @@ def train(spec: RunSpec, state: RestartState | None = None) -> Path:
             run_dir=spec.folder,
             overrides=spec.overrides,
             resume=start,
-            begun=(state or RestartState()).remember,
+            begun=begun,
             advise=_advise,
         )
     run_dir = trainer.checkpoints.folder.parent
@@ -155,6 +154,8 @@ def announce_end(line: str) -> None:
     if env is None:
         ends(line)
         return
+    from effloop.parallel.failures import reporter  # ranks have imported it
+
     thread = threading.Thread(target=reporter.report, args=[env.rank, line, "preempted"], daemon=True)
     thread.start()
     thread.join(_SAY_S)  # the main thread may be holding the ranks' store

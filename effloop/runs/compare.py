@@ -40,11 +40,25 @@ def environments(then: Tree, now: Tree) -> list[str]:
 
 
 def inputs(then: Tree, now: Tree) -> list[str]:
-    """A line for each fact of data.json that has changed, except the places of files."""
+    """A line for each split or file of data.json that has changed."""
     if not then:
         return ["data: not recorded then"]
-    kept = [{key: value for key, value in flatten(tree).items() if not key.endswith(".path")} for tree in (then, now)]
-    return [*_then_now(*kept).values()]
+    lines = []
+    for key in {**then, **now}:
+        both = [tree.get(key) for tree in (then, now)]
+        hashes = [each.get("sha256") if isinstance(each, Mapping) else each for each in both]
+        if hashes[0] != hashes[1]:
+            old, new = map(_described, both)
+            lines.append(f"{key}: {old} then, {new} now")
+    return lines
+
+
+def _described(facts: Any) -> str:
+    """A fingerprint as text: `40 samples, 31,234 bytes, sha256 0123456789ab`."""
+    if not isinstance(facts, Mapping):
+        return format_value(facts)
+    counts = [f"{facts[key]:,} {key}" for key in ("samples", "files", "bytes") if isinstance(facts.get(key), int)]
+    return ", ".join([*counts, f"sha256 {format_value(facts.get('sha256'))}"])
 
 
 def configs(then: Tree, now: Tree) -> list[str]:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from laws import drawn
 
-from effloop.data.augment.native import augment  # noqa: F401  (its operations register)
-from effloop.data.augment.operation import operations
+from effloop.data.augment.native.augment import all_operations
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,7 +33,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_as_on_the_cpu(name: str) -> None:
-    operation = operations[name](**PARAMETERS[name])
+    operation = all_operations()[name](**PARAMETERS[name])
     found = drawn(operation, 32)
     pixels = np.random.default_rng(0).integers(20, 236, (32, 64, 48, 3), np.uint8)
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)

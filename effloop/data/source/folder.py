@@ -19,7 +19,6 @@ from effloop.data.image.mask import decode_mask, png_bytes
 from effloop.data.source.base import Kind, NoSplitError, Source, class_counts, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
-from effloop.data.source.storage.indexed import NAMES
 from effloop.data.source.storage.kept import folder_times
 from effloop.data.source.storage.loose import (
     EXTENSIONS,
@@ -36,7 +35,7 @@ from effloop.data.source.storage.loose import (
     size_of,
 )
 from effloop.data.source.storage.targets import Targets, write_targets
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Records, register_writer
+from effloop.data.source.storage.writing import NAMES, SHARD_BYTES, Dataset, Records, register_writer
 from effloop.errors import ConfigError, DataError
 
 

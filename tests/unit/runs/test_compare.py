@@ -47,7 +47,9 @@ def test_many_packages_are_counted() -> None:
 def test_inputs() -> None:
     then = {"train": {"samples": 4000, "sha256": "0123456789abcdef" * 4}, "resume": {"path": "a", "sha256": "e" * 64}}
     now = {"train": {"samples": 4000, "sha256": "f" * 64}, "resume": {"path": "b", "sha256": "e" * 64}}
-    assert compare.inputs(then, now) == ["train.sha256: 0123456789ab then, ffffffffffff now"]
+    assert compare.inputs(then, now) == [
+        "train: 4,000 samples, sha256 0123456789ab then, 4,000 samples, sha256 ffffffffffff now"
+    ]
     assert compare.inputs({"classes": ["a", "b"]}, {"classes": ["a"]}) == ["classes: [a,b] then, [a] now"]
 
 

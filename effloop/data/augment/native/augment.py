@@ -108,7 +108,7 @@ class NativeAugment(Augment):
     def with_masks(self) -> Augment:
         for number, step in enumerate([*self.host, *self.device]):
             if not step.op.takes_masks:
-                able = ", ".join(sorted(name for name, kind in operations.items() if kind.takes_masks))
+                able = ", ".join(sorted(name for name, kind in all_operations().items() if kind.takes_masks))
                 raise ConfigError(
                     f"{step.where}: {step.name} can't be applied to masks; leave it out, or use one of {able}"
                 )
@@ -161,12 +161,22 @@ def for_evaluation(config: RecipeConfig, size: ImageSize, channels: int) -> Nati
     return NativeAugment(plain, size=size, train=False, channels=channels)
 
 
+def all_operations() -> dict[str, type[Operation]]:
+    """The native operations by name, also those that a recipe of crops and flips doesn't import."""
+    from effloop.data.augment.native import affine, pixels, policy  # noqa: F401  (they register)
+
+    return operations
+
+
 def _steps(config: RecipeConfig, size: ImageSize, *, train: bool) -> Steps:
     """A recipe's operations, the first of which is a crop."""
     if not train:
         op = _FOR_EVALUATION[config.eval](size, config.eval_ratio)
         return [Step("eval", type(op).__name__, op, 0)]
-    steps = recipe.build_steps(config, operations, size)
+    given = {label: entry for label, entry in config.ops.items() if entry is not None}
+    names = {recipe.split_entry(label, entry, f"augment.ops.{label}")[0] for label, entry in given.items()}
+    known = operations if names <= operations.keys() else all_operations()
+    steps = recipe.build_steps(config, known, size)
     whole = Step[Operation]("whole", "WholeImage", crops.WholeImage(), 0)
     return steps if isinstance(steps[0].op, CropOperation) else [whole, *steps]
 

@@ -37,7 +37,6 @@ from effloop.data.source.storage.columns import crc32c
 from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedSource, raw_image
 from effloop.data.source.storage.indexed import (
     MAX_UNNAMED,
-    NAMES,
     Entry,
     IndexedSource,
     IndexWriter,
@@ -48,7 +47,7 @@ from effloop.data.source.storage.indexed import (
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.packed import MappedFiles, PackedConfig, Split, check_header, targets_in
 from effloop.data.source.storage.targets import Targets, read_targets, row_of
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
+from effloop.data.source.storage.writing import NAMES, SHARD_BYTES, Dataset, Record, Records, register_writer
 from effloop.data.source.vocabulary import IMAGE_KEYS, LABEL_KEYS
 from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import file_system

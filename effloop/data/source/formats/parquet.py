@@ -31,7 +31,6 @@ from effloop.data.source.root import CARD, expand_root
 from effloop.data.source.storage.columns import Spool, crc32c
 from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.indexed import (
-    NAMES,
     Entry,
     IndexedSource,
     IndexWriter,
@@ -43,7 +42,7 @@ from effloop.data.source.storage.indexed import (
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.packed import MappedFiles, PackedConfig, Split
 from effloop.data.source.storage.targets import Targets, read_targets
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
+from effloop.data.source.storage.writing import NAMES, SHARD_BYTES, Dataset, Record, register_writer
 from effloop.data.source.vocabulary import is_of_split
 from effloop.errors import ConfigError, DataError, optional_package
 

@@ -32,11 +32,8 @@ from effloop.data.source.storage.packed import (
     targets_in,
 )
 from effloop.data.source.storage.targets import Targets, read_targets, write_targets
-from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
+from effloop.data.source.storage.writing import NAMES, Dataset, Record, SplitColumns
 from effloop.errors import DataError
-
-NAMES = "classes.txt"
-"""Class names beside files that store labels as numbers, one per line."""
 
 MAX_UNNAMED = 1 << 20
 """Classes without names. 30,000,000, from one wrong label, took 3 GB of numbers as text."""

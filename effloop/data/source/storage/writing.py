@@ -20,6 +20,7 @@ from effloop.registry import Modules
 FORMAT_VERSION = 1
 """Version of the headers that EffLoop writes into datasets."""
 
+NAMES = "classes.txt"  # names of classes beside files that store labels as numbers, a line each
 SHARD_BYTES = 1 << 30
 """Where a format has several files for a split, one ends after the record that reaches this size."""
 

@@ -8,8 +8,8 @@ import pytest
 
 from effloop.batch import ImageSize
 from effloop.data.augment.base import RecipeConfig
-from effloop.data.augment.native.augment import NativeAugment
-from effloop.data.augment.operation import BadParameterError, operations
+from effloop.data.augment.native.augment import NativeAugment, all_operations
+from effloop.data.augment.operation import BadParameterError
 from effloop.errors import ConfigError
 
 NAN, HUGE = float("nan"), 10**320  # a float has no room for it
@@ -57,7 +57,7 @@ def test_a_bad_parameter_is_named() -> None:
     for name, parameter, others, values in REFUSED:
         for value in values:
             with pytest.raises(BadParameterError, match=rf"^{parameter}: .*is not allowed; set ") as failure:
-                operations[name](**{**others, parameter: value})
+                all_operations()[name](**{**others, parameter: value})
             assert "\n" not in str(failure.value)
 
 

@@ -14,8 +14,9 @@ from plans import pairwise
 
 from effloop.data.augment.native import crops
 from effloop.data.augment.native import pixels as module
+from effloop.data.augment.native.augment import all_operations
 from effloop.data.augment.native.pixels import GaussianBlur, RandomErasing
-from effloop.data.augment.operation import BadParameterError, PixelOperation, operations
+from effloop.data.augment.operation import BadParameterError, PixelOperation
 from effloop.data.random import words, words_on_device
 
 COUNT = 12
@@ -61,7 +62,7 @@ def torchvisions(transform: T.Transform, image: np.ndarray, **parameters: Any) -
 @pytest.mark.parametrize("size", [(64, 64), (37, 51)])
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_on_the_host_and_by_batches_the_same(name: str, size: tuple[int, int]) -> None:
-    operation = operations[name](**PARAMETERS[name])
+    operation = all_operations()[name](**PARAMETERS[name])
     found, pixels = drawn(operation, COUNT, size), images(size)
     one = by_one(operation, pixels, found)
     difference = np.abs(one.astype(int) - by_batch(operation, pixels, found))
@@ -75,7 +76,7 @@ def test_on_the_host_and_by_batches_the_same(name: str, size: tuple[int, int]) -
 
 @pytest.mark.parametrize("name", list(PARAMETERS)[1:])
 def test_those_that_are_drawn_are_torchvisions(name: str) -> None:
-    operation, transform = operations[name](**PARAMETERS[name]), getattr(T, name)(**PARAMETERS[name])
+    operation, transform = all_operations()[name](**PARAMETERS[name]), getattr(T, name)(**PARAMETERS[name])
     found, pixels = drawn(operation, COUNT, (37, 51)), images((37, 51))
     parameters = {"num_input_channels": 3} if name == "RandomGrayscale" else {}
     wanted = [
@@ -88,10 +89,10 @@ def test_those_that_are_drawn_are_torchvisions(name: str) -> None:
 @pytest.mark.parametrize("name", list(PARAMETERS)[1:])
 def test_share_of_the_changed(name: str) -> None:
     given = {key: value for key, value in PARAMETERS[name].items() if key != "p"}
-    assert operations[name](**given).p == getattr(T, name)(**given).p
-    pixels, never = images((9, 8)), operations[name](**given, p=0)
+    assert all_operations()[name](**given).p == getattr(T, name)(**given).p
+    pixels, never = images((9, 8)), all_operations()[name](**given, p=0)
     np.testing.assert_array_equal(by_batch(never, pixels, drawn(never, COUNT)), pixels)
-    assert abs(drawn(operations[name](**given, p=0.3)).mean() - 0.3) < 0.02
+    assert abs(drawn(all_operations()[name](**given, p=0.3)).mean() - 0.3) < 0.02
 
 
 @pytest.mark.parametrize("size", [(64, 64), (37, 51)])
@@ -149,7 +150,7 @@ EACH = PARAMETERS | {"RandomErasing": {"value": "random"}, "GaussianBlur": {"ker
 
 @pytest.mark.parametrize("name", EACH)
 def test_a_row_depends_on_its_own_key_and_size(name: str) -> None:
-    operation = operations[name](**EACH[name])
+    operation = all_operations()[name](**EACH[name])
     sizes = np.array([[30 + row, 41] for row in range(50)])
     together = operation.draw(keys(50), sizes)
     order = np.random.default_rng(0).permutation(50)
@@ -169,7 +170,7 @@ def test_a_row_depends_on_its_own_key_and_size(name: str) -> None:
     ],
 )
 def test_the_largest_factors_are_torchvisions(name: str, given: dict[str, Any]) -> None:
-    operation, pixels = operations[name](**given), images((64, 48))
+    operation, pixels = all_operations()[name](**given), images((64, 48))
     found = drawn(operation, COUNT)
     tensors = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
     wanted = getattr(T, name)(**given)(tensors).permute(0, 2, 3, 1).numpy()
