@@ -235,6 +235,12 @@ def saved(content: Any) -> Callable[[Path], Path]:
     return make
 
 
+def expanded() -> tuple[torch.Tensor, torch.Tensor]:
+    """2^33 images that take a byte of the file."""
+    many = torch.zeros(1, dtype=torch.uint8).expand(1 << 33)
+    return many[:, None, None], many
+
+
 def flipped(path: Path) -> Path:
     data = bytearray(path.read_bytes())
     data[200] ^= 255
@@ -369,6 +375,7 @@ BAD: dict[str, tuple[tuple[str, Callable[[Path], Path]], str]] = {
         ("pth", saved({"images": ["a", 1], "labels": LABELS})),
         "{root} has no array that looks like images; it has labels",
     ),
+    "much memory": (("pth", lambda at: saved(expanded())(at)), ": 8.6 GB, too many for the memory, of which "),
     **{f"cifar: {name}": (("cifar", cifar(change)), message) for name, (change, message) in CIFAR.items()},
     **{f"lmdb: {name}": (("lmdb", environment(records)), message) for name, (records, message) in LMDB.items()},
     "half a zip": (("zip", lambda at: cut(write_zip(at / "a.zip", SPLITS))), "{root} is damaged, or no ZIP archive: "),

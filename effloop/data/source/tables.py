@@ -177,6 +177,7 @@ _FORMS = {
     "whole": re.compile(r"[+-]?\d+", re.ASCII),
     "point": re.compile(r"[+-]?\d+\.0*", re.ASCII),  # 3.0 is 3: pandas writes all with a point where one was missing
     "real": _NUMBER,
+    "not finite": re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE),
     "list": re.compile(r".*\|.*|\[.*\]", re.DOTALL),
     "text": re.compile(".*", re.DOTALL),
 }
@@ -292,7 +293,7 @@ def infer(columns: Sequence[Column], wanted: Kind | None, order: Sequence[str] |
     quoted = ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     for column in columns:
         if kind is Kind.numbers:
-            column.refuse("a number", "list", "text", "empty")
+            column.refuse("a number", "list", "text", "empty", "not finite")
         else:
             column.refuse("0 or 1, whether a row is of this class,", "no flag")
     if kind is Kind.numbers:
@@ -336,12 +337,12 @@ def kind_of(columns: Sequence[Column]) -> Kind:
             f"{number.number:,}); correct the row, or set task=classification to take all as names"
         )
     few = len(column.different) <= max(FEW, column.count // 2)
-    return Kind.classes if column.has("text") or (few and not column.has("real")) else Kind.numbers
+    return Kind.classes if column.has("text") or (few and not column.has("real", "not finite")) else Kind.numbers
 
 
 def _classes(column: Column, order: Sequence[str] | None) -> Parser:
     """One class a row, named by the column."""
-    column.refuse("a class", "empty")
+    column.refuse("a class", "empty", *(() if column.has("text", "list") else ("not finite",)))
     whole = not column.has("text", "real", "list")
     points = whole and column.has("point")
     different = {text.partition(".")[0] for text in column.different} if points else column.different
@@ -357,7 +358,7 @@ def _classes(column: Column, order: Sequence[str] | None) -> Parser:
 
 def _lists(column: Column, order: Sequence[str] | None) -> Parser:
     """Any number of labels a row, in a list."""
-    column.refuse("a list of names", "point", "real")
+    column.refuse("a list of names", "point", "real", "not finite")
     names = _ordered(column, column.labels, MOST_FLAGS) if order is None else [*order]
     places = {name: place for place, name in enumerate(names)}
 

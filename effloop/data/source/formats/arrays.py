@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.filesize import decimal
 
 from effloop.data.source.base import Kind, NoSplitError
 from effloop.data.source.root import expand_root
@@ -31,6 +32,7 @@ from effloop.data.source.vocabulary import (
     words,
 )
 from effloop.errors import ConfigError, DataError
+from effloop.system.hardware import available_memory
 
 _LISTED = 16
 
@@ -145,6 +147,7 @@ def has_split(name: str) -> bool:
 
 # What labels mean: classes, several of them a sample, or numbers.
 
+_ROW_BYTES = 16  # of memory for what a label becomes
 _MOST_CLASSES = 1 << 20  # without names; see `indexed`
 
 
@@ -154,6 +157,12 @@ def flat(labels: StoredArray) -> NDArray[Any]:
         raise DataError(
             f"{labels.name} is {labels.dtype.name}, {labels.shape}; labels are read of shape (N,) or (N, K): "
             "set data.label=NAME"
+        )
+    size = math.prod(labels.shape) * labels.dtype.itemsize  # a header may claim any
+    if 2 * size + _ROW_BYTES * len(labels) > (free := available_memory()):
+        raise DataError(
+            f"{labels.name} is {labels.dtype.name}, {labels.shape}: {decimal(size)}, too many for the memory, of which "
+            f"{decimal(free)} are free; set data.label=NAME, or make room"
         )
     values = labels.load()
     values = values.reshape(len(values), math.prod(labels.shape[1:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +26,9 @@ def unpickle(data: bytes) -> Any:
         DataError: damaged, cut, or holding anything else; the message doesn't say where the pickle is.
     """
     try:
-        return _Unpickler(io.BytesIO(data), fix_imports=False, encoding="bytes").load()
+        unpickler = _Unpickler(io.BytesIO(data), fix_imports=False, encoding="bytes")
+        unpickler.left = len(data)
+        return unpickler.load()
     except DataError:
         raise
     except Exception as error:  # a damaged or crafted pickle can raise anything
@@ -35,6 +38,7 @@ def unpickle(data: bytes) -> Any:
 class _Unpickler(pickle._Unpickler):  # not the one in C: there a damaged place in the memo takes gigabytes
     stack: list[Any]
     read: Callable[[int], bytes]
+    left: int  # bytes of text that functions may still make: else it is made again and again
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str, /) -> Any:
@@ -42,7 +46,14 @@ class _Unpickler(pickle._Unpickler):  # not the one in C: there a damaged place 
         found = _NAMES.get(f"{plain}.{name}")
         if found is None:
             raise _refused(f"{module}.{name}")
-        return found
+        return partial(self._counted, found) if callable(found) else found
+
+    def _counted(self, make: Callable[..., Any], *args: Any) -> Any:
+        made = make(*args)
+        self.left -= made.nbytes if isinstance(made, np.generic) else len(made) if isinstance(made, bytes) else 0
+        if self.left < 0:
+            raise ValueError("it makes more bytes than it has")
+        return made
 
     def load_build(self) -> None:  # which sets attributes of anything, also of the functions below
         if not isinstance(self.stack[-2], Array | _DType):

@@ -42,12 +42,14 @@ def _names(path: Path) -> dict[int, bytes] | None:
     """{number of a record: its name}, from the .lst of im2rec (number, labels and path between tabs); None without."""
     if not path.is_file():
         return None
-    found = {}
+    found = dict[int, bytes]()
     with path.open("rb") as lines:
         for place, text in enumerate(lines, start=1):
             number, *fields = text.rstrip(b"\r\n").split(b"\t")
-            if len(fields) < 2 or not number.isdigit() or len(number) > 19:  # 19 digits are below 2^64
-                raise DataError(f"{path}: line {place} isn't a number, labels and a path between tabs; write it again")
+            if len(fields) < 2 or not number.isdigit() or len(number) > 19 or int(number) in found:  # 19 are below 2^64
+                raise DataError(
+                    f"{path}: line {place} isn't a new number, labels and a path between tabs; write it again"
+                )
             found[int(number)] = fields[-1]
     return found
 

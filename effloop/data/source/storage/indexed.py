@@ -230,7 +230,7 @@ def find_shards(root: Path, split: str, endings: Sequence[str], splits: Iterable
                 f"{both[0]} may be of the split '{split}' or '{other}', by its name; rename it, or put the files of "
                 "each split into a folder of that name"
             )
-        found = [file for file in found if file not in both]
+        found = [file for file in found if not _word(other).search(file.name)]
     return [file for file in found if word.match(file.name)] or found
 
 

@@ -109,6 +109,12 @@ COMMANDS = [
 ]
 
 
+def repeated(function: bytes, args: bytes, count: int) -> bytes:
+    """A pickle that calls a function with the same arguments again and again."""
+    return function + b"q\x00" + args + b"q\x01](" + b"h\x00h\x01R" * count + b"e."
+
+
+_TEXT = b"X\x00\x10\x00\x00" + b"a" * 4096
 HOSTILE: dict[str, bytes] = {
     **{name: calls(name) for name in COMMANDS},
     "os.system by protocol 4": calls("os.system", 4),
@@ -144,6 +150,10 @@ HOSTILE: dict[str, bytes] = {
     "such a key of a dict": b"((((tttNd.",
     "a number too long to be shown": pickle.dumps((b"image", 1 << 20_000), 2),
     "bytearray without end": b"\x80\x05\x96" + b"\xff" * 5 + b"\0\0\0x.",
+    "bytes of a text, again and again": repeated(b"c_codecs\nencode\n", _TEXT + b"\x85", 1000),
+    "numbers of bytes, again and again": repeated(
+        b"cnumpy.core.multiarray\nscalar\n", b"cnumpy\ndtype\n(VS4096\ntRB" + _TEXT[1:] + b"\x86", 1000
+    ),
     "stack underflow": b"\x85.",
     "no pickle": b"\xff\xd8\xff\xe0",
     "empty": b"",

@@ -209,8 +209,9 @@ def test_a_chain_of_frames_is_not_followed_for_ever(tmp_path: Path) -> None:
             "0\t1\ta\n2\t1\tb\n",
             "{rec}: the record at byte 36 has the number 1, which its .lst doesn't name; remove",
         ),
-        ("0\t1\ta\nx\n1\t1\tb\n", "{lst}: line 2 isn't a number, labels and a path between tabs; write it again"),
-        ("0.5\t1\ta\n", "{lst}: line 1 isn't a number, labels and a path between tabs; write it again"),
+        ("0\t1\ta\n1\t1\tb\n0\t1\tc\n", "{lst}: line 3 isn't a new number, labels and a path between tabs"),
+        ("0\t1\ta\nx\n1\t1\tb\n", "{lst}: line 2 isn't a new number, labels and a path between tabs; write it again"),
+        ("0.5\t1\ta\n", "{lst}: line 1 isn't a new number, labels and a path between tabs; write it again"),
         ("0\t1\ta\n1\t1\ta\n", "{rec}: the key 'a' comes twice; remove one of the two"),
     ],
 )
