@@ -130,6 +130,8 @@ def test_damaged_orientation_is_none(exif: bool) -> None:
     for block in (b"", b"II*\0", b"MM\0*\0\0\0\x08\xff\xff", b"II*\0\xff\xff\xff\x7f broken", b"\xff" * 40):
         data = encode(PHOTO, "JPEG", exif=b"Exif\0\0" + block)
         np.testing.assert_array_equal(build("auto", exif=exif).decode(data), wanted)
+        webp = encode(PHOTO, "WEBP", exif=b"Exif\0\0" + block)
+        np.testing.assert_array_equal(build("auto", exif=exif).decode(webp), build("auto").decode(webp))
 
 
 @pytest.mark.parametrize("orientation", [3, 6])  # 3 keeps the size, so that only pixels tell

@@ -17,6 +17,7 @@ from effloop.data.augment.operation import Image, Keys, Sizes
 from effloop.data.image.mask import Mask
 from effloop.data.image.pixels import to_grey, to_rgb
 from effloop.errors import ConfigError, DataError, reason
+from effloop.system.cached import cached_property
 
 _LEAST_SIDE = 1031
 """Of the images that a recipe is tried on: larger than most crops."""
@@ -98,9 +99,9 @@ class LibraryAugment(Augment):
         found = []
         for number in range(_TRIES):
             height, width = sizes[number % 3]
-            draws = self.draw(np.array([number], np.uint64), np.array([[height, width]]))
-            black = np.zeros((*draws.boxes[0, 2:], 3), np.uint8)
             try:
+                draws = self.draw(np.array([number], np.uint64), np.array([[height, width]]))
+                black = np.zeros((*draws.boxes[0, 2:], 3), np.uint8)
                 image, _ = self._run(black, draws, 0, always=number % 2 == 0)
             except DataError as error:
                 line = str(error).removeprefix(_FAILS)
@@ -108,7 +109,7 @@ class LibraryAugment(Augment):
             found.append(image.shape[:2])
         recipe.check_output_sizes(np.array(found), image_size)
 
-    @property
+    @cached_property  # a library takes 0.1 to 0.2 ms, and it is asked for with each image
     def at_least(self) -> tuple[int, int] | None:
         """The size of the first crop."""
         if not self.crops_first:
@@ -121,7 +122,10 @@ class LibraryAugment(Augment):
         drawn = tuple(step.keys(keys).tolist() for step in self.steps)
         if self.crops_first:
             found = zip(drawn[0], sizes.tolist(), strict=True)
-            boxes = np.array([_box(self.steps[0].op, key, *size) for key, size in found], np.int64)
+            try:
+                boxes = np.array([_box(self.steps[0].op, key, *size) for key, size in found], np.int64)
+            except recipe.FAILURES as error:
+                raise _failure(self.steps[0], error) from error
         return Draws(keys, boxes, np.zeros(len(keys), np.bool_), drawn)
 
     def apply(self, region: Image, draws: Draws, row: int, out: Image, mask: tuple[Mask, Mask] | None = None) -> None:
@@ -152,7 +156,7 @@ class LibraryAugment(Augment):
                         f"it gives {image.dtype} of shape {image.shape}, and a recipe's images are uint8 RGB"
                     )
             except recipe.FAILURES as error:
-                raise DataError(f"{_FAILS}{step.where}: {step.name} fails: {reason(error)[:300]}") from error
+                raise _failure(step, error) from error
         return image, mask
 
     def with_masks(self) -> Augment:
@@ -167,6 +171,10 @@ class LibraryAugment(Augment):
 
 
 _FAILS = "can't be augmented: "
+
+
+def _failure(step: recipe.Step[LibraryOperation], error: Exception) -> DataError:
+    return DataError(f"{_FAILS}{step.where}: {step.name} fails: {reason(error)[:300]}")
 
 
 def _box(op: LibraryOperation, key: int, height: int, width: int) -> tuple[int, int, int, int]:

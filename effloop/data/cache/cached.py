@@ -69,7 +69,8 @@ class Region:
         self.samples = samples
         self._start = table_bytes(samples)
         try:
-            with locked(folder.resolve(strict=True), math.inf):
+            folder = folder.resolve(strict=True)  # as /proc has it
+            with locked(folder, math.inf):
                 fd = self._attach(folder)
                 fd = self._create(capacity(), folder) if fd is None else fd
         except OSError as error:
@@ -94,7 +95,7 @@ class Region:
                 for number in os.listdir(f"/proc/{pid}/fd"):
                     with suppress(OSError):  # it was closed meanwhile
                         link = f"/proc/{pid}/fd/{number}"
-                        if os.readlink(link).startswith(name) and (fd := self._opened(link)):
+                        if os.readlink(link).startswith(name) and (fd := self._opened(link)) is not None:
                             return fd
         return None
 

@@ -25,6 +25,8 @@ def read_orientation(data: Encoded, header: Header) -> int:
             found = (part[6:] for kind, part in segments if kind == 0xE1 and part[:6] == b"Exif\0\0")
         case "PNG":
             found = (bytes(data[start:end]) for kind, start, end in png_chunks(data) if kind == b"eXIf")
+        case "WEBP":  # not by `getexif`, which raises where it is damaged
+            return _orientation(open_other(data).info.get("exif", b"").removeprefix(b"Exif\0\0"))
         case "BMP" | "PNM" | "TIFF":
             return 1
         case _:

@@ -189,6 +189,8 @@ def _run_child(request: Mapping[str, Any], lock: IO[str]) -> dict[str, Any]:
                 if more := message["bytes"] - moved:
                     moved += more
                     meter.advance(more)
+                if message.keys() & {"name", "error"}:  # a thread of the child may still report
+                    break
             code = process.wait()
         finally:
             process.kill()

@@ -138,6 +138,14 @@ class Location:
         """The name of a file as the store has it, from its text in the URL."""
         return unquote(text) if self.is_http else text
 
+    def check_number(self, files: Sequence[Any]) -> None:
+        """Refuse more than `MOST_FILES`, where a listing ends."""
+        if len(files) > MOST_FILES:
+            raise DataError(
+                f"data.root: '{self.root}' can't be fetched: it has more than {MOST_FILES:,} files; pack them into "
+                "shards, or name a smaller folder"
+            )
+
     @cached_property
     def _paths(self) -> list[str]:
         """The paths after braces are expanded, as typed."""
@@ -296,11 +304,6 @@ def manifest_of(location: Location, files: Sequence[RemoteFile], *, alone: bool,
     missing = list(location.names.keys() - {file.key for file in files}) if location.has_patterns else []
     found = sorted((file for file in files if file.size and not file.key.endswith("/")), key=lambda file: file.key)
     root = location.root
-    if len(files) > MOST_FILES:
-        raise DataError(
-            f"data.root: '{root}' can't be fetched: it has more than {MOST_FILES:,} files; pack them into shards, or "
-            "name some by a pattern"
-        )
     if missing:
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise DataError(

@@ -123,14 +123,18 @@ class Store(ABC):
         """
         location, path = self.location, self.location.path
         if location.has_patterns:
-            listed = self.asked(location.base, lambda: self._listed(location.base))
-            found = [file for file in listed if location.matches(file.key)]
+            found = [file for file in self._checked(location.base) if location.matches(file.key)]
             return manifest_of(location, found, alone=False, base=location.base)
         folder = path.rstrip("/") + "/" if path else ""
-        found = self.asked(folder, lambda: self._listed(folder))
+        found = self._checked(folder)
         if found or folder == path:
             return manifest_of(location, found, alone=False, base=folder)
         return manifest_of(location, [self.described(path)], alone=True, base=location.base)
+
+    def _checked(self, folder: str) -> list[RemoteFile]:
+        found = self.asked(folder, lambda: self._listed(folder))
+        self.location.check_number(found)  # patterns need all of it
+        return found
 
     def described(self, key: str) -> RemoteFile:
         """A single file; raises DataError if it isn't there, or can't be described."""
@@ -316,6 +320,7 @@ class HttpStore(BucketStore):
             )
         alone = not location.has_patterns
         names = self._indexed(key) if alone and key.endswith(".json") else [*location.names]
+        location.check_number(names)  # before each is asked for
         files = in_threads(self.described, names, self.at_once)
         return manifest_of(location, files, alone=alone and names == [key], base=location.base)
 

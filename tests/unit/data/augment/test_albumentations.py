@@ -114,6 +114,7 @@ def test_a_recipe_is_what_the_library_makes_of_whole_images_by_the_same_generato
 def test_only_the_box_is_decoded_where_a_crop_comes_first() -> None:
     augment = build()
     assert augment.at_least == (SIDE, SIDE)
+    assert augment.at_least is augment.at_least  # not computed for each image
     assert (augment.draw(KEYS, SIZES).boxes[:, 2:] < SIZES).all(1).mean() > 0.5
     larger = build({"RandomResizedCrop": {"size": 50}, "CenterCrop": {}})
     assert larger.at_least == (50, 50)

@@ -198,6 +198,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"op": "Grayscale", "num_output_channels": 1}, ": Grayscale fails: it gives uint8 of shape (24, 24, 1)"),
     ({"op": "RandomRotation", "degrees": 3, "fill": [1, 2]}, ": RandomRotation fails: ...'fill'...(2 != 3)"),
     ({"op": "Pad", "padding": 99, "padding_mode": "reflect"}, ": Pad fails: ...images of 1031x1033"),
+    ({"op": "RandomResizedCrop", "scale": [2, 1]}, ": RandomResizedCrop fails: ...from=2 > to=1...are to be augmented"),
     ({"op": "RandomResizedCrop", "size": 0}, ": RandomResizedCrop fails: ...sizes should be greater than 0"),
     ({"op": "Resize", "interpolation": "bilinaer"}, ".interpolation: bilinaer...did you mean 'bilinear'?"),
     ({"op": "AutoAugment", "policy": "imagnet"}, ".policy: imagnet is not allowed;...did you mean 'imagenet'?"),

@@ -432,7 +432,8 @@ def test_another_process_attaches_and_a_kill_frees(shm: Path) -> None:
         assert len(regions(shm, process.pid)) == 2
         assert shared.get(0) == b"x"
         assert Region("own", 20, lambda: 1000, shm).get(0) is None  # of another layout
-        attached = Region("own", 10, lambda: 1000, shm)
+        (shm.parent / "link").symlink_to(shm)
+        attached = Region("own", 10, lambda: 1000, shm.parent / "link")
         assert attached.get(0) == b"x"
         del attached
         process.send_signal(signal.SIGKILL)
