@@ -1,30 +1,325 @@
-"""What holds a run back, and what helps: by measuring and trying, or by a short look at its end."""
+"""What holds a run back, and which overrides help: by measuring and trying, or by a short look at its end."""
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, redirect_stdout, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
+from rich.filesize import decimal
 
+from effloop.batch import ImageSize
 from effloop.config import Config
+from effloop.config.overrides import key_of
+from effloop.data.augment import augments
+from effloop.data.augment.base import RecipeConfig
+from effloop.data.engine.base import chosen_engine
 from effloop.data.loader import Loader
+from effloop.data.remote.location import is_remote, local_name
+from effloop.data.source import Cache, DataConfig
+from effloop.data.source.splits import open_split
 from effloop.data.source.storage.kept import opening_once
-from effloop.errors import PROGRAM, warn
-from effloop.measure.costs import loading_costs
-from effloop.measure.loops import facts
-from effloop.measure.measured import Measured, measured, stages, verdict, workers_of
-from effloop.measure.tries import proposals, tried
+from effloop.data.source.view import View
+from effloop.errors import PROGRAM, EffLoopError, InterruptedRunError, warn
+from effloop.measure.loops import Loop, facts, per_s, process_state_restored, with_overrides
+from effloop.measure.measured import (
+    LOADING,
+    Measured,
+    Progress,
+    loading_costs,
+    measured,
+    sample_ids,
+    stages,
+    verdict,
+    workers_of,
+)
+from effloop.measure.turns import in_turns, ratio_of, run_command, scratch_folder
 from effloop.record.efficiency import Efficiency, Override, Stage, Verdict
 from effloop.registry import plugin_words
 from effloop.runs.environment import effloop_version
-from effloop.system.hardware import available_cores
+from effloop.system.hardware import available_cores, available_memory
 from effloop.train.trainer import Trainer
+
+_MOST_WORKERS = 64
+_SHORTEST_RUN = 4  # samples that a worker takes at a time, at least, unless engine.run_length is set
+
+_SERIAL = 1.4
+"""Times that workers are slower than their stages, from which on they wait for each other's Python."""
+
+_LIGHTER = 0.7
+"""Share of augmenting that is left without an operation that is worth naming."""
+
+_IMAGES = 256
+"""Of a dataset, at least, by which a cache or a conversion is tried."""
+
+_HELPS = 1.03
+"""Gain below which an override isn't listed."""
+
+_LITTLE_EVALUATION = 0.1
+"""Of training's time, which fewer evaluations should come to."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An override that may help."""
+
+    override: str  # words for the command line, or for `convert`
+    why: str  # a few words
+    exact: bool = True  # whether the same images are trained on, in the same precision
+    words: tuple[str, ...] = ()
+    share: float = 1.0  # of the epochs that have it, where it is tried as `words`
+    few: bool = False  # whether it is tried on some hundred images: caches are filled, and conversions written, before
+    recipe: Mapping[str, Any] | None = None  # options of `convert`, where it is a conversion
+    then: str = ""  # the override for the converted data
+    gain: float | None = None  # where it follows from what was measured, so that there is nothing to try
+
+
+def proposals(found: Measured, bound: str, seconds: float = 0.0) -> Iterator[Proposal]:
+    """What may help a run, the most promising first, by its verdict.
+
+    Measurements of its own take so many `seconds` each; 0 leaves out what needs one.
+    """
+    with suppress(EffLoopError):  # it isn't for this run
+        if bound == "evaluation":
+            yield from _fewer_evaluations(found)
+            if found.starved:  # it loads images, too
+                yield from proposals(found, found.slowest, seconds)
+        elif bound == "logging":
+            every = 10 * found.config.record.log_every
+            yield Proposal(f"record.log_every={every}", f"the recorder takes {found.log_s * found.images_per_s:.0%}")
+        elif bound in LOADING:
+            yield from _more_workers(found)
+            yield from _caches(found, bound)
+            if bound == "decode":
+                yield from _less_decoding(found)
+            if bound == "augment":
+                yield from _less_augmenting(found, seconds)
+            yield from _fewer_threads(found)
+        else:
+            yield from _faster_steps(found)
+
+
+def _fewer_evaluations(found: Measured) -> Iterator[Proposal]:
+    now = min(found.config.eval_every, found.config.epochs)
+    wanted = math.ceil(now * found.evaluation_s / (_LITTLE_EVALUATION * found.epoch_s))
+    if (every := min(found.config.epochs, wanted)) > now:
+        total = found.epoch_s + found.evaluation_s
+        gain = total / (found.epoch_s + found.evaluation_s * now / every)
+        yield Proposal(f"eval_every={every}", f"evaluation takes {found.evaluation:.0%} of the time", gain=gain)
+
+
+def _more_workers(found: Measured) -> Iterator[Proposal]:
+    """As many as there are cores; more where they wait, for a disk, a network or anything else but a core."""
+    total, batch = found.loading.total, found.loader.plan.order.batch_per_rank
+    engine = "" if found.config.engine.host_batches("cpu") else "engine=threads "
+    if found.waits:
+        wanted = math.ceil(min(_MOST_WORKERS, found.cores * total.wall_s / max(total.cpu_s, 1e-9)))
+        at_once = 2 * -(-batch // _SHORTEST_RUN)  # two batches are loaded at a time, run by run
+        why = "loading waits, and not for a core"
+        if wanted > at_once and hasattr(found.config.engine, "run_length"):
+            yield Proposal(f"{engine}num_workers={min(wanted, 2 * batch)} engine.run_length=1", why)
+        if (count := min(wanted, at_once)) > found.workers:
+            yield Proposal(f"{engine}num_workers={count}", why)
+    elif found.workers < found.cores:
+        yield Proposal(f"{engine}num_workers={found.cores}", "cores are idle while images are loaded")
+    ideal = max(total.wall_s / max(1, found.workers), total.cpu_s / found.cores)
+    threads = chosen_engine(found.config.engine, found.workers).name == "threads"
+    if threads and found.workers > 1 and 1 / found.loader_per_s > _SERIAL * ideal:
+        yield Proposal("engine=processes", "threads wait for each other's Python; processes don't")
+
+
+def _caches(found: Measured, bound: str) -> Iterator[Proposal]:
+    """Encoded images in memory, or decoded ones."""
+    source, free = found.loader.plan.source, available_memory() // 2
+    if found.config.data.cache is not Cache.none or bound not in ("storage", "decode"):
+        return
+    if bound == "storage":
+        what, read, needed = "bytes", "read", int(source.fingerprint()["bytes"])
+    else:
+        sizes = _sizes(found)
+        pixels = sum(height * width for height, width in sizes) // len(sizes)
+        what, read, needed = "pixels", "decoded", 3 * pixels * len(source)
+    if needed < free:
+        why = f"{read} once; {decimal(needed)} of the {decimal(free)} that it may take"
+        yield Proposal(f"data.cache={what}", why, few=True)
+
+
+def _sizes(found: Measured) -> list[tuple[int, int]]:
+    """Height and width of some images."""
+    plan = found.loader.plan
+    return [plan.decoder.size(plan.source.read(index)) for index in sample_ids(plan, 32).tolist()]
+
+
+def _less_decoding(found: Measured) -> Iterator[Proposal]:
+    """The images stored smaller, or as pixels; another decoder, and what this one can leave out."""
+    config, root = found.config, found.config.data.root
+    if root:
+        longest, side = max(map(max, _sizes(found))), 2 * max(found.loader.plan.augment.size)
+        recipes: dict[str, dict[str, Any]] = {"raw": {"payload": "raw"}}
+        if longest > 1.2 * side:
+            recipes[f"{side}-q90"] = {"max_side": (side,), "quality": 90}
+        for tail, recipe in recipes.items():
+            path = Path(local_name(root) if is_remote(root) else root)
+            words = " ".join(f"{key}={value[0] if key == 'max_side' else value}" for key, value in recipe.items())
+            then = f"data.root={path.with_name(f'{path.name}-{tail}.effloop')}"
+            exact = tail == "raw"
+            yield Proposal(f"convert {words}", "less to decode", exact, few=True, recipe=recipe, then=then)
+    if config.decode.name in ("pillow", "opencv"):
+        yield Proposal("decode=auto", "decodes faster")
+    if not config.decode.region:
+        yield Proposal("decode.region=true", "decodes what the crop needs")
+    if not config.decode.dct_scaling:
+        yield Proposal("decode.dct_scaling=true", "decodes at a smaller size", exact=False)
+
+
+def _less_augmenting(found: Measured, seconds: float) -> Iterator[Proposal]:
+    """The recipe without its most expensive operation, by a faster library, or on the GPU."""
+    config, cost = found.config.augment, found.loading.augment
+    if found.waits:
+        return  # more workers wait at the same time
+    if isinstance(config, RecipeConfig) and seconds:
+        plan, left = found.loader.plan, []
+        sizes = np.array(_sizes(found))
+        for label in config.order or list(config.ops):
+            with suppress(EffLoopError, ValueError):  # the images aren't of one size without it
+                changed = with_overrides(found.config, f"augment.ops.{label}=null")
+                less = augments.build_for(changed.data.channels, changed.augment, size=changed.size, train=True)
+                less.check(sizes)
+                costs = loading_costs(replace(plan, augment=less), seconds, most=found.loading.images)
+                left.append((costs.augment.wall_s, label))
+        if left and min(left)[0] < _LIGHTER * cost.wall_s:
+            rest, label = min(left)
+            why = f"the operation '{label}' takes {1 - rest / cost.wall_s:.0%} of augmenting"
+            yield Proposal(f"augment.ops.{label}=null", why, exact=False)
+    if not config.name.startswith("native"):
+        yield Proposal("augment=native", "operations that are faster", exact=False)
+    if config.name == "native" and found.device.type == "cuda":
+        yield Proposal("augment.device=gpu", "whole batches at once, on the GPU", exact=False)
+
+
+def _fewer_threads(found: Measured) -> Iterator[Proposal]:
+    """Of torch, where they take cores from those that load: an operation waits for the slowest of its own threads."""
+    cores = available_cores()
+    crowded = found.workers and not found.waits and torch.get_num_threads() >= cores > 1
+    if found.device.type == "cpu" and crowded:
+        yield Proposal(f"threads={max(1, cores // 2)}", "leaves cores to those that load")
+
+
+def _faster_steps(found: Measured) -> Iterator[Proposal]:
+    """Other ways to do the step."""
+    config = found.config
+    assert config.precision is not None
+    if config.model.checkpointing:
+        yield Proposal("model.checkpointing=false", "keeps what it computes")
+    if not config.precision.mixed:
+        yield Proposal("precision=bf16", "a faster step", exact=False)
+    if min(config.size) >= 64 and config.epochs > 1:
+        half = ImageSize(*(max(1, side // 2) for side in config.size)).word
+        progressive, words = f"progressive=[{half},{config.size.word}]", (f"image_size={half}",)
+        yield Proposal(progressive, "half of the epochs at half the size", exact=False, words=words, share=0.5)
+    if not config.channels_last:
+        yield Proposal("channels_last=true", "a faster step")
+    if config.deterministic:
+        yield Proposal("deterministic=false", "a faster step")
+    if config.optim.ema:
+        yield Proposal("optim.ema=0", "no average of the weights", exact=False)
+    yield from _fewer_threads(found)
+
+
+def tried(
+    found: Measured,
+    offered: Sequence[Proposal],
+    command: Sequence[str],
+    rounds: int,
+    seconds: float,
+    progress: Progress,
+) -> list[Override]:
+    """What helps, the best first: each trains in turns with the run as it is, in this process.
+
+    `rounds` turns of so many `seconds`, after one to warm up; what can't be tried is left out.
+    """
+    rows = []
+    with scratch_folder("") as scratch, process_state_restored(), ExitStack() as stack:
+        usual: dict[int | None, Loop] = {}
+        for each in offered:
+            rate, gain = None, each.gain
+            if gain is None:
+                progress(f"trying {each.override}")
+                few = max(_IMAGES, 4 * found.config.batch_size) if each.few else None
+                try:
+                    if few not in usual:
+                        usual[few] = stack.enter_context(closing(Loop(found.config, scratch, images=few)))
+                    ratio = _ratio(found, each, usual[few], few, scratch, rounds, seconds)
+                except InterruptedRunError:
+                    raise
+                except EffLoopError:  # a package is missing, a size is too small
+                    continue
+                ratio = 1 / (1 - each.share + each.share / ratio)
+                rate = found.images_per_s * ratio
+                gain = (found.epoch_s + found.evaluation_s) / (found.epoch_s / ratio + found.evaluation_s)
+            if gain >= _HELPS:
+                rows.append(Override(each.override, each.why, each.exact, rate, gain, commands(each, command)))
+    return sorted(rows, key=lambda row: -(row.gain or 0.0))
+
+
+_SPLITS = ("val", "folds", "fold", "group")
+
+
+def _ratio(
+    found: Measured, each: Proposal, usual: Loop, few: int | None, scratch: Path, rounds: int, seconds: float
+) -> float:
+    """Images/s with a proposal over images/s without."""
+    words: Sequence[str] = each.words or shlex.split(each.override)
+    if each.recipe:
+        copy = Path(mkdtemp(dir=scratch)) / "converted.effloop"
+        _convert(found.config, each.recipe, usual, copy, few or _IMAGES)
+        words = ["data=auto", f"data.root={copy}", "data.val_split=val"]
+        words += [f"data.{key}=null" for key in _SPLITS]  # it has both
+        few = None
+    with closing(Loop(with_overrides(found.config, *words), scratch, images=few)) as changed:
+        sides = {"as it is": partial(usual.turn, seconds), "changed": partial(changed.turn, seconds)}
+        turns = in_turns(sides, rounds, warm_up=1)
+    return ratio_of(per_s(turns["changed"]), per_s(turns["as it is"]))[0]
+
+
+def _convert(config: Config, recipe: Mapping[str, Any], usual: Loop, out: Path, images: int) -> None:
+    """Write the first images of both splits, re-encoded; what `convert` prints is left out."""
+    from effloop.convert.convert import ConvertOptions, convert
+
+    opened = {split: open_split(config.data, split) for split in ("train", "val")}
+    splits = {split: View(source, np.arange(min(images, len(source)))) for split, source in opened.items()}
+    with redirect_stdout(StringIO()):
+        options = ConvertOptions("memmap", out, **recipe)
+        convert(options, splits, usual.loader.plan.decoder, available_cores())
+
+
+def commands(proposal: Proposal, words: Sequence[str]) -> list[str]:
+    """What to type for a proposal."""
+    if not proposal.then:
+        return [run_command(words, shlex.split(proposal.override))]
+    of_any = {field.name for field in fields(DataConfig)} - {*_SPLITS, "root", "train_split", "val_split"}
+    data = [word for word in words if key_of(word).partition(".")[0] == "data"]  # holds for the original data
+    rest = [word for word in words if word not in data or key_of(word).partition(".")[2] in of_any]
+    decode = [word for word in words if key_of(word).partition(".")[0] == "decode"]
+    out = f"out={proposal.then.partition('=')[2]}"
+    convert = shlex.join(["convert", *data, *decode, *plugin_words(), "to=memmap", out])
+    return [
+        f"{PROGRAM} {convert} {proposal.override.removeprefix('convert ')}",
+        run_command(rest, ["data=auto", proposal.then]),
+    ]
+
 
 _BUSY = 0.2
 """Cores that other programs use from which the figures are doubtful."""

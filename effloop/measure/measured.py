@@ -2,27 +2,363 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from rich.filesize import decimal
 
 from effloop.assemble.environment import num_workers
+from effloop.assemble.model import seconds_of, wait_for_gpu
+from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.cache.cached import CachedSource
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.loader import Loader
+from effloop.data.masks import MaskPlan
+from effloop.data.order import BatchRequest
+from effloop.data.plan import Plan
+from effloop.data.source import Source
+from effloop.data.source.view import View
 from effloop.errors import ConfigError
-from effloop.measure import costs
-from effloop.measure.costs import Cost, LoadingCosts, StorageCosts
-from effloop.measure.loops import alone, trainer_in
+from effloop.measure.loops import Updates, alone, endless, train_turn, trainer_in, turn_of
 from effloop.measure.memory import expected_memory
+from effloop.measure.turns import Turn, cpu_seconds, for_seconds
+from effloop.profile.tools import SyncFinder
 from effloop.record.efficiency import Stage, Verdict
-from effloop.system.hardware import available_cores
+from effloop.system.hardware import available_cores, available_memory, file_system
+from effloop.system.memory import drop_from_cache, share_in_cache
 from effloop.train.trainer import Trainer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that something takes for one image, in one thread."""
+
+    wall_s: float = 0.0  # by the clock
+    cpu_s: float = 0.0  # of these on a core; the rest is waiting, for a disk or a network
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(max(0.0, self.wall_s - other.wall_s), max(0.0, self.cpu_s - other.cpu_s))
+
+    def __truediv__(self, count: float) -> Cost:
+        return Cost(self.wall_s / count, self.cpu_s / count)
+
+
+class Stopwatch:
+    """Adds up the time of several spans of one thread."""
+
+    def __init__(self) -> None:
+        self._wall_ns = self._cpu_ns = 0
+
+    def __enter__(self) -> Stopwatch:
+        self._wall_ns -= time.perf_counter_ns()
+        self._cpu_ns -= time.thread_time_ns()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cpu_ns += time.thread_time_ns()
+        self._wall_ns += time.perf_counter_ns()
+
+    @property
+    def cost(self) -> Cost:
+        """All spans together."""
+        return Cost(self._wall_ns / 1e9, self._cpu_ns / 1e9)
+
+
+class Timed:
+    """Stands for an object, and measures some of its methods.
+
+    Args:
+        of: the object.
+        methods: names of methods that are measured.
+        before: called before each of them, and not measured.
+    """
+
+    def __init__(self, of: Any, *methods: str, before: Callable[[], object] = lambda: None) -> None:
+        self._of, self._before = of, before
+        self.watch = Stopwatch()
+        for name in methods:
+            setattr(self, name, partial(self._timed, getattr(of, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+    def _timed(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        self._before()
+        with self.watch:
+            return call(*args, **options)
+
+
+class OtherPrograms:
+    """How many cores other programs use while it is entered.
+
+    Attributes:
+        cores: that they used; 0 where that is unknown, as this process may not use all of the machine's cores.
+    """
+
+    cores = 0.0
+
+    def __enter__(self) -> OtherPrograms:
+        self._began, self._before = time.perf_counter(), self._others_s()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if available_cores() == os.cpu_count():
+            self.cores = max(0.0, (self._others_s() - self._before) / (time.perf_counter() - self._began))
+
+    @staticmethod
+    def _others_s() -> float:
+        """CPU time of the whole machine, see proc_stat(5), without this process's."""
+        user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
+        return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - cpu_seconds()
+
+
+_RUN = 16  # samples that are prepared at a time, as engines do
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class LoadingCosts:
+    """What one image costs in each stage of loading, in one thread."""
+
+    storage: Cost  # reading its bytes
+    # its header, the pixels that its crop needs, and its mask; and what a decoder does to many images in the same call:
+    # resizing and flipping
+    decode: Cost
+    augment: Cost  # drawing, and everything else up to the row of the batch; on the host
+    batch: Cost  # the rest: the order, the batch's memory and bookkeeping
+    images: int  # so many were measured
+
+    @property
+    def total(self) -> Cost:
+        """All stages one after the other."""
+        return self.storage + self.decode + self.augment + self.batch
+
+
+class Touched(View):
+    """A source that reads a byte of each page: of a mapped file, what else would be read while decoding."""
+
+    def read_run(self, samples: NDArray[np.int64]) -> EncodedImages:
+        images = self.source.read_run(samples)
+        for data in images:
+            np.frombuffer(data, np.uint8)[::_PAGE].max(initial=0)
+        return images
+
+
+def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int = _RUN) -> LoadingCosts:
+    """Measure the stages of loading on the first samples of the first epoch, in this thread, `at_once` together.
+
+    No more are taken after so many `seconds`, and `most` at most.
+
+    Raises:
+        DataError: a sample can't be read or decoded.
+    """
+    source = Timed(Touched(plan.source), "read_run", "entropy_indexes", "read_mask")
+    augment = Timed(plan.augment, "draw", "apply_rest", "apply", "choose")
+    decoders = [Timed(plan.decoder, "read_infos", "decode_resized", "decode_with_info")]
+    timed: Any = {"source": source, "decoder": decoders[0], "augment": augment}
+    if isinstance(plan, MaskPlan):
+        timed["masks"] = Timed(plan.masks, "decode")
+        decoders.append(timed["masks"])
+    measured = replace(plan, **timed)
+    whole, count = Stopwatch(), 0
+    for request in for_seconds(_short_requests(plan, most, at_once), seconds):
+        with whole:
+            batch = measured.empty_batch(request)
+            measured.fill(request, batch.images, 0, len(batch))
+        count += len(batch)
+    decoded = sum((each.watch.cost for each in decoders), Cost()) / count
+    read, augmented = source.watch.cost / count, augment.watch.cost / count
+    rest = whole.cost / count - read - decoded - augmented
+    return LoadingCosts(read, decoded, augmented, rest, count)
+
+
+def _short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[BatchRequest]:
+    """Up to `most` samples of the first epoch in its order, a few at a time."""
+    ids: Iterator[np.int64] = itertools.chain.from_iterable(request.ids[request.valid] for request in plan.requests(0))
+    while run := list(itertools.islice(ids, min(at_once, most))):
+        most -= len(run)
+        yield BatchRequest(0, np.array(run, np.int64), np.ones(len(run), np.bool_))
+
+
+def sample_ids(plan: Plan, count: int) -> NDArray[np.int64]:
+    """The first samples of the first epoch, which `loading_costs` takes."""
+    return np.concatenate([request.samples for request in _short_requests(plan, count)])
+
+
+def loader_rate(loader: Loader, seconds: float, prefetch: int) -> float:
+    """Images/s of the loader's workers alone, without transfer, once all are busy and `prefetch` batches are loaded."""
+    stream = itertools.chain.from_iterable(loader.host_batches(epoch) for epoch in itertools.count())
+    return turn_of(deque[Batch](maxlen=0).extend, stream, seconds, filling=prefetch + 2).images_per_s
+
+
+def transfer_cost(loader: Loader, seconds: float) -> float:
+    """Seconds per image of copying to the device, augmenting there, normalising and mixing, nothing else going on."""
+    pin, batches = loader.transfer.device.type == "cuda", []
+    for batch in itertools.islice(loader.host_batches(0), 4):
+        images = batch.images.clone()  # a slot of the engine's is used again; page-locked as those are for a GPU
+        batches.append(Batch(images.pin_memory() if pin else images, batch.targets, batch.ids, batch.valid))
+
+    def move() -> None:
+        for _ in loader.transfer.stream(batches, partial(loader.plan.keys, 0)):
+            pass
+
+    move()  # the first one allocates
+    turns = [seconds_of(move) for _ in for_seconds(range(50), seconds, 2)]
+    return float(np.median(turns)) / sum(map(len, batches))
+
+
+# What the storage delivers: samples from the page cache and from the disk.
+
+_MOST_FILES_BYTES = 2 << 30
+"""Bytes of packed files that are dropped from the page cache, at most: reading them again costs their next user."""
+
+_MOST_FILES = 4096  # of packed data
+_COLD = 0.1  # share of the files that may have stayed in memory where reading counts as cold
+
+
+@dataclass(frozen=True)
+class StorageCosts:
+    """Of reading samples in the order of training."""
+
+    warm: Cost  # of an image that is in the page cache, in one thread
+    cold: Cost | None  # of one that isn't; None where that couldn't be measured
+    mean_bytes: float  # of an encoded image
+    fits: bool  # whether the page cache can hold the training split, so that each epoch but the first reads from memory
+    where: str  # Linux's name of the file system
+
+    @property
+    def usual(self) -> Cost:
+        """Of most epochs of a run."""
+        return self.warm if self.fits or self.cold is None else self.cold
+
+    def describe(self) -> str:
+        """One line: from memory, and from the disk."""
+        costs = {"from memory": self.warm, f"from {self.where or 'the disk'}": self.cold}
+        rates = {name: self.mean_bytes / max(cost.wall_s, 1e-9) for name, cost in costs.items() if cost}
+        return "; ".join(f"{name} {decimal(int(rate))}/s" for name, rate in rates.items())
+
+
+def storage_costs(plan: Plan, seconds: float, most: int = 256) -> StorageCosts:
+    """Measure reading, of samples in the order of training.
+
+    Their pages are dropped from the page cache for it, unless that is another's loss: packed files of more than 2 GB,
+    and what a process has mapped, stay. 16 samples are read in any case, `most` at most.
+
+    Raises:
+        DataError: a sample can't be read.
+    """
+    source = plan.source.source if isinstance(plan.source, CachedSource) else plan.source
+    ids = sample_ids(plan, most).tolist()
+
+    def read() -> Cost:
+        """Of one image, in one thread."""
+        touched, watch, count = Touched(source), Stopwatch(), 0
+        for index in for_seconds(ids, seconds / 2, 16):
+            with watch:
+                touched.read(index)
+            count += 1
+        return watch.cost / count
+
+    files: list[Path] = []
+    cold = None
+    with suppress(OSError):  # gone, or no right to: reading reports it
+        files = _files(source, ids)
+        if files:
+            drop_from_cache(files)
+            if share_in_cache(files) < _COLD:
+                cold = read()
+    read()  # so that all are in memory
+    warm = read()
+    where, num_bytes = file_system(files[0]) if files else "", source.fingerprint()["bytes"]
+    return StorageCosts(warm, cold, num_bytes / len(source), num_bytes < available_memory(), where)
+
+
+def _files(source: Source, ids: Sequence[int]) -> list[Path]:
+    """Files that some samples are read from, as far as they may be dropped from the page cache."""
+    first = [*itertools.islice(source.file_paths(), _MOST_FILES)]
+    packed, wanted = len(first) < _MOST_FILES and len(first) < len(source), {*ids}
+    paths = first if packed else (path for number, path in enumerate(source.file_paths()) if number in wanted)
+    found = [Path(os.fsdecode(path)) for path in paths]
+    return [] if packed and sum(each.stat().st_size for each in found) > _MOST_FILES_BYTES else found
+
+
+# What training costs: the step on batches in memory, the loop as a whole, logging, evaluation.
+
+
+def step_costs(trainer: Trainer, seconds: float) -> tuple[float, Mapping[tuple[str, int, str, str], int]]:
+    """Measure updates of a trainer on its first batches, kept in memory. The model is trained by it.
+
+    Returns:
+        Seconds of an image, without waiting for the GPU in between; and what `SyncFinder` has found in one update.
+    """
+    updates, finder = Updates(trainer, 1), SyncFinder(trainer.precision.device)
+    with finder:
+        updates.update()
+    turns = sorted(seconds_of(updates.update) for _ in for_seconds(range(200), seconds))
+    # The first quarter: what disturbs an update makes it longer, never shorter.
+    return turns[len(turns) // 4] / updates.images, dict(finder.found)
+
+
+def loop_costs(trainer: Trainer, seconds: float) -> tuple[Turn, float]:
+    """The loop as it trains: loading, transfer, steps, logging; and the share of its time that the recorder takes.
+
+    The model is trained by it.
+    """
+
+    def turn(share: float, first: int) -> Turn:
+        with closing(endless(trainer.train, itertools.count(first))) as batches:
+            return train_turn(trainer, batches, seconds=share * seconds, filling=6)
+
+    recorder = trainer.recorder
+    timed = Timed(recorder, "step", before=wait_for_gpu)  # it shall not wait for what the GPU does
+    trainer.recorder = timed  # type: ignore[assignment]
+    on_gpu = trainer.parallel.device.type == "cuda"
+    began = time.perf_counter()
+    try:
+        found = turn(1 / 4 if on_gpu else 1, 0)
+    finally:
+        trainer.recorder = recorder
+    log = timed.watch.cost.wall_s / (time.perf_counter() - began)
+    return (turn(3 / 4, 1) if on_gpu else found), log  # waiting for a GPU in each update has slowed the loop down
+
+
+def evaluation_rate(trainer: Trainer, seconds: float) -> float:
+    """Images/s of an evaluation, loading included."""
+    count = 0
+
+    def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
+        nonlocal count
+        for batch in batches:
+            count += int(batch.valid.sum())
+            yield batch
+            del batch
+
+    began = time.perf_counter()
+    trainer.evaluate(counted(for_seconds(trainer.val.epoch(0), seconds, 2)))
+    wait_for_gpu()
+    return count / (time.perf_counter() - began)
+
+
+# A run, measured, and what it says.
+
 
 LOADING = {
     "storage": "reading",
@@ -125,7 +461,7 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
 
         trainer = trainer_in(Path(folder), single, advise=keep)
         with closing(trainer.train), closing(trainer.val), trainer.recorder:
-            with costs.OtherPrograms() as others:
+            with OtherPrograms() as others:
                 found = _measured(single, trainer, seconds, progress)
             yield replace(found, memory=memory, other_cores=others.cores)
 
@@ -135,22 +471,22 @@ def _measured(config: Config, trainer: Trainer, seconds: float, progress: Progre
     assert isinstance(loader, Loader)
     assert isinstance(val, Loader)
     progress("storage")
-    storage = costs.storage_costs(loader.plan, 0.1 * seconds)
+    storage = storage_costs(loader.plan, 0.1 * seconds)
     progress("decoding, augmentation")
     cached = isinstance(loader.plan.source, CachedSource)
     if cached:
-        costs.loading_costs(loader.plan, 0.1 * seconds)  # fills it
-    loading = costs.loading_costs(loader.plan, 0.1 * seconds)
+        loading_costs(loader.plan, 0.1 * seconds)  # fills it
+    loading = loading_costs(loader.plan, 0.1 * seconds)
     progress("the loader as a whole")
-    loader_per_s = costs.loader_rate(loader, 0.12 * seconds, config.engine.prefetch)
+    loader_per_s = loader_rate(loader, 0.12 * seconds, config.engine.prefetch)
     progress("transfer")
-    transfer_s = costs.transfer_cost(loader, 0.03 * seconds)
+    transfer_s = transfer_cost(loader, 0.03 * seconds)
     progress("the training step")
-    step_s, syncs = costs.step_costs(trainer, 0.15 * seconds)
+    step_s, syncs = step_costs(trainer, 0.15 * seconds)
     progress("the training loop")
-    turn, log = costs.loop_costs(trainer, 0.25 * seconds)
+    turn, log = loop_costs(trainer, 0.25 * seconds)
     progress("evaluation")
-    evaluation_per_s = costs.evaluation_rate(trainer, 0.1 * seconds)
+    evaluation_per_s = evaluation_rate(trainer, 0.1 * seconds)
     workers = workers_of(config, loader)
     if not loader.engine.exact:  # it has decoders of its own
         rest = Cost(max(1, workers) / loader_per_s) - loading.storage

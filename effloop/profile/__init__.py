@@ -1,5 +1,90 @@
-"""Profilers: some updates of a run, looked at closely."""
+"""Profilers: some updates of a run, looked at closely. Here are their base class, and the one that does nothing."""
 
-from effloop.profile.base import ProfileConfig, Profiler, profilers
+from __future__ import annotations
 
-__all__ = ["ProfileConfig", "Profiler", "profilers"]
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from effloop.errors import PROGRAM, ConfigError
+from effloop.registry import PartConfig, Registry
+
+
+@dataclass
+class ProfileConfig(PartConfig):
+    """Fields that every profiler has.
+
+    Attributes:
+        wait: updates before the profile begins: the first ones choose algorithms and fill caches.
+        steps: updates that are profiled; the run ends after them.
+    """
+
+    wait: int = 10
+    steps: int = 20
+    more: ClassVar[int] = 0
+    """Updates after these that the profiler needs, too."""
+
+    def __post_init__(self) -> None:
+        if self.wait < 0:
+            raise ConfigError(f"profile.wait: {self.wait} is not allowed; set a number of updates, or 0")
+        if self.steps < 1:
+            raise ConfigError(f"profile.steps: {self.steps} is not allowed; set a number of updates above 0")
+
+    def check(self, updates: int, device: torch.device, *, in_place: bool) -> None:
+        """Raise a ConfigError if fewer `updates` are left than needed, or the run resumes `in_place`, in its folder."""
+        del device
+        if in_place:
+            raise ConfigError(
+                f"profile: {self.name} ends the run, and this one is to be finished; start a separate one: "
+                f"{PROGRAM} resume=RUN profile={self.name}"
+            )
+        needed = self.wait + self.steps + self.more
+        if needed > updates:
+            raise ConfigError(
+                f"profile: wait={self.wait} and steps={self.steps} need {needed} updates, and {updates} are left; "
+                f"set profile.wait={min(self.wait, updates // 4)} profile.steps={max(1, updates // 2)}, or more epochs"
+            )
+
+
+@dataclass
+class NoneConfig(ProfileConfig):
+    """Fields of `profile=none`, which have no effect."""
+
+    def check(self, updates: int, device: torch.device, *, in_place: bool) -> None:
+        pass
+
+
+class Profiler:
+    """Profiles nothing; the base class of profilers that do.
+
+    Attributes:
+        done: whether the run may end.
+    """
+
+    done = False
+
+    def __enter__(self) -> Profiler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The run has ended, maybe in the middle of a profile."""
+
+    def step(self) -> None:
+        """An update of the run is done."""
+
+    def report(self) -> list[str]:
+        """Lines about the profile, once it is done."""
+        return []
+
+
+profilers: Registry[Profiler] = Registry(
+    "profile", dict.fromkeys(("cprofile", "nvtx", "torch"), "effloop.profile.tools")
+)
+
+
+@profilers.register("none", NoneConfig)
+def null_profiler(config: NoneConfig, *context: Any) -> Profiler:
+    """Nothing is profiled."""
+    del config, context
+    return Profiler()

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from effloop.errors import ConfigError
-from effloop.profile.base import ProfileConfig, Profiler, profilers
+from effloop.profile import ProfileConfig, Profiler, profilers
 
 
 class StepProfiler(Profiler, ABC):

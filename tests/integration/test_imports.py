@@ -37,7 +37,6 @@ _NOT_CHOSEN = (
     "effloop.data.source.storage.indexed",
     "effloop.inference",
     "effloop.measure.diagnose",
-    "effloop.measure.tries",
     "effloop.measure.tune",
     "effloop.model.zoo",
     "effloop.parallel.ddp",

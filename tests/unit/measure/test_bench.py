@@ -27,8 +27,7 @@ from effloop.cli.main import main
 from effloop.data.augment.base import Device
 from effloop.errors import ConfigError
 from effloop.measure import loops
-from effloop.measure.bench_augment import GRID, rows_of
-from effloop.measure.bench_loader import crop_of, measured_epochs
+from effloop.measure.bench_loader import GRID, crop_of, measured_epochs, rows_of
 from effloop.measure.bench_step import knobs_of
 from effloop.measure.loops import Loop, process_flags, process_state_restored, set_process_flags, with_overrides
 from effloop.optim import EMA

@@ -14,7 +14,7 @@ from runs import TINY
 import effloop
 from effloop.data.loader import Loader
 from effloop.data.source.view import View
-from effloop.measure.costs import Timed, loading_costs, sample_ids
+from effloop.measure.measured import Timed, loading_costs, sample_ids
 
 
 @pytest.fixture
