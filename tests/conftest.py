@@ -86,4 +86,4 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """`eval` in this process writes no tables and pictures, which are most of its time."""
-    monkeypatch.setattr("effloop.cli.evaluate.write_evaluation", lambda *_: ["nothing"])
+    monkeypatch.setattr("effloop.cli.trained.write_evaluation", lambda *_: ["nothing"])

@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from effloop.cli.command import Command
 
 MODULES = {
-    "bench": "bench",
     **dict.fromkeys(("convert", "verify", "index"), "convert"),
     **dict.fromkeys(("diagnose", "lr", "tune"), "measure"),
-    **dict.fromkeys(("diff", "report"), "report"),
-    **{"eval": "evaluate", "export": "export", "list": "help", "predict": "predict", "replay": "replay"},
-    **{"show": "show", "train": "train", "resume": "train"},
+    **dict.fromkeys(("diff", "replay", "report"), "report"),
+    **dict.fromkeys(("eval", "export", "predict"), "trained"),
+    **{"bench": "bench", "list": "help", "show": "show", "train": "train", "resume": "train"},
 }
 """Command -> the module of this folder that has it, imported when it is asked for: most import torch."""
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from effloop.errors import ConfigError
 from effloop.measure.diagnose import Diagnosis
 from effloop.record.rows import finite
-from effloop.report.page import environment, stylesheet
+from effloop.report.files import environment, stylesheet
 from effloop.report.values import as_number, to_text
 from effloop.system.files import write_text
 

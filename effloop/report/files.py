@@ -1,11 +1,21 @@
-"""`report RUN…`, also run at the end of a sweep: runs compared in a table, a CSV, a plot and a page."""
+"""`report RUN…`, also run at the end of a sweep: runs in a table, a CSV, a plot, and one HTML file that needs nothing
+else: no network, no server, not even JavaScript.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
+import itertools
+import math
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -26,9 +36,14 @@ from effloop.report.comparison import (
     short_names,
     time_by_part,
 )
-from effloop.report.page import render_page
-from effloop.report.values import are_numbers, to_short_text, to_text, write_csv
-from effloop.runs.reader import Row, RunRecord
+from effloop.report.evaluation import WORST, Evaluation, cell_text, find_evaluations, plots, read_evaluation
+from effloop.report.values import are_numbers, as_number, shorten, to_short_text, to_text, write_csv
+from effloop.runs.compare import PER_RUN_KEYS
+from effloop.runs.environment import effloop_version
+from effloop.runs.reader import PLACE, Row, RunRecord, flatten
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 SUMMARY, PLOT, REPORT = "summary.csv", "plot.png", "report.html"
 _MAX_SWEPT = 4  # columns for swept keys in the terminal's table
@@ -134,3 +149,170 @@ def _caption(comparison: Comparison) -> Text:
         if run.state in FAILED_STATES or run.reason:
             lines.append(f"{to_text(name)} {to_text(run.state)}: {to_text(run.reason or UNKNOWN)}")
     return Text("\n".join(lines), style="not italic")
+
+
+# The page.
+
+
+def environment() -> Environment:
+    """The templates of this folder; the filter `text` makes a value one line, and Jinja escapes it."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    jinja = Environment(
+        loader=PackageLoader("effloop.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    jinja.filters |= {"text": to_text, "shorten": shorten}
+    return jinja
+
+
+def stylesheet() -> str:
+    """The CSS of all pages."""
+    return "".join((files("effloop.report") / name).read_text("utf-8") for name in ("report.css", "pipeline.css"))
+
+
+# Evaluations of runs for the report's page.
+
+_MAX_EVALUATIONS = 8  # of all runs, the best runs first
+_MAX_ROWS = 50  # of classes or outputs
+_MAX_SIDE, _QUALITY = 1200, 70  # of the worst samples' picture
+
+
+def _evaluations(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """The evaluations that run folders have, in the order of the table; to be called in `charts.style`."""
+    for run in comparison.order:
+        for folder in find_evaluations(comparison.runs[run].path):
+            found = read_evaluation(folder)
+            with suppress(ValueError, TypeError, LookupError, AttributeError):  # a damaged one is left out
+                if found:
+                    yield _shown(comparison, run, folder, found)
+
+
+def _shown(comparison: Comparison, run: int, folder: Path, found: Evaluation) -> dict[str, Any]:
+    """An evaluation as the page has it: of each cell the value, by which the page sorts, and its text."""
+    rows, percent = found.details.rows, found.details.percent
+    return {
+        "run": run,
+        "heading": _heading(comparison, found),
+        "plots": [charts.to_svg(figure, name) for name, figure in plots(found).items()],
+        "columns": [name.replace("_", " ") for name in rows[0]],
+        "numeric": [not any(isinstance(row[name], str) for row in rows) for name in rows[0]],
+        "rows": [[(value, cell_text(value, percent=percent)) for value in row.values()] for row in rows[:_MAX_ROWS]],
+        "num_more": max(0, len(rows) - _MAX_ROWS),
+        "folder": str(folder),
+        "worst": _jpeg(folder / WORST),
+    }
+
+
+def _heading(comparison: Comparison, found: Evaluation) -> str:
+    """`val, epoch 19, 341 samples, top1 76.54%, loss 0.8029`."""
+    facts, known = found.facts, comparison.measures
+    scores = [
+        f"{name} {comparison.format(f'val/{name}', as_number(value))}"
+        for name, value in facts["scores"].items()
+        if f"val/{name}" in known
+    ]
+    views = [f"tta {','.join(facts['tta'])}"] if facts["tta"] else []
+    return ", ".join([f"{facts['split']}", f"epoch {facts['epoch']}", f"{facts['samples']:,} samples", *views, *scores])
+
+
+def _jpeg(path: Path) -> str:
+    """A picture at a size for the page, encoded again: whatever the file holds, the page has pixels."""
+    from PIL import Image
+
+    with suppress(Exception), Image.open(path) as picture:  # a damaged file can make Pillow raise nearly anything
+        small, file = picture.convert("RGB"), io.BytesIO()
+        small.thumbnail((_MAX_SIDE, 3 * _MAX_SIDE))  # of masks there are two in a row
+        small.save(file, "JPEG", quality=_QUALITY)
+        return base64.b64encode(file.getvalue()).decode()
+    return ""
+
+
+def render_page(comparison: Comparison, title: str) -> str:
+    """The report as HTML, all contents of run folders escaped; to be called in `charts.style`."""
+    jinja = environment()
+    jinja.filters |= {
+        "sort_key": _sort_key,
+        "are_numbers": lambda values: are_numbers(value for value in values if value is not None),
+        "total": lambda parts: sum(parts.values()),
+    }
+    jinja.globals |= {"epochs_done": epochs_done, "metric_value": metric_value}
+    script = (files("effloop.report") / "report.js").read_text("utf-8")
+    runs = comparison.runs
+    return jinja.get_template("page.html.j2").render(
+        title=title,
+        style=stylesheet(),
+        script=script,
+        script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        now=time.strftime("%Y-%m-%d %H:%M"),
+        version=effloop_version(),
+        comparison=comparison,
+        colours=charts.run_colours(comparison),
+        metrics=list(dict.fromkeys([comparison.objective, *comparison.measures])),
+        short_names=short_names(comparison.swept),
+        failed_states=FAILED_STATES,
+        failures=[
+            (index, run.state, run.reason or UNKNOWN)
+            for index, run in enumerate(runs)
+            if run.state in FAILED_STATES or run.reason
+        ],
+        time_parts=TIME_PARTS,
+        times={index: times for index, run in enumerate(runs) if (times := time_by_part(run))},
+        verdicts=[*_verdicts(comparison)],
+        **_pictures(comparison),
+        evaluations=[*itertools.islice(_evaluations(comparison), _MAX_EVALUATIONS)],
+        **_config(comparison),
+        data=_differing(comparison, [run.data for run in runs]),
+        environment=_differing(
+            comparison,
+            [{key: value for key, value in run.environment.items() if key not in PER_RUN_KEYS} for run in runs],
+        ),
+    )
+
+
+def _sort_key(value: Any) -> str:
+    """The key by which the page's script sorts a cell; empty where unknown."""
+    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else to_text(value)
+
+
+def _pictures(comparison: Comparison) -> dict[str, Any]:
+    """SVG of the sweep's plot, empty if nothing was swept, and of the curves."""
+    label = "scores and images per second against what was swept"
+    figures = charts.plot_curves(comparison)
+    return {
+        "sweep_plot": charts.to_svg(charts.plot_sweep(comparison), label) if comparison.swept else "",
+        "curves": [charts.to_svg(figure, f"{name} over epochs") for name, figure in figures.items()],
+    }
+
+
+def _verdicts(comparison: Comparison) -> Iterator[tuple[int, str, str]]:
+    """What holds a run back, and what would help: index, a sentence, and an override; of the runs that know it."""
+    for index in comparison.order:
+        found = comparison.runs[index].efficiency
+        with suppress(KeyError, TypeError):
+            override = found["override"] or {"override": ""}
+            yield index, to_text(found["verdict"]["line"]), to_text(override["override"])
+
+
+def _config(comparison: Comparison) -> dict[str, Any]:
+    """The config's keys that differ, and lines for those that don't."""
+    configs = [{key: value for key, value in run.config.items() if key not in PLACE} for run in comparison.runs]
+    differ = differences(configs)
+    known = next((config for config in configs if config), {})
+    same = [f"{key}: {to_text(value)}" for key, value in flatten(known).items() if key not in differ]
+    return {"config": _differing(comparison, configs), "same_config": same}
+
+
+def _differing(comparison: Comparison, trees: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[str]]]:
+    """For each key that differs each value, and the runs that have it."""
+    rows = {}
+    for key, values in differences(trees).items():
+        runs_of: dict[str, list[str]] = {}
+        for name, value, tree in zip(comparison.names, values, trees, strict=True):
+            if tree:
+                runs_of.setdefault(to_text(value), []).append(to_text(name))
+        rows[key] = runs_of
+    return rows

@@ -1,8 +1,10 @@
-"""`predict`: what a trained model says of images."""
+"""`eval`, `predict` and `export`: a trained model in use."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,16 +19,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from effloop.batch import Preview
 from effloop.cli.command import RunOptions, command
 from effloop.config.overrides import key_of
 from effloop.data.check import listed
 from effloop.data.image.header import EXTENSIONS
+from effloop.data.loader import Loader
 from effloop.data.remote.location import is_remote
 from effloop.data.source import Source
-from effloop.data.source.auto import format_of
+from effloop.data.source.auto import format_of as data_format
 from effloop.data.source.files import Unlabelled, find_images
 from effloop.data.source.table_source import NoTargetsError, listed_images
-from effloop.errors import ConfigError, DataError
+from effloop.errors import PROGRAM, ConfigError, DataError, warn
+from effloop.inference import export as exporting
+from effloop.inference.formats import format_of
 from effloop.inference.predict import (
     Columns,
     Mask,
@@ -38,21 +44,130 @@ from effloop.inference.predict import (
     writing,
 )
 from effloop.inference.trained import Trained
+from effloop.measure.turns import output_folder, print_table
 from effloop.record.grid import encode
+from effloop.report.evaluation import EVALUATIONS, Evaluation, cell_text, write_evaluation
 from effloop.system.progress import Meter as Progress
-from effloop.train.evaluation import View
+from effloop.task.details import NUM_BINS, Details, Row
+from effloop.train.evaluation import View, compare
 
-Batches = Iterator[tuple[NDArray[np.int64], Columns]]
-"""Ids of samples, and columns of a table that they are the rows of."""
+_MAX_ROWS, _MAX_MISTAKES = 20, 8  # classes, and pairs of them that are confused, on the screen
 
-_OWN = ("path", "target", "error")
-"""Columns beside the task's."""
 
-_SHOWN = 20
-"""Rows on the screen, and bad images that are named there."""
+@dataclass(frozen=True)
+class EvalOptions(RunOptions):
+    """Options of `eval`.
 
-_NAMED = 5
-"""Classes of an image on the screen."""
+    Attributes:
+        run: the folder of a run, a .ckpt file, or a file by export.
+        split: val, train or any other split of the data, e.g. test; its images are never augmented.
+        tta: test-time augmentation: the mean over each image and its mirror image.
+        out: the folder for tables and pictures; without it RUN/eval/SPLIT, or FILE.eval/SPLIT.
+    """
+
+    split: str = "val"
+    tta: tuple[View, ...] = ()
+    out: Path | None = None
+
+
+@command("eval", EvalOptions, "outputs/first split=test tta=flip")
+def evaluate(options: EvalOptions, overrides: list[str]) -> int:
+    """Score a run's best checkpoint, or a file, and show where it fails.
+
+    Scores of each class, the confusion matrix, calibration and the worst samples are also files, for the run's report.
+    """
+    trained = Trained.open(options.run, overrides)
+    loader = trained.loader(options.split)
+    if options.out:
+        output_folder(options.out, "eval")
+    source, scorers = loader.plan.source, trained.scorers(options.tta, keeps=True)
+    started = time.perf_counter()
+    found = trained.evaluate(loader, options.tta, scorers)
+    speed = len(source) / (time.perf_counter() - started)
+    print(f"{trained.describe()}, on {loader.describe()}, {speed:,.0f} images/s")
+    details, scored = scorers[-1].details(source.target_names)
+    _print_scores(options, trained, found, scored)
+    if left_out := len(source) - scored:
+        print(f"{left_out:,} left out: on_error=skip, of images that can't be loaded")
+    if details:
+        _print_details(details, source.target_names)
+        told = {
+            "split": options.split,
+            "tta": [*options.tta],
+            "model": str(trained.path),
+            "epoch": trained.facts["progress"]["epoch"] - 1,
+            "data": source.where,
+            "samples": scored,
+            "skipped": left_out,
+            "scores": found[-1],
+        }
+        _write_details(options, Evaluation(told, source.target_names, details), trained, loader)
+    return 0
+
+
+def _print_scores(options: EvalOptions, trained: Trained, found: Sequence[dict[str, float]], samples: int) -> None:
+    """A row of the task's scores without and, if there is any, with test-time augmentation."""
+    meters = [meter for meter in trained.task.meters if meter.name in found[0]]
+    names = ("none", f"{','.join(options.tta)}: 2 views")[: len(found)] if len(found) > 1 else ("",)
+    rows = [
+        [name, f"{samples:,}", *(meter.text(scores[meter.name]) for meter in meters)]
+        for name, scores in zip(names, found, strict=True)
+    ]
+    start = len(found) == 1  # without the first column
+    headings = ["tta", "samples", *(meter.name for meter in meters)]
+    print_table(headings[start:], [row[start:] for row in rows])
+
+
+def _print_details(details: Details, names: Sequence[str]) -> None:
+    """The worst classes or outputs, which classes are confused most often, and the calibration error."""
+    _print_rows(details.rows, details.percent)
+    counts = {row.get("class"): row.get(details.unit) for row in details.rows}
+    mistakes = [
+        {"class": names[label], "taken_for": names[other], details.unit: count, "share": count / counts[names[label]]}
+        for label, other, count in details.mistakes[:_MAX_MISTAKES].tolist()
+    ]
+    if len(names) > 2 and mistakes:  # of two classes the table above says it all
+        print("most often confused:")
+        _print_rows(mistakes, details.percent)
+    if details.calibration_error is not None:
+        print(f"calibration error {details.calibration_error:.2%}, by {NUM_BINS} bins of the probability")
+
+
+def _print_rows(rows: Sequence[Row], percent: bool) -> None:
+    left = [name.replace("_", " ") for name in rows[0] if any(isinstance(row[name], str) for row in rows)]
+    cells = [[cell_text(value, percent=percent) for value in row.values()] for row in rows[:_MAX_ROWS]]
+    title = f"the worst {_MAX_ROWS} of {len(rows):,}" if len(rows) > _MAX_ROWS else ""
+    print_table([name.replace("_", " ") for name in rows[0]], cells, left=left, title=title)
+
+
+def _folder(options: EvalOptions) -> Path:
+    """Where tables and pictures go."""
+    if options.out:
+        return options.out
+    split, run = re.sub(r"[^\w-]", "_", options.split), options.run
+    return (run / EVALUATIONS if run.is_dir() else run.with_name(f"{run.name}.{EVALUATIONS}")) / split
+
+
+def _write_details(options: EvalOptions, found: Evaluation, trained: Trained, loader: Loader) -> None:
+    """Write the files and say where they are, or why they can't be."""
+    worst, folder = [row["id"] for row in found.details.worst], _folder(options)
+    keys = [loader.plan.source.key(sample) for sample in worst]
+    try:
+        if trained.task.spatial:
+            pictures = compare(trained.model, loader, trained.precision, worst)
+        else:
+            pictures = Preview(loader.pictures(worst)[:, None], rows=tuple(keys), columns=("image",))
+        names = write_evaluation(folder, found, keys, pictures)
+    except OSError as error:
+        warn(f"'{error.filename or folder}' can't be written: {error.strerror}; set out=FOLDER for tables and pictures")
+        return
+    print(f"{folder}: {', '.join(names)}")
+
+
+Batches = Iterator[tuple[NDArray[np.int64], Columns]]  # ids of samples, and columns that they are the rows of
+_OWN = ("path", "target", "error")  # columns beside the task's
+_SHOWN = 20  # rows on the screen
+_NAMED = 5  # classes of an image on the screen
 
 
 def _check_options(options: PredictOptions, trained: Trained) -> None:
@@ -177,7 +292,7 @@ def _source(options: PredictOptions, overrides: Sequence[str], trained: Trained)
 def _is_dataset(path: Path) -> bool:
     """Whether a path is a dataset of a packed format, not a folder of images or an image."""
     known = os.path.exists(path) and path.suffix.lower() not in EXTENSIONS
-    return known and format_of(path) not in (None, "folder")
+    return known and data_format(path) not in (None, "folder")
 
 
 def _write(
@@ -245,3 +360,35 @@ def _show(rows: Sequence[dict[str, Any]], count: int, form: str) -> None:
             *(Text(cell if isinstance(cell, str) else "" if cell is None else f"{cell:{form}}") for cell in cells)
         )
     Console().print(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(exporting.ExportOptions, RunOptions):
+    """Options of `export`.
+
+    Attributes:
+        run: the folder of a run, or a .ckpt file.
+    """
+
+
+@command("export", ExportOptions, "outputs/first to=onnx")
+def export_model(options: ExportOptions, overrides: list[str]) -> int:
+    """Write a run's best model to a file for other programs, and check it.
+
+    The scored weights, BatchNorm fused, with preprocessing and classes in the file's metadata. A file that predicts
+    otherwise for more than 0.1 % of the images, or as int8 loses more than a percentage point, isn't kept.
+    """
+    if format_of(options.run) is not None and options.run.is_file():
+        raise ConfigError(f"export: {options.run} was exported already; name its run folder or a .ckpt file")
+    trained = Trained.open(options.run, overrides)
+    done = exporting.export(trained, options)
+    for line in (trained.describe(), *done.notes):
+        print(line)
+    meter, parity = trained.task.meters[0], done.parity
+    name = options.to + ", int8" * options.int8 + ", half" * options.half
+    figures = (f"{done.size / 1e6:.2f}", f"{parity.images:,}", f"{parity.difference:.2g}", f"{parity.agreement:.2%}")
+    scores = (meter.text(values[meter.name]) for values in (parity.before, parity.after))
+    headings = ("format", "MB", "images", "largest difference", "agreement", f"{meter.name} before", "after")
+    print_table(headings, [(name, *figures, *scores)], left=("format",), min_width=90)
+    print(f"file: {done.path}   score: {PROGRAM} eval {shlex.quote(str(done.path))}")
+    return 0
