@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from effloop.convert.records import Inspector, Reencoded, SplitRecords, estimated_bytes, read
+from effloop.convert.records import Inspector, Reencoded, SplitRecords, estimated_bytes, first_of_each_class, read
 from effloop.convert.reencode import Recipe, Recode
 from effloop.convert.work import WorkFolder
 from effloop.data.decode import Decoder
@@ -217,7 +216,7 @@ class _Conversion:
     def _recoded(self, out: Path, recode: Recode) -> dict[str, Source]:
         """Re-encode all images, into files."""
         # Fails early where a package is missing or the file system doesn't suit the format.
-        firsts = {name: View(source, np.arange(1)) for name, source in self.splits.items()}
+        firsts = {name: View(source, first_of_each_class(source)) for name, source in self.splits.items()}
         self._write(out, {name: SplitRecords(first, self.meter, name) for name, first in firsts.items()}, recode.recipe)
         needed = 2 * sum(estimated_bytes(source, recode, self.threads) for source in self.splits.values())
         self.work.check_free(needed, f"{out} with its temporary files")

@@ -26,6 +26,7 @@ from effloop.errors import DataError, warn
 from effloop.system.progress import Meter, in_threads
 
 _AHEAD = 256  # samples that the source is asked to read ahead
+_LABELS = 1 << 20  # that are sorted at a time
 _RUN = 8  # samples that a thread takes at a time
 
 R = TypeVar("R")
@@ -176,6 +177,15 @@ class SplitRecords:
             mask = resize_mask(mask, *shrunk(height, width, self.max_side))
             check_size(mask.shape, *self.size_of(record.data))
         return record._replace(target=mask_digest(mask), mask=encode_mask(mask))
+
+
+def first_of_each_class(source: Source) -> NDArray[np.int64]:
+    """Samples to try a writer with before hours of work: folders need one of each class, others the first."""
+    first: dict[int, int] = {}
+    for start in range(0, len(source) if source.kind is Kind.classes else 0, _LABELS):
+        labels, places = np.unique(source.labels[start : start + _LABELS], return_index=True)
+        first = dict(zip(labels.tolist(), (start + places).tolist(), strict=True)) | first
+    return np.array(sorted(first.values()) or [0])
 
 
 class Reencoded(View):

@@ -68,6 +68,14 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path / "mixed"
 
 
+def test_images_are_re_encoded_into_folders_of_classes(mixed: Path, tmp_path: Path) -> None:
+    assert run(f"data.root={mixed}", "to=folder", f"out={tmp_path}/small", "max_side=32") == 0
+    source = reopened(tmp_path / "small")
+    assert source.classes == ("a", "b")
+    assert source.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert max(max(DECODER.size(source.read(index))) for index in range(len(source))) == 32
+
+
 def test_originals_stay_the_same(photos: Path, here: Path) -> None:  # contract/test_formats.py has every format
     assert run(f"data.root={photos}", "to=tar", "out=set") == 0
     for split in ("train", "val"):

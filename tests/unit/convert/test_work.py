@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from plans import line
+from tabled import Tabled
 
+from effloop.convert import records
 from effloop.convert.work import WorkFolder, is_disk_full
 from effloop.errors import ConfigError, DataError
 
@@ -47,6 +49,12 @@ def test_what_a_killed_conversion_has_left_is_removed(tmp_path: Path) -> None:
     with work.held():
         assert not [*left.iterdir()]
     assert not [*tmp_path.iterdir()]
+
+
+def test_the_first_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_LABELS", 2)
+    labels = [1, 1, 1, 0, 0, 2, 1]
+    assert records.first_of_each_class(Tabled(["x"] * len(labels), labels)).tolist() == [0, 3, 5]
 
 
 class TestRefusals:
