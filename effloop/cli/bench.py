@@ -89,11 +89,7 @@ class BenchOptions:
 
 @command("bench", BenchOptions, "what=loader data.root=/data/pets vs=torchvision")
 def bench(options: BenchOptions, overrides: list[str]) -> int:
-    """Speed on this machine beside baselines, as a table of ratios.
-
-    Raises:
-        ConfigError: an option or override can't be taken.
-    """
+    """Speed on this machine beside baselines, as a table of ratios."""
     benchmark, out = BENCHMARKS[options.what], _out(options)
     given = {**vars(options), "overrides": overrides}
     own = {name: given[name] for name in benchmark.options if given[name] is not None}

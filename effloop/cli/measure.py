@@ -42,9 +42,6 @@ def diagnose(options: DiagnoseOptions, overrides: list[str]) -> int:
     """Say what holds a training back, and try which overrides help.
 
     Takes what `train` takes, measures each stage on this data, model and machine, and trains nothing that is kept.
-
-    Raises:
-        ConfigError, DataError: the run can't be built.
     """
     config = configs.compose(overrides)
     folder = output_folder(options.out, "diagnose")
@@ -80,9 +77,6 @@ def tune(options: TuneOptions, overrides: list[str]) -> int:
 
     Takes what train takes, and trains for some seconds with each of a few settings. On this machine, for this data and
     these settings, num_workers=auto takes what was found from then on.
-
-    Raises:
-        ConfigError: an option or override can't be taken, or the folder can't be written.
     """
     config = configs.compose(overrides)
     folder = output_folder(options.out, "tune")
@@ -125,9 +119,6 @@ def lr(options: LrOptions, overrides: list[str]) -> int:
     """Suggest a learning rate: the rate rises while the loss is watched.
 
     Takes what train takes.
-
-    Raises:
-        ConfigError: an option or override can't be taken, the loss doesn't fall, or the folder can't be written.
     """
     config = configs.compose(overrides)
     folder = output_folder(options.out, "lr")

@@ -54,9 +54,6 @@ def storage(config: Config, repeats: int, *, formats: str = "all", work: str = "
     Measured are the size of both splits on disk, and of the training split the time to open it, reading alone (one
     thread, shuffled; every byte copied or compared with its checksum) and loading (decoded and augmented, batch by
     batch), with the page cache as it is, and cold.
-
-    Raises:
-        ConfigError: there is no such format, or the folder can't be written.
     """
     names = sorted(chosen("formats", formats, writers, "format"), key=lambda name: name != "folder")
     with scratch_folder(work) as folder:
@@ -200,9 +197,6 @@ def inference(
 
     The formats take turns, and each turn opens the file anew, so that no other's threads wait for work meanwhile.
     Images are those of the validation split, prepared before; a call is from a tensor of images to one of outputs.
-
-    Raises:
-        ConfigError: no run, or no such format.
     """
     if not run:
         raise ConfigError("bench: what=inference needs the run that is measured; name a run folder or a .ckpt file")

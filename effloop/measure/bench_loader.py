@@ -45,9 +45,6 @@ Epoch = Callable[[int, Timed], int]
 Measurement = dict[str, float]
 """Of an epoch: `images_per_s`, `cores_used`, the share of time `waited` for batches, and `bytes` of memory."""
 
-IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-"""Mean and standard deviation of (R, G, B) in units of 0 to 1."""
-
 
 @dataclass(frozen=True)
 class Workload:
@@ -59,11 +56,7 @@ class Workload:
 
 
 def crop_of(config: Config, baselines: str = "", fix: str = "") -> dict[str, tuple[float, float]]:
-    """`scale` and `ratio` of the crop, as torchvision's `RandomResizedCrop` takes them.
-
-    Raises:
-        ConfigError: the baselines don't follow the rest of the recipe, so the workloads would differ.
-    """
+    """`scale` and `ratio` of the crop, as torchvision's `RandomResizedCrop` takes them."""
     own, usual = (configs.to_dict(each)["augment"] for each in (config, configs.compose()))
     crop = {key: (own.get("ops", {}).get("crop") or {}).get(key) for key in ("scale", "ratio")}
     usual["ops"]["crop"] |= crop  # any scale and ratio
@@ -99,9 +92,6 @@ def loader(
 
     The workload is the same for all: random-resized-crop to `image_size`, antialiased, and flip; batches of
     `batch_size`. Each runs in a process of its own, after a warm-up epoch.
-
-    Raises:
-        ConfigError: no such baseline, or a package or folder that it needs is missing; or a recipe that it doesn't do.
     """
     wanted = [] if vs == "none" else vs.split(",")
     baselines = [name for name in LOADERS if name != "effloop"]
@@ -125,9 +115,6 @@ def train(config: Config, repeats: int, *, folder: str = "", work: str = "") -> 
     Both train the same model with the same optimizer in the same precision and layout; `bare` takes its
     images from ImageFolder and DataLoader with Pillow, as torchvision's reference scripts do, and computes no scores.
     Its OpenMP threads spin as torch has them by default, EffLoop's as a run's do.
-
-    Raises:
-        ConfigError: something is missing or can't be built; or a recipe that `bare` doesn't do.
     """
     crop_of(config, "bare")
     root = original_photos(config, folder, "bare")
@@ -212,7 +199,7 @@ def _image_folder(workload: Workload, *steps: str, **options: Any) -> torch.util
     from torchvision.transforms import v2
 
     config = workload.config
-    mean, std = config.data.mean or IMAGENET[0], config.data.std or IMAGENET[1]
+    mean, std = config.data.mean or [0.485, 0.456, 0.406], config.data.std or [0.229, 0.224, 0.225]  # ImageNet's
     known = {
         "tensor": v2.PILToTensor(),
         "float": v2.ToDtype(torch.float32, scale=True),
@@ -402,9 +389,6 @@ def augment(config: Config, repeats: int, *, grid: str = GRID) -> Report:
     First with albumentations, torchvision and native, all on the host; then one to four epochs with native, with batch
     operations on the host or on `device`. All use EffLoop's loader, from the encoded image to the
     uint8 batch; each runs in a process of its own, in turns, after a warm-up.
-
-    Raises:
-        ConfigError: an option isn't allowed, or a recipe can't be built.
     """
     pairs = dict.fromkeys(grid.split(","))
     if not all(map(_PAIR.fullmatch, pairs)) or len(pairs) < len(grid.split(",")):

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -78,16 +77,13 @@ def step(config: Config, repeats: int, *, knobs: str = "all", work: str = "") ->
     """Images/s of training updates with each knob on and off, all else being as configured.
 
     Two trainers, built as for a run but as `alone` has it, take turns on batches in memory.
-
-    Raises:
-        ConfigError, DataError: no such knob, or the config itself can't be trained.
     """
     base = loops.alone(config, "record=none")
     every = {name: sides for name, sides in knobs_of(base).items() if sides[1] or name == "nothing"}
     names = chosen("knobs", knobs, every, "knob")
     with scratch_folder(work) as scratch, loops.process_state_restored():
         Updates.of(base, scratch)  # raises what is wrong with the config
-        rows = _compared({name: every[name] for name in names}, base, partial(_updates, scratch), repeats)
+        rows = _compared({name: every[name] for name in names}, base, partial(Updates.of, scratch=scratch), repeats)
     return _report("step", base, rows, repeats, Column("on", "override"))
 
 
@@ -95,9 +91,6 @@ def ablate(config: Config, repeats: int, *, knobs: str = "all", work: str = "") 
     """Images/s of the training loop as configured, and with one thing after the other switched off.
 
     Loading and steps, a second in each turn, without a log or checkpoints.
-
-    Raises:
-        ConfigError, DataError: no such knob, or the config itself can't be trained.
     """
     base = loops.alone(config, "record=none")
     several = ("tf32", "bf16", "fp16", "amp", "accumulate")  # `precision` is the first four
@@ -106,17 +99,9 @@ def ablate(config: Config, repeats: int, *, knobs: str = "all", work: str = "") 
     with scratch_folder(work) as scratch, loops.process_state_restored():
         with closing(Loop(base, scratch)) as usual:  # raises what is wrong with the config
             data = usual.loader.describe()
-        build = partial(_loop, scratch, repeats)
+        build = partial(Loop, scratch=scratch, turns=repeats)
         rows = _compared({name: every[name] for name in names}, base, build, repeats)
     return _report("ablate", base, rows, repeats, Column("off", "switched off by"), data)
-
-
-def _updates(scratch: Path, config: Config) -> Updates:
-    return Updates.of(config, scratch)
-
-
-def _loop(scratch: Path, repeats: int, config: Config) -> Loop:
-    return Loop(config, scratch, repeats)
 
 
 def _turn(build: Callable[[], Updates | Loop]) -> Callable[[], Turn]:

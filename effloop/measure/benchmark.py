@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from effloop.measure.turns import print_table, spread
+from effloop.measure.turns import print_table
 from effloop.record.rows import finite
 from effloop.report.values import write_csv
 from effloop.system.files import write_text
@@ -33,7 +33,8 @@ class Column:
         value = _middle(row.get(self.key))
         if isinstance(value, str | None):
             return value or ""
-        middle, *ends = (self.form.format(each / self.unit) for each in spread(_listed(row[self.key])))
+        listed = row[self.key] if isinstance(row[self.key], list) else [row[self.key]]
+        middle, *ends = (self.form.format(each / self.unit) for each in (value, min(listed), max(listed)))
         return f"{middle} ({'-'.join(ends)})" if self.spread else middle
 
 
@@ -70,10 +71,6 @@ class Report:
     def _tables(self) -> list[tuple[str, list[Row]]]:
         names = dict.fromkeys(row.get("table", "") for row in self.rows)
         return [(name, [row for row in self.rows if row.get("table", "") == name]) for name in names]
-
-
-def _listed(value: Any) -> list[float]:
-    return value if isinstance(value, list) else [value]
 
 
 def _middle(value: Any) -> Any:

@@ -436,11 +436,7 @@ class Diagnosis:
 
 @opening_once()
 def diagnose(config: Config, command: Sequence[str], seconds: float, *, top: int, rounds: int) -> Diagnosis:
-    """Measure a run for about so many seconds, find what holds it back, and try the `top` overrides that may help.
-
-    Raises:
-        ConfigError, DataError: the run can't be built.
-    """
+    """Measure a run for about so many seconds, find what holds it back, and try the `top` overrides that may help."""
     with Console(stderr=True).status("") as status:
 
         def progress(what: str) -> None:

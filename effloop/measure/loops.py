@@ -53,11 +53,7 @@ def alone(config: Config, *more: str) -> Config:
 
 
 def with_overrides(config: Config, *overrides: str) -> Config:
-    """The config with overrides.
-
-    Raises:
-        ConfigError: one can't be taken.
-    """
+    """The config with overrides."""
     return configs.from_dict(configs.to_dict(config), overrides, "the config")
 
 
@@ -149,17 +145,9 @@ def reloaded(loader: Any, config: Config, workers: int, images: int | None = Non
 
 
 class Loop:
-    """A trainer that trains on what its loader loads, for a turn at a time.
+    """A trainer that trains on what its loader loads, or the first `images` of it, for a turn at a time.
 
-    Args:
-        config: of the trainer.
-        scratch: gets the run folder.
-        turns: how many are to be compared; they are spread over the run's epochs, whose image sizes may differ.
-        images: of the training split that are trained on, the first ones; None is all.
-        options: as of `build_trainer`.
-
-    Raises:
-        ConfigError, DataError: the config can't be built here.
+    `turns` are to be compared: they are spread over the run's epochs, whose image sizes may differ.
     """
 
     def __init__(
@@ -201,12 +189,7 @@ class Loop:
 
 
 class Updates:
-    """A trainer's updates on its first batches, kept in memory.
-
-    Args:
-        trainer: the model is trained by it.
-        count: different updates; a single one is soon overfitted.
-    """
+    """A trainer's updates on its first batches, kept in memory: `count` different ones, as one is soon overfitted."""
 
     def __init__(self, trainer: Trainer, count: int = 4) -> None:
         self.trainer, size = trainer, trainer.loop.accumulate
@@ -224,11 +207,7 @@ class Updates:
 
     @classmethod
     def of(cls, config: Config, scratch: Path) -> Updates:
-        """Those of a trainer that is built for it.
-
-        Raises:
-            ConfigError, DataError: the config can't be built here.
-        """
+        """Those of a trainer that is built for it."""
         trainer = trainer_in(scratch, config)
         with closing(trainer.train), closing(trainer.val):
             return cls(trainer)

@@ -40,9 +40,6 @@ def lr_range(config: Config, *, updates: int, lowest: float, highest: float) -> 
     Returns:
         The figures as they go to JSON: `lr`, `loss` and `smoothed`, (N,) each; `steepest`, `minimum` and `suggested`
         rates, and why it `ended`.
-
-    Raises:
-        ConfigError, DataError: the run can't be built, or its loss never falls.
     """
     assert config.lr is not None  # `compose` decided it
     rates = np.geomspace(lowest, highest, updates)
@@ -102,11 +99,7 @@ def smooth(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[n
 
 
 def turning_points(rates: NDArray[np.float64], smoothed: NDArray[np.float64]) -> tuple[float, float]:
-    """(N,) rates and smoothed losses -> the rates of the steepest fall and of the minimum.
-
-    Raises:
-        ConfigError: the loss doesn't fall.
-    """
+    """(N,) rates and smoothed losses -> the rates of the steepest fall and of the minimum."""
     if not len(smoothed):
         raise ConfigError("lowest: the loss is infinite or NaN from the first update on; look at the data's targets")
     lowest = int(smoothed.argmin())

@@ -83,13 +83,7 @@ class Stopwatch:
 
 
 class Timed:
-    """Stands for an object, and measures some of its methods.
-
-    Args:
-        of: the object.
-        methods: names of methods that are measured.
-        before: called before each of them, and not measured.
-    """
+    """Stands for an object, and measures some of its methods; `before` is called before each, and not measured."""
 
     def __init__(self, of: Any, *methods: str, before: Callable[[], object] = lambda: None) -> None:
         self._of, self._before = of, before
@@ -107,13 +101,9 @@ class Timed:
 
 
 class OtherPrograms:
-    """How many cores other programs use while it is entered.
+    """How many cores other programs use while it is entered."""
 
-    Attributes:
-        cores: that they used; 0 where that is unknown, as this process may not use all of the machine's cores.
-    """
-
-    cores = 0.0
+    cores = 0.0  # also where that is unknown, as this process may not use all of the machine's cores
 
     def __enter__(self) -> OtherPrograms:
         self._began, self._before = time.perf_counter(), self._others_s()
@@ -166,9 +156,6 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
     """Measure the stages of loading on the first samples of the first epoch, in this thread, `at_once` together.
 
     No more are taken after so many `seconds`, and `most` at most.
-
-    Raises:
-        DataError: a sample can't be read or decoded.
     """
     source = Timed(Touched(plan.source), "read_run", "entropy_indexes", "read_mask")
     augment = Timed(plan.augment, "draw", "apply_rest", "apply", "choose")
@@ -244,11 +231,6 @@ class StorageCosts:
     fits: bool  # whether the page cache can hold the training split, so that each epoch but the first reads from memory
     where: str  # Linux's name of the file system
 
-    @property
-    def usual(self) -> Cost:
-        """Of most epochs of a run."""
-        return self.warm if self.fits or self.cold is None else self.cold
-
     def describe(self) -> str:
         """One line: from memory, and from the disk."""
         costs = {"from memory": self.warm, f"from {self.where or 'the disk'}": self.cold}
@@ -261,9 +243,6 @@ def storage_costs(plan: Plan, seconds: float, most: int = 256) -> StorageCosts:
 
     Their pages are dropped from the page cache for it, unless that is another's loss: packed files of more than 2 GB,
     and what a process has mapped, stay. 16 samples are read in any case, `most` at most.
-
-    Raises:
-        DataError: a sample can't be read.
     """
     source = plan.source.source if isinstance(plan.source, CachedSource) else plan.source
     ids = sample_ids(plan, most).tolist()
@@ -442,9 +421,6 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
     """Measure a run on its own data, for about so many seconds; inside the block its loaders are there for more.
 
     In this process alone, without checkpoints, without servers that are logged to, and at `image_size` throughout.
-
-    Raises:
-        ConfigError, DataError: the run can't be built.
     """
     if config.probe:
         raise ConfigError(
@@ -492,7 +468,8 @@ def _measured(config: Config, trainer: Trainer, seconds: float, progress: Progre
         rest = Cost(max(1, workers) / loader_per_s) - loading.storage
         loading = replace(loading, decode=rest, augment=Cost(), batch=Cost())
     if not cached:  # what most epochs read may be on the disk
-        loading = replace(loading, storage=max(storage.usual, loading.storage, key=lambda cost: cost.wall_s))
+        usual = storage.warm if storage.fits or storage.cold is None else storage.cold
+        loading = replace(loading, storage=max(usual, loading.storage, key=lambda cost: cost.wall_s))
     # On a CPU batches are moved while the loop asks for one.
     wait = max(0.0, turn.wait - transfer_s * turn.images_per_s) if device.type == "cpu" else turn.wait
     loader_per_s = max(loader_per_s, turn.images_per_s)  # it isn't slower alone

@@ -153,11 +153,7 @@ def _stages_table(pipeline: Pipeline, width: int) -> Table:
 
 
 def write_diagnosis(found: Diagnosis, folder: Path) -> None:
-    """Write diagnosis.json and diagnosis.html; existing files of these names are replaced.
-
-    Raises:
-        ConfigError: a file can't be written.
-    """
+    """Write diagnosis.json and diagnosis.html; existing files of these names are replaced."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / JSON, json.dumps(finite(found.to_json()), indent=2) + "\n")

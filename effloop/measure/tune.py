@@ -60,11 +60,7 @@ class Search:
     compared: bool = False  # whether what it found was measured often enough to be remembered
 
     def run(self, usual: Setting) -> Setting:
-        """The fastest setting that was found; of those that are as fast, the smallest.
-
-        Args:
-            usual: what is taken without tuning; one that is found has to be faster.
-        """
+        """The fastest setting that was found, faster than the `usual` one; of those that are as fast, the smallest."""
         self._until = self.clock() + self.seconds
         self._best = usual
         self.compared = False
@@ -147,11 +143,6 @@ class Search:
         return statistics.median(turn.wait for turn in self.turns[setting]) < FED
 
 
-# A user's own training loop, turn by turn, with other settings of its loader.
-
-_MOST_PREFETCH = 8
-
-
 def _turns(loop: Loop, config: Config) -> Callable[[Setting], Turn]:
     """What trains for a turn with a setting, in an epoch of its own, its loader with nothing loaded before."""
     epochs = itertools.count()
@@ -169,11 +160,7 @@ def _turns(loop: Loop, config: Config) -> Callable[[Setting], Turn]:
 
 @opening_once()
 def tune(config: Config, *, minutes: float) -> Report:
-    """Measure settings of the loader until the training loop is fed, or more of them changes little; and keep that.
-
-    Raises:
-        ConfigError, DataError: the run can't be built, or there is nothing that could be tuned.
-    """
+    """Measure settings of the loader until the training loop is fed, or more of them changes little; and keep that."""
     if config.parallel.name != "none":
         raise ConfigError(f"parallel: tune measures one process, not {config.parallel.name}; set parallel=none")
     if config.probe:
@@ -189,7 +176,9 @@ def tune(config: Config, *, minutes: float) -> Report:
         closing(Loop(single, Path(folder))) as loop,
     ):
         batch = sum(each.nbytes for each in host_batch(loop.loader).values())
-        most = min(_MOST_PREFETCH, available_memory() // (4 * batch) - 2)  # a quarter of the memory has room for them
+        most = min(
+            Search.most_prefetch, available_memory() // (4 * batch) - 2
+        )  # a quarter of the memory has room for them
         search = Search(_turns(loop, single), 60 * minutes, most)
         best = search.run(usual)
         data = loop.loader.describe()

@@ -41,12 +41,10 @@ class Turn:
 def in_turns(
     sides: Mapping[K, Callable[[], T]], until: int | Callable[[Mapping[K, list[T]]], bool], warm_up: int = 0
 ) -> dict[K, list[T]]:
-    """What each side returns, turn by turn; every other round is in reverse order.
+    """What each side, a function that measures once, returns, turn by turn; every other round is in reverse order.
 
-    Args:
-        sides: name -> a function that measures once.
-        until: how many rounds; or a function that gets all turns after each round and returns whether to stop.
-        warm_up: rounds before these, whose results are dropped.
+    `until` is how many rounds, or gets all turns after each round and returns whether to stop; results of the `warm_up`
+    rounds before these are dropped.
     """
     turns: dict[K, list[T]] = {name: [] for name in sides}
     number = 0
@@ -68,11 +66,6 @@ def ratio_of(new: Sequence[float], old: Sequence[float]) -> tuple[float, float]:
     return middle, statistics.median(abs(ratio - middle) for ratio in ratios)
 
 
-def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Median, least and most."""
-    return statistics.median(values), min(values), max(values)
-
-
 def for_seconds(items: Iterable[T], seconds: float, at_least: int = 1) -> Iterator[T]:
     """The first items: those before the time is over, and `at_least` so many in any case."""
     end = time.perf_counter() + seconds
@@ -84,11 +77,7 @@ def for_seconds(items: Iterable[T], seconds: float, at_least: int = 1) -> Iterat
 
 
 def chosen(key: str, words: str, names: Collection[str], what: str) -> list[str]:
-    """The names in an option's value, with commas between; `all` stands for all.
-
-    Raises:
-        ConfigError: there is no such name.
-    """
+    """The names in an option's value, with commas between; `all` stands for all."""
     found = list(names) if words == "all" else list(dict.fromkeys(words.split(",")))
     for name in found:
         if name not in names:
@@ -119,11 +108,7 @@ def output_folder(out: Path | None, name: str) -> Path:
 
 @contextmanager
 def scratch_folder(work: str) -> Iterator[Path]:
-    """A temporary folder in `work`, or in the system's if that is empty.
-
-    Raises:
-        ConfigError: it can't be created, or the disk is full; the line has the system's reason.
-    """
+    """A temporary folder in `work`, or in the system's if that is empty."""
     try:
         if work:
             Path(work).mkdir(parents=True, exist_ok=True)
@@ -139,9 +124,6 @@ def apart(name: str, build: Callable[[], Callable[[], T]], *, reuse_memory: bool
     """A side in a process of its own, so that no side shares another's threads, or what can't be undone in a process.
 
     `build` makes, there, the function that measures once; it can be pickled. `name` is for messages.
-
-    Raises:
-        ConfigError: the side can't be built, or, when it is called, measured.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()

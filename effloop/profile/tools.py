@@ -151,11 +151,7 @@ _OPTIM = os.path.join(_TORCH, "optim") + os.sep
 class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts, while it is entered, where the host reads values, in the thread that has entered it.
 
-    Args:
-        device: the model's. On a CPU every read counts, as it would wait on a GPU.
-
-    Attributes:
-        found: (file, line, function, what) -> how often.
+    `found` is (file, line, function, what) -> how often. On a CPU every read counts, as it would wait on a GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
