@@ -36,8 +36,7 @@ _MIN_UPDATES = 40
 AdamW, model=efficientnet_lite0 had a top-1 of 33 % after 13 updates, 54 after 26, 66 after 39 and 67 after 65. The
 EMA is no reason: its decay grows with the updates, and after 10 of them it holds 0.001 % of the first weights."""
 
-_MAX_NAMES = 5
-"""Layers or parameters that a line names, at most."""
+_MAX_NAMES = 5  # layers or parameters that a line names, at most
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

@@ -30,11 +30,8 @@ WARM_UP = 3
 """Calls before any is timed: the first compiles, tries algorithms and allocates the optimizer's state; CUDA graphs are
 recorded in the two that follow."""
 
-TURN_S = 0.1
-"""Seconds that one candidate runs before the next one does, if that is more than one step."""
-
-BUDGET_S = 10.0
-"""Seconds for all turns; each candidate has three in any case."""
+TURN_S = 0.1  # seconds that one candidate runs before the next one does, if that is more than one step
+BUDGET_S = 10.0  # seconds for all turns; each candidate has three in any case
 
 _VALUES = {"channels_last": (True, False), "cudnn_benchmark": (True, False), "compile": (False, True)}
 """Key -> its values; the first is taken where both are as fast."""
@@ -108,13 +105,8 @@ def fastest(
     """Measure all candidates in turns; the first wins unless another is faster by more than the noise.
 
     Each is compared with the first round by round: the median of its gains must be more than `margin` and more than
-    their median absolute deviation.
-
-    Returns:
-        The winner, and a line for the log: what was taken, the time of each, and why others failed.
-
-    Raises:
-        Exception: the first one raised it, so there is nothing to fall back on. Another one that raises is left out.
+    their median absolute deviation. The second result is a line for the log: what was taken, the time of each, and why
+    others failed. One that raises is left out, but the first, as there is nothing else to fall back on.
     """
     default, failed = next(iter(candidates)), dict[str, str]()
 

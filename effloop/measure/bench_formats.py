@@ -84,23 +84,18 @@ def _write_format(config: Config, original: Mapping[str, Source], name: str, fol
     with Meter() as meter:
         records = {split: SplitRecords(source, meter, f"{name} {split}") for split, source in original.items()}
         writers[name](path, Dataset(classes, records, {"payload": "original"}), SHARD_BYTES)
-    stored = replace(config, data=_data_config(config.data, READ_BY.get(name, name), path, indexes))
+    kind = READ_BY.get(name, name)  # what reads it, without cache and check of samples
+    own: dict[str, Any] = {field.name: getattr(config.data, field.name) for field in fields(DataConfig)}
+    own |= {"name": kind, "root": str(path), "check": 0, "cache": Cache.none, "index_dir": str(indexes)}
+    own |= {"train_split": "train", "val_split": "val", "val": None, "folds": None, "fold": None, "group": None}
+    data = sources[kind].config(**own)
+    assert isinstance(data, DataConfig)
+    stored = replace(config, data=data)
     for below in (path, *path.rglob("*")):
         if below.is_dir():
             os.utime(below, (0, 0))  # the scan of a folder that changed just now isn't kept for long
     sources.build(stored.data, "train")  # builds the index, if the format has none
     return stored, files_in(path, indexes)
-
-
-def _data_config(data: DataConfig, name: str, path: Path, indexes: Path) -> DataConfig:
-    """`data` for the same dataset at `path`, read by the source `name`, without cache and check of samples."""
-    config_type = sources[name].config
-    own: dict[str, Any] = {field.name: getattr(data, field.name) for field in fields(DataConfig)}
-    own |= {"name": name, "root": str(path), "check": 0, "cache": Cache.none, "index_dir": str(indexes)}
-    own |= {"train_split": "train", "val_split": "val", "val": None, "folds": None, "fold": None, "group": None}
-    config = config_type(**own)
-    assert isinstance(config, DataConfig)
-    return config
 
 
 def _in_formats(stored: Mapping[str, Stored], repeats: int) -> dict[str, dict[str, Any]]:
@@ -114,7 +109,11 @@ def _in_formats(stored: Mapping[str, Stored], repeats: int) -> dict[str, dict[st
         left[name] = max(left[name], share_in_cache(files))
         return measure(config)
 
-    warm = {"open_ms": _open_ms, "read_per_s": _read_per_s, "load_per_s": _load_per_s}
+    warm: dict[str, Callable[[Config], float]] = {
+        "open_ms": lambda config: 1000 * seconds_of(lambda: sources.build(config.data, "train")),
+        "read_per_s": _read_per_s,
+        "load_per_s": _load_per_s,
+    }
     found: dict[str, dict[str, Any]] = {
         key: in_turns({name: partial(measure, config) for name, (config, _) in stored.items()}, repeats, warm_up=1)
         for key, measure in warm.items()
@@ -125,10 +124,6 @@ def _in_formats(stored: Mapping[str, Stored], repeats: int) -> dict[str, dict[st
     found["files"] = {name: len(each) for name, each in states.items()}
     found["disk_bytes"] = {name: sum(state.st_blocks * 512 for state in each) for name, each in states.items()}
     return found | {"cold_share_left": left}
-
-
-def _open_ms(config: Config) -> float:
-    return 1000 * seconds_of(lambda: sources.build(config.data, "train"))
 
 
 def _read_per_s(config: Config) -> float:

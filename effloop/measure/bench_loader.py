@@ -26,10 +26,9 @@ from effloop.config import Config
 from effloop.data.remote.location import is_remote
 from effloop.data.source import Tail, expand_root, sources
 from effloop.errors import ConfigError, optional_package
-from effloop.measure import turns
 from effloop.measure.benchmark import Column, Report, Row
 from effloop.measure.loops import alone, facts
-from effloop.measure.turns import apart, in_turns
+from effloop.measure.turns import apart, cpu_seconds, held_bytes, in_turns, scratch_folder
 from effloop.optim import optimizers
 from effloop.precision import precisions
 from effloop.registry import choices
@@ -80,14 +79,7 @@ def original_photos(config: Config, folder: str, baselines: str) -> Path:
     return root
 
 
-def loader(
-    config: Config,
-    repeats: int,
-    *,
-    vs: str = "torchvision,pillow",
-    folder: str = "",
-    work: str = "",
-) -> Report:
+def loader(config: Config, repeats: int, *, vs: str = "torchvision,pillow", folder: str = "", work: str = "") -> Report:
     """Images/s of the configured loader and of baselines, in turns; from the index to the batch that the loop gets.
 
     The workload is the same for all: random-resized-crop to `image_size`, antialiased, and flip; batches of
@@ -132,14 +124,14 @@ def _report(
     repeats: int,
 ) -> Report:
     """Each side in a process of its own, an epoch in each turn."""
-    with turns.scratch_folder(work) as scratch, ExitStack() as stack:
+    with scratch_folder(work) as scratch, ExitStack() as stack:
         runs = {}
         for name, build in builds.items():
             epochs = partial(measured_epochs, partial(build, Workload(config, root, scratch)))
             with without_spin_limit() if name == "bare" else nullcontext():
-                side = turns.apart(name, epochs, reuse_memory=config.reuse_memory)
+                side = apart(name, epochs, reuse_memory=config.reuse_memory)
                 runs[name] = stack.enter_context(side)
-        found = turns.in_turns(runs, repeats, warm_up=1)
+        found = in_turns(runs, repeats, warm_up=1)
     ours = [each["images_per_s"] for each in found["effloop"]]
     rows: list[Row] = []
     for name, each in found.items():
@@ -176,15 +168,15 @@ def measured_epochs(build: Callable[[], Epoch]) -> Callable[[], Measurement]:
     def measure() -> Measurement:
         nonlocal waited_s
         waited_s = 0.0
-        started, cpu = time.perf_counter(), turns.cpu_seconds()
+        started, cpu = time.perf_counter(), cpu_seconds()
         num_images = epoch(next(numbers), timed)
         wait_for_gpu()
         seconds = time.perf_counter() - started
         return {
             "images_per_s": num_images / seconds,
-            "cores_used": (turns.cpu_seconds() - cpu) / seconds,
+            "cores_used": (cpu_seconds() - cpu) / seconds,
             "waited": waited_s / seconds,
-            "bytes": float(turns.held_bytes()),
+            "bytes": float(held_bytes()),
         }
 
     return measure

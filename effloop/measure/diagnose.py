@@ -55,20 +55,11 @@ from effloop.train.trainer import Trainer
 _MOST_WORKERS = 64
 _SHORTEST_RUN = 4  # samples that a worker takes at a time, at least, unless engine.run_length is set
 
-_SERIAL = 1.4
-"""Times that workers are slower than their stages, from which on they wait for each other's Python."""
-
-_LIGHTER = 0.7
-"""Share of augmenting that is left without an operation that is worth naming."""
-
-_IMAGES = 256
-"""Of a dataset, at least, by which a cache or a conversion is tried."""
-
-_HELPS = 1.03
-"""Gain below which an override isn't listed."""
-
-_LITTLE_EVALUATION = 0.1
-"""Of training's time, which fewer evaluations should come to."""
+_SERIAL = 1.4  # times that workers are slower than their stages, from which on they wait for each other's Python
+_LIGHTER = 0.7  # share of augmenting that is left without an operation that is worth naming
+_IMAGES = 256  # of a dataset, at least, by which a cache or a conversion is tried
+_HELPS = 1.03  # gain below which an override isn't listed
+_LITTLE_EVALUATION = 0.1  # of training's time, which fewer evaluations should come to
 
 
 @dataclass(frozen=True)
@@ -321,14 +312,12 @@ def commands(proposal: Proposal, words: Sequence[str]) -> list[str]:
     ]
 
 
-_BUSY = 0.2
-"""Cores that other programs use from which the figures are doubtful."""
+_BUSY = 0.2  # cores that other programs use from which the figures are doubtful
 
 _STAGES = ("storage", "decode", "augment", "batch", "step", "loop")
 """What is known of a run at its end."""
 
-_WAITS = 0.10
-"""Share of waiting from which loading is what holds a run back, and an override is named."""
+_WAITS = 0.10  # share of waiting from which loading is what holds a run back, and an override is named
 
 
 def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[str, Any]:

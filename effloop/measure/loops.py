@@ -30,8 +30,7 @@ from effloop.system.hardware import available_cores
 from effloop.system.memory import SavedForBackward
 from effloop.train.trainer import BatchStream, Trainer
 
-TURN_S = 1.0
-"""Seconds of one turn of a training loop."""
+TURN_S = 1.0  # seconds of one turn of a training loop
 
 _FILLING, _LEAST_UPDATES = 3, 4  # batches before the clock runs, and updates of a turn
 _LIMIT = 4  # times a turn's seconds after which it ends, however slowly batches come

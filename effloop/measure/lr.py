@@ -21,12 +21,9 @@ from effloop.report.charts import colours, save_png, style
 from effloop.system.files import write_text
 from effloop.train.trainer import Trainer
 
-_DIVERGED = 4.0
-"""Times the lowest loss at which the test ends, as in fastai's; both are means of some updates."""
-_UPDATES = 8
-"""Whose mean that is."""
-_SPAN = 0.2
-"""Standard deviation of the smoothing, in decades: about 4 of 20 updates of a decade on both sides."""
+_DIVERGED = 4.0  # times the lowest loss at which the test ends, as in fastai's; both are means of some updates
+_UPDATES = 8  # whose mean that is
+_SPAN = 0.2  # standard deviation of the smoothing, in decades: about 4 of 20 updates of a decade on both sides
 
 
 def lr_range(config: Config, *, updates: int, lowest: float, highest: float) -> dict[str, Any]:

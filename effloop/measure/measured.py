@@ -283,10 +283,9 @@ def _files(source: Source, ids: Sequence[int]) -> list[Path]:
 
 
 def step_costs(trainer: Trainer, seconds: float) -> tuple[float, Mapping[tuple[str, int, str, str], int]]:
-    """Measure updates of a trainer on its first batches, kept in memory. The model is trained by it.
+    """Seconds of an image in updates on the first batches, kept in memory; what `SyncFinder` has found in one update.
 
-    Returns:
-        Seconds of an image, without waiting for the GPU in between; and what `SyncFinder` has found in one update.
+    The host doesn't wait for the GPU in between; the model is trained by it.
     """
     updates, finder = Updates(trainer, 1), SyncFinder(trainer.precision.device)
     with finder:
@@ -297,10 +296,7 @@ def step_costs(trainer: Trainer, seconds: float) -> tuple[float, Mapping[tuple[s
 
 
 def loop_costs(trainer: Trainer, seconds: float) -> tuple[Turn, float]:
-    """The loop as it trains: loading, transfer, steps, logging; and the share of its time that the recorder takes.
-
-    The model is trained by it.
-    """
+    """The loop as it trains: loading, transfer, steps, logging; and the share of its time that the recorder takes."""
 
     def turn(share: float, first: int) -> Turn:
         with closing(endless(trainer.train, itertools.count(first))) as batches:
@@ -339,12 +335,7 @@ def evaluation_rate(trainer: Trainer, seconds: float) -> float:
 # A run, measured, and what it says.
 
 
-LOADING = {
-    "storage": "reading",
-    "decode": "decoding",
-    "augment": "augmenting",
-    "batch": "putting batches together",
-}
+LOADING = {"storage": "reading", "decode": "decoding", "augment": "augmenting", "batch": "putting batches together"}
 """Stages of loading, and what they do."""
 
 _OVERHEAD = 0.25
@@ -353,8 +344,7 @@ _OVERHEAD = 0.25
 _STARVES = 0.25
 """Share of the loop's time that waits for data from which loading holds it back, whatever the step takes alone."""
 
-_WAITS = 1.5
-"""Times that loading takes longer than its cores compute, from which on more workers than cores help."""
+_WAITS = 1.5  # times that loading takes longer than its cores compute, from which on more workers than cores help
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,9 +35,7 @@ _SHORT: dict[Place, tuple[str, str]] = {
     "gpu": ("the GPU's memory", "the run may fail"),
 }
 
-_FULL = 0.9
-"""Share of what is free that a run may take without a warning: that much the estimate may be wrong by."""
-
+_FULL = 0.9  # share of what is free that a run may take without a warning: that much the estimate may be wrong by
 _MOST_OF_IT = 0.7
 """Share of the dataset in a cache from which there is no warning: the size of all images is estimated from a few."""
 

@@ -20,10 +20,8 @@ from effloop.report.files import environment, stylesheet
 from effloop.report.values import as_number, to_text
 from effloop.system.files import write_text
 
-JSON, PAGE = "diagnosis.json", "diagnosis.html"
 _BAR_SHARE, _MAX_BAR = 4, 32  # of the terminal's columns, and at most
 _SLOW, _WAIT, _SOFT = "bold red", "yellow", "dim"
-
 
 SUMS = ("loader", "loop")  # of stages
 _LOADING = ("storage", "decode", "augment", "batch")
@@ -156,8 +154,8 @@ def write_diagnosis(found: Diagnosis, folder: Path) -> None:
     """Write diagnosis.json and diagnosis.html; existing files of these names are replaced."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / JSON, json.dumps(finite(found.to_json()), indent=2) + "\n")
-        write_text(folder / PAGE, render_diagnosis(found))
+        write_text(folder / "diagnosis.json", json.dumps(finite(found.to_json()), indent=2) + "\n")
+        write_text(folder / "diagnosis.html", render_diagnosis(found))
     except OSError as error:
         where = error.filename or folder
         raise ConfigError(f"the diagnosis: '{where}' can't be written: {error.strerror}; set out=FOLDER") from None

@@ -24,9 +24,7 @@ from effloop.measure.turns import Turn, in_turns, ratio_of
 from effloop.runs import findings
 from effloop.system.hardware import available_memory
 
-MARGIN = 0.03
-"""Share of the speed below which the smaller setting is taken."""
-
+MARGIN = 0.03  # share of the speed below which the smaller setting is taken
 FED = 0.03
 """Share of its time that a training loop waits for data if it counts as fed: so much would be the most to gain."""
 
@@ -99,8 +97,8 @@ class Search:
         return self._best
 
     def _take_if_faster(self, setting: Setting) -> bool:
-        found = self.faster(setting, self._best)
-        self._best = setting if found else self._best
+        if found := self.faster(setting, self._best):
+            self._best = setting
         return found
 
     def _take_unless_slower(self, setting: Setting) -> None:

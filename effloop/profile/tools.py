@@ -22,14 +22,7 @@ from effloop.profile import ProfileConfig, Profiler, profilers
 
 
 class StepProfiler(Profiler, ABC):
-    """Profiles the updates after the first `wait`; subclasses implement how.
-
-    Args:
-        config: which updates.
-        run_dir: the run folder.
-        device: of the model.
-        rank: only rank 0 profiles; the others do as many updates.
-    """
+    """Profiles the updates after the first `wait`, in rank 0; others do as many. Subclasses implement how."""
 
     def __init__(self, config: ProfileConfig, run_dir: Path, device: torch.device, rank: int) -> None:
         self.config = config
