@@ -1,19 +1,7 @@
-"""Commands: the table in which each registers itself, and their options, which a dataclass describes.
-
-    @dataclass(frozen=True)
-    class ShowOptions:
-        \"\"\"Which samples are shown.
-
-Attributes:
-            split: which split.
-            samples: how many, spread evenly over the split.
-        \"\"\"
-
-        split: Literal["train", "val"] = "train"
-        samples: Annotated[int, range(1, 65)] = 8
+"""Commands: the table in which each registers itself, and their options, which a dataclass describes, as `RunOptions`.
 
 A field with the metadata {"positional": NAME} is given without its name; help calls it NAME. If it is a tuple, it takes
-all words that are neither options nor overrides.
+all words that are neither options nor overrides. Help has its meaning from the docstring's `Attributes:`.
 """
 
 from __future__ import annotations
@@ -69,8 +57,7 @@ class Command:
         return self.call(options, checked(overrides))
 
 
-commands: dict[str, Command] = {}
-"""By name; filled as the modules of the commands are imported."""
+commands: dict[str, Command] = {}  # by name; filled as the modules of the commands are imported
 
 
 def command(

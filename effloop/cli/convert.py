@@ -37,8 +37,8 @@ def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class VerifyOptions:
-    """Options of `verify`.
+class SplitOptions:
+    """Options of `verify` and `index`.
 
     Attributes:
         split: which of the splits data.train_split and data.val_split.
@@ -47,8 +47,8 @@ class VerifyOptions:
     split: Splits = "both"
 
 
-@command("verify", VerifyOptions, "data.root=/data/pets split=val")
-def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
+@command("verify", SplitOptions, "data.root=/data/pets split=val")
+def verify_data(options: SplitOptions, overrides: list[str]) -> int:
     """Check every sample: checksum, label, size, a full decode.
 
     The exit code is 1 if anything is wrong.
@@ -64,19 +64,8 @@ def verify_data(options: VerifyOptions, overrides: list[str]) -> int:
     return 1 if problems else 0
 
 
-@dataclass(frozen=True)
-class IndexOptions:
-    """Options of `index`.
-
-    Attributes:
-        split: which of the splits data.train_split and data.val_split.
-    """
-
-    split: Splits = "both"
-
-
-@command("index", IndexOptions, "data.root=/data/pets")
-def index_data(options: IndexOptions, overrides: list[str]) -> int:
+@command("index", SplitOptions, "data.root=/data/pets")
+def index_data(options: SplitOptions, overrides: list[str]) -> int:
     """Index JPEGs, so that training decodes crops alone.
 
     Entropy indexes are kept in the cache folder; the files stay as they are. The same command continues after an

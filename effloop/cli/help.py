@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from enum import Enum
-from importlib.resources.abc import Traversable
 from itertools import islice
 
 from effloop.cli.command import Command, Option, command, options_of
@@ -18,12 +17,8 @@ from effloop.config.messages import keys_of, meant
 from effloop.errors import ConfigError
 from effloop.registry import Registry, groups
 
-# `list`: what can be chosen.
-
 WIDTH = 80  # letters of a terminal
-
-GROUPS = (*Config.GROUPS, hydra_setup.EXPERIMENT)
-"""What parts are chosen for."""
+GROUPS = (*Config.GROUPS, hydra_setup.EXPERIMENT)  # what parts are chosen for
 
 
 def in_columns(rows: Iterable[tuple[str, str]], max_lines: int | None = None) -> list[str]:
@@ -126,21 +121,15 @@ def choices_of(group: str, *, lazy: bool = False) -> dict[str, str]:
         files = (folder / group).iterdir() if (folder / group).is_dir() else ()
         for file in files:
             if file.name.endswith(".yaml"):
-                found.setdefault(file.name.removesuffix(".yaml"), _comment(file))
+                comments = (line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+                first = next((line.lstrip("# ") for line in comments if not line.startswith("# @package")), str(file))
+                found.setdefault(file.name.removesuffix(".yaml"), first)
     parts: Registry[object] | None = groups.get(group)
     if parts is not None:
         found = {name: parts[name].summary for name in parts} | found
         if lazy:
             found = {name: f"{group}={config.name} by name" for name, config in parts.named_lazily().items()} | found
     return dict(sorted(found.items()))
-
-
-def _comment(path: Traversable) -> str:
-    """What the comment at the top of a YAML file says, in its first line that isn't Hydra's."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") and not line.startswith("# @package"):
-            return line.lstrip("# ")
-    return str(path)
 
 
 def overview(commands: Iterable[Command]) -> str:

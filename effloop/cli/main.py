@@ -7,11 +7,10 @@ import importlib
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import effloop
 from effloop import registry
-from effloop.cli.command import options_of
+from effloop.cli.command import Command, commands, options_of
 from effloop.errors import (
     BUG,
     ConfigError,
@@ -22,9 +21,6 @@ from effloop.errors import (
     printable_lines,
 )
 from effloop.system.processes import command_timed, discard_output, escaped_output, limit_spinning
-
-if TYPE_CHECKING:
-    from effloop.cli.command import Command
 
 MODULES = {
     **dict.fromkeys(("convert", "verify", "index"), "convert"),
@@ -39,7 +35,7 @@ MODULES = {
 def command_named(name: str) -> Command:
     """A command of `MODULES`."""
     importlib.import_module(f"effloop.cli.{MODULES[name]}")
-    return importlib.import_module("effloop.cli.command").commands[name]  # type: ignore[no-any-return]
+    return commands[name]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,37 +45,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     user can fix, 70 for a bug, 75 for a run that was saved when a signal ended it, 130 for Ctrl-C. With --debug
     exceptions are raised.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
-    with escaped_output():
-        return _run(args, whole_process=argv is None)
-
-
-def _run(args: list[str], *, whole_process: bool) -> int:
+    args, whole_process = list(sys.argv[1:] if argv is None else argv), argv is None
     debug = "--debug" in args
-    if whole_process:
-        faulthandler.enable(2)  # a stack where a mapped file is cut while it is read (SIGBUS)
-        limit_spinning()
-    try:
-        with command_timed(whole_process=whole_process):
-            return _dispatch(args)
-    except EffLoopError as error:
-        if debug and not isinstance(error, InterruptedRunError | PreemptedRunError):
-            raise
-        print(f"effloop: {printable_lines(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # whoever read our output has gone
-        discard_output()
-        return 141
-    except KeyboardInterrupt:
-        print("effloop: interrupted", file=sys.stderr)
-        return InterruptedRunError.exit_code
-    except Exception as error:
-        if debug:
-            raise
-        traceback.print_exc()
-        what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}".removesuffix(": ")
-        print(f"effloop: bug: {printable(what)}; please report it with the lines above", file=sys.stderr)
-        return BUG
+    with escaped_output():
+        if whole_process:
+            faulthandler.enable(2)  # a stack where a mapped file is cut while it is read (SIGBUS)
+            limit_spinning()
+        try:
+            with command_timed(whole_process=whole_process):
+                return _dispatch(args)
+        except EffLoopError as error:
+            if debug and not isinstance(error, InterruptedRunError | PreemptedRunError):
+                raise
+            print(f"effloop: {printable_lines(str(error))}", file=sys.stderr)
+            return error.exit_code
+        except BrokenPipeError:  # whoever read our output has gone
+            discard_output()
+            return 141
+        except KeyboardInterrupt:
+            print("effloop: interrupted", file=sys.stderr)
+            return InterruptedRunError.exit_code
+        except Exception as error:
+            if debug:
+                raise
+            traceback.print_exc()
+            what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}".removesuffix(": ")
+            print(f"effloop: bug: {printable(what)}; please report it with the lines above", file=sys.stderr)
+            return BUG
 
 
 def entry() -> None:
@@ -122,12 +114,12 @@ def _refuse_flags(asked: Command, words: list[str]) -> None:
     """Refuse a word with a dash before that is neither a flag nor one of the command's switches."""
     from effloop.config.overrides import FLAGS
 
-    usages = [option.usage for option in options_of(asked.options)]
+    options = options_of(asked.options)
+    usages, names = [option.usage for option in options], [option.name for option in options]
     for word in words:
         if word.startswith("-") and word.partition("=")[0] not in FLAGS and word not in usages:
             from effloop.config.messages import keys_of, unknown_flag  # not for a run that is in order
 
-            names = [option.name for option in options_of(asked.options)]
             raise ConfigError(unknown_flag(word, [*names, *registry.groups, *keys_of()] if asked.overrides else names))
 
 

@@ -36,9 +36,7 @@ def train(options: TrainOptions, args: list[str]) -> int:
     Flags: -m KEY=A,B,C; --cfg job prints the config, --info defaults how it is composed.
     """
     env = detect_launcher()
-    if is_sweep(args) and (
-        env is None or env.world_size == 1
-    ):  # whose jobs open data: this process keeps none open meanwhile
+    if is_sweep(args) and (env is None or env.world_size == 1):  # its jobs open data: this process keeps none open
         from effloop.run import sweep
 
         sweep.sweep(*parse_flags(args), debug=options.debug)

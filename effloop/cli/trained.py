@@ -140,17 +140,12 @@ def _print_rows(rows: Sequence[Row], percent: bool) -> None:
     print_table([name.replace("_", " ") for name in rows[0]], cells, left=left, title=title)
 
 
-def _folder(options: EvalOptions) -> Path:
-    """Where tables and pictures go."""
-    if options.out:
-        return options.out
-    split, run = re.sub(r"[^\w-]", "_", options.split), options.run
-    return (run / EVALUATIONS if run.is_dir() else run.with_name(f"{run.name}.{EVALUATIONS}")) / split
-
-
 def _write_details(options: EvalOptions, found: Evaluation, trained: Trained, loader: Loader) -> None:
     """Write the files and say where they are, or why they can't be."""
-    worst, folder = [row["id"] for row in found.details.worst], _folder(options)
+    run, split = options.run, re.sub(r"[^\w-]", "_", options.split)
+    beside = run / EVALUATIONS if run.is_dir() else run.with_name(f"{run.name}.{EVALUATIONS}")
+    folder = options.out or beside / split
+    worst = [row["id"] for row in found.details.worst]
     keys = [loader.plan.source.key(sample) for sample in worst]
     try:
         if trained.task.spatial:
@@ -266,7 +261,8 @@ def _source(options: PredictOptions, overrides: Sequence[str], trained: Trained)
     for path in options.paths:
         if is_remote(url := str(path).replace(":/", "://", 1)) and not path.exists():  # a path has one slash
             raise ConfigError(f"predict: '{url}' is a URL, not a path; write data.root={url} instead")
-    datasets = [path for path in options.paths if _is_dataset(path)]
+    known = [path for path in options.paths if os.path.exists(path) and path.suffix.lower() not in EXTENSIONS]
+    datasets = [path for path in known if data_format(path) not in (None, "folder")]  # of packed formats
     split = options.split or "val"
     if not options.paths:
         return trained.source(split), True
@@ -287,12 +283,6 @@ def _source(options: PredictOptions, overrides: Sequence[str], trained: Trained)
         if options.split or datasets[0].is_dir():
             raise
         return listed_images(datasets[0]), False
-
-
-def _is_dataset(path: Path) -> bool:
-    """Whether a path is a dataset of a packed format, not a folder of images or an image."""
-    known = os.path.exists(path) and path.suffix.lower() not in EXTENSIONS
-    return known and data_format(path) not in (None, "folder")
 
 
 def _write(

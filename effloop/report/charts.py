@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-INK = "#24292f"
-"""Colour of text and axes; the SVG in a page takes the colour of the page's text."""
-
+INK = "#24292f"  # colour of text and axes; the SVG in a page takes the colour of the page's text
 _COLOURS = (
     *("#3a7bd5", "#e8833a", "#2f9e5f", "#d64550", "#8e62c9"),
     *("#a0705a", "#d864a9", "#1fa3b5", "#98961f", "#6b7a8f"),

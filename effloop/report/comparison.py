@@ -14,16 +14,13 @@ from effloop.report.values import as_number, finite_values, to_short_text, to_te
 from effloop.runs.reader import SWEEP, RunRecord, differing_values, flatten, meters_of_runs
 from effloop.task import Meter, check_objective, objectives
 
+# Measurements of every run, beside its scores -> their format.
 _FORMATS = {"images/s": "{:,.0f}", "wait": "{:.1%}", "seconds": "{:,.1f}"}
-"""Measurements of every run, beside its scores -> their format."""
-
 TIME_PARTS = ("wait", "step", "evaluation", "checkpoint", "other")  # the parts that a run's time is divided into
-
 FAILED_STATES = ("failed", "killed")  # runs in these states have no place in the ranking
-
 UNKNOWN = "no reason is known"
-
 REPEATED = {"data.fold": "folds", "seed": "seeds"}  # keys that repeat a run, and what their values are called
+_IDENTITY_KEYS = ("out", "run", "resume", "sweep", "objective")  # they identify a run, but don't change how it trains
 
 
 @dataclass(frozen=True)
@@ -120,11 +117,7 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[RunRecord], objective: str) -> Comparison:
-    """Compare runs by an objective.
-
-    Raises:
-        ConfigError: there is no such objective.
-    """
+    """Compare runs by an objective; a ConfigError where there is no such one."""
     meters = meters_of_runs(runs)
     check_objective(objective, meters)
     values = [math.nan if run.state in FAILED_STATES else metric_value(run, objective) for run in runs]
@@ -203,10 +196,6 @@ def _names(runs: Sequence[RunRecord]) -> list[str]:
             break
         names = ["/".join(each[-depth:]) for each in parts]
     return names
-
-
-_IDENTITY_KEYS = ("out", "run", "resume", "sweep", "objective")
-"""Config keys that identify a run, but don't change how it trains."""
 
 
 def swept_values(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:

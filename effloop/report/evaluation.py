@@ -27,13 +27,11 @@ from effloop.task.details import Details, Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 EVALUATIONS = "eval"  # folder of a run with a folder for each split that was evaluated
-
 SCORES, WORST = "scores.json", "worst.png"
 _FACTS = ("split", "tta", "model", "epoch", "data", "samples", "scores", "skipped")
+# Arrays of `Details` -> their types and shapes.
 _ARRAYS = {"confusion": (np.int64, (-1, 3)), "calibration": (np.float64, (-1, 3)), "points": (np.float64, None)}
-"""Arrays of `Details` -> their types and shapes."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,7 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Evaluation:
-        """What `to_json` wrote; older files lack `unit` and `skipped`.
-
-        Raises:
-            ValueError, LookupError, TypeError, AttributeError: it is another file.
-        """
+        """What `to_json` wrote, else a ValueError, LookupError, …; older files lack `unit` and `skipped`."""
         own = {field.name: tree[field.name] for field in fields(Details) if field.name in tree}
         for name in _ARRAYS.keys() & own.keys():
             kind, shape = _ARRAYS[name]
@@ -75,15 +69,9 @@ class Evaluation:
 
 
 def write_evaluation(folder: Path, found: Evaluation, keys: Sequence[str], pictures: Preview) -> list[str]:
-    """Write scores.json, tables and plots; files of these names are replaced.
+    """Write scores.json, tables and plots, or raise an OSError; returns the names of the files, which are replaced.
 
     `keys` name the worst samples, and `pictures` has them as the model sees them.
-
-    Returns:
-        The names of the files.
-
-    Raises:
-        OSError: one can't be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     worst = [{"path": key, **row} for key, row in zip(keys, found.details.worst, strict=True)]
@@ -180,7 +168,6 @@ def read_evaluation(folder: Path) -> Evaluation | None:
 
 
 MAX_CLASSES = 1_000  # classes of which a whole matrix is made; it has a million cells then
-
 _MAX_DRAWN = 300  # classes of a plot: cells of more would be smaller than pixels
 _MAX_COUNTS, _MAX_NAMES = 20, 50  # classes; with more, cells have no counts, and rows and columns no names
 _MAX_NAME, _MAX_TITLE = 20, 32  # characters
@@ -195,10 +182,9 @@ def confusion_matrix(confusion: NDArray[np.int64], num_classes: int) -> NDArray[
 
 
 def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], unit: str = "samples") -> Figure:
-    """Draw a confusion matrix: of each class's samples the shares that are right, blue, and those that are not, red.
+    """Draw `confusion_matrix`: of each class's samples the shares that are right, blue, and those that are not, red.
 
-    The (K, K) matrix is `confusion_matrix`'s. With up to 50 classes their names are beside the rows, with up to 20 the
-    cells have their counts; of pixels, whose counts are long, the shares in percent.
+    Few classes have their names, and their cells counts; of pixels, whose counts are long, shares in percent.
     """
     from matplotlib.figure import Figure
 

@@ -51,11 +51,7 @@ _MAX_NAME = 32  # characters of a run's name there, in a line
 
 
 def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:
-    """Write summary.csv, plot.png and report.html.
-
-    Raises:
-        ConfigError: there is no such objective, or a file can't be written.
-    """
+    """Write summary.csv, plot.png and report.html; a ConfigError for an unknown objective, or where that fails."""
     comparison = compare_runs(runs, objective)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,17 +75,14 @@ def _rows(comparison: Comparison, folder: Path) -> list[Row]:
         done, _ = epochs_done(run)
         last = next((row for row in reversed(run.metrics) if row.get("split") == "val"), {})
         row: Row = {"run": to_text(comparison.names[index]), "state": to_text(run.state), "reason": to_text(run.reason)}
-        row |= {to_text(key): _field(values[index]) for key, values in differ.items() if key not in row}
+        own = {key: values[index] for key, values in differ.items() if key not in row}
+        row |= {to_text(k): v if v is None or are_numbers([v]) else to_text(v) for k, v in own.items()}
         row |= {"best": int(index == comparison.best), "epochs done": done}
         row |= {name: metric_value(run, name) for name in comparison.measures}
         row |= {f"last val/{meter.name}": last.get(meter.name) for meter in comparison.meters}
         row |= {f"time/{part}": seconds.get(part) for part in TIME_PARTS}
         rows.append({**row, "path": to_text(os.path.relpath(run.path, folder))})
     return rows
-
-
-def _field(value: Any) -> Any:
-    return value if value is None or are_numbers([value]) else to_text(value)
 
 
 def print_tables(runs: Sequence[RunRecord], objective: str) -> None:
@@ -153,6 +146,11 @@ def _caption(comparison: Comparison) -> Text:
 
 # The page.
 
+_MAX_EVALUATIONS = 8  # of all runs, the best runs first
+_MAX_ROWS = 50  # of classes or outputs
+_MAX_SIDE, _QUALITY = 1200, 70  # of the worst samples' picture
+_SWEEP_LABEL = "scores and images per second against what was swept"
+
 
 def environment() -> Environment:
     """The templates of this folder; the filter `text` makes a value one line, and Jinja escapes it."""
@@ -172,13 +170,6 @@ def environment() -> Environment:
 def stylesheet() -> str:
     """The CSS of all pages."""
     return "".join((files("effloop.report") / name).read_text("utf-8") for name in ("report.css", "pipeline.css"))
-
-
-# Evaluations of runs for the report's page.
-
-_MAX_EVALUATIONS = 8  # of all runs, the best runs first
-_MAX_ROWS = 50  # of classes or outputs
-_MAX_SIDE, _QUALITY = 1200, 70  # of the worst samples' picture
 
 
 def _evaluations(comparison: Comparison) -> Iterator[dict[str, Any]]:
@@ -262,7 +253,8 @@ def render_page(comparison: Comparison, title: str) -> str:
         time_parts=TIME_PARTS,
         times={index: times for index, run in enumerate(runs) if (times := time_by_part(run))},
         verdicts=[*_verdicts(comparison)],
-        **_pictures(comparison),
+        sweep_plot=charts.to_svg(charts.plot_sweep(comparison), _SWEEP_LABEL) if comparison.swept else "",
+        curves=[charts.to_svg(each, f"{name} over epochs") for name, each in charts.plot_curves(comparison).items()],
         evaluations=[*itertools.islice(_evaluations(comparison), _MAX_EVALUATIONS)],
         **_config(comparison),
         data=_differing(comparison, [run.data for run in runs]),
@@ -276,16 +268,6 @@ def render_page(comparison: Comparison, title: str) -> str:
 def _sort_key(value: Any) -> str:
     """The key by which the page's script sorts a cell; empty where unknown."""
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else to_text(value)
-
-
-def _pictures(comparison: Comparison) -> dict[str, Any]:
-    """SVG of the sweep's plot, empty if nothing was swept, and of the curves."""
-    label = "scores and images per second against what was swept"
-    figures = charts.plot_curves(comparison)
-    return {
-        "sweep_plot": charts.to_svg(charts.plot_sweep(comparison), label) if comparison.swept else "",
-        "curves": [charts.to_svg(figure, f"{name} over epochs") for name, figure in figures.items()],
-    }
 
 
 def _verdicts(comparison: Comparison) -> Iterator[tuple[int, str, str]]:

@@ -11,14 +11,13 @@ from effloop.runs.reader import PLACE, RunRecord, differing_values, flatten, for
 
 Tree: TypeAlias = Mapping[str, Any]
 
+# Packages that a run's numbers depend on; changes of others rarely matter.
 _KEY_PACKAGES = ("effloop", "torch", "torchvision", "numpy", "opencv-python-headless", "pillow", "timm")
-"""Packages that a run's numbers depend on; changes of others rarely matter."""
 _PACKAGES = "packages."
 _MAX_PACKAGES = 10
-PER_RUN_KEYS = ("started", "command")
-"""Keys of environment.json that differ in every run."""
+PER_RUN_KEYS = ("started", "command")  # keys of environment.json that differ in every run
+# Keys that no result depends on: torch computes on `hardware.torch_threads`, whatever the cores and the variable.
 _IRRELEVANT_KEYS = (*PER_RUN_KEYS, "hardware.cores", "hardware.memory_gb", "variables.OMP_NUM_THREADS")
-"""Keys that no result depends on: torch computes on `hardware.torch_threads`, whatever the cores and the variable."""
 
 
 def environments(then: Tree, now: Tree) -> list[str]:

@@ -24,7 +24,7 @@ from effloop.system.hardware import available_cores
 # Asking git about a checkout that anybody may have written, whose configuration names programs for git to run.
 
 _TIMEOUT_S = 10
-_OFF = {
+_OFF = {  # settings that take precedence over a checkout's own
     "core.fsmonitor": "false",
     "core.hooksPath": os.devnull,
     "core.pager": "cat",
@@ -34,9 +34,8 @@ _OFF = {
     "protocol.allow": "never",
     "safe.bareRepository": "explicit",
 }
-"""Settings that take precedence over a checkout's own."""
+# Variables of git's that the caller may set; others would add settings, or another repository.
 _KEPT = ("GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC_PATH")
-"""Variables of git's that the caller may set; others would add settings, or another repository."""
 
 
 def _git(folder: Path, settings: Sequence[tuple[str, str]], *words: str) -> bytes:
@@ -69,6 +68,7 @@ def _settings(folder: Path) -> list[tuple[str, str]]:
     return settings
 
 
+# Environment variables that select kernels or split sums. No others are read: they may hold secrets.
 RECORDED_VARIABLES = tuple(
     """
     ATEN_CPU_CAPABILITY CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES DNNL_DEFAULT_FPMATH_MODE DNNL_MAX_CPU_ISA
@@ -77,10 +77,7 @@ RECORDED_VARIABLES = tuple(
     TORCH_ALLOW_TF32_CUBLAS_OVERRIDE
     """.split()  # noqa: SIM905
 )
-"""Environment variables that select kernels or split sums. No others are read: they may hold secrets."""
-
 NVIDIA_MODULE = Path("/proc/driver/nvidia/version")
-"""The version file of NVIDIA's kernel module."""
 _NAMED = re.compile(r"^(Name|Version): *(\S+)", re.MULTILINE)
 _DIFF = (
     *("--binary", "--unified=3", "--no-color", "--no-ext-diff", "--no-textconv"),

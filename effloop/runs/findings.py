@@ -17,6 +17,7 @@ from effloop.data.source.storage.kept import kept_folder
 from effloop.runs.environment import processor
 from effloop.system.hardware import available_cores
 
+_GPUS = Path("/proc/driver/nvidia/gpus")
 _MOST_ROWS = 1000  # that are read of each machine and data, the newest ones
 
 # Rows about one machine and one training split, the oldest first, in a file of JSON lines below `data.index_dir` or the
@@ -64,9 +65,6 @@ def _of_machine() -> str:
     # NVIDIA's driver has a file for each GPU, whose first line is its model; CUDA needn't be started for it.
     gpus = sorted(each.read_text().partition("\n")[0] for each in _GPUS.glob("*/information"))
     return _digest([processor(), available_cores(), gpus])[:8]
-
-
-_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def _digest(facts: Any) -> str:

@@ -31,15 +31,11 @@ from effloop.system.untrusted import read_json
 
 # One process at a time writes into a run folder.
 
+# The process that trains has locked this file of a run folder, and is named in it. It stays: the lock is the kernel's,
+# which gives it up when the process ends, however that is.
 LOCK = ".lock"
-"""File of a run folder that the process that trains has locked, and is named in. It stays: the lock is the kernel's,
-which gives it up when the process ends, however that is."""
-
-_PATIENCE_S = 0.5
-"""Another process may hold the lock for a moment, to see whether it is free, or as it ends."""
-
-_held: dict[tuple[int, int], int] = {}
-"""{device and inode of a folder: the open file} of the locks that this process holds."""
+_PATIENCE_S = 0.5  # another process may hold the lock for a moment, to see whether it is free, or as it ends
+_held: dict[tuple[int, int], int] = {}  # {device and inode of a folder: the open file} of this process's locks
 
 
 class TakenError(ConfigError):
@@ -137,7 +133,6 @@ def _forget() -> None:
 
 
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # the number is a sweep job's
-
 _MAX_DIFF_BYTES = 5_000_000
 
 

@@ -17,19 +17,13 @@ from effloop.system.processes import is_alive
 from effloop.system.untrusted import MOST_ROWS, read_json, read_text, read_yaml
 from effloop.task import Meter, meters_of, tasks
 
-CONFIG = "config.yaml"
-"""File of a run folder: its config, resolved and complete. A folder that has it can be resumed."""
-JOB = "job.json"
-"""File in the folder of each job of a sweep: its number, overrides, state and reason."""
-RESUMED = "resumed.json"
-"""File of a run folder: how the run was resumed with other overrides or in another environment."""
-STATE = "state.json"
-"""File in a run folder: the state, the reason if it failed, and the process that trains, or trained."""
-SWEEP = "sweep.json"
-"""File in the folder of a sweep: overrides and objective. The process that creates it owns the folder."""
+CONFIG = "config.yaml"  # a run's config, resolved and complete; a folder that has it can be resumed
+JOB = "job.json"  # of a sweep's job, in its folder: number, overrides, state and reason
+RESUMED = "resumed.json"  # how a run was resumed with other overrides or in another environment
+STATE = "state.json"  # a run's state, the reason if it failed, and the process that trains, or trained
+SWEEP = "sweep.json"  # of a sweep, in its folder: overrides and objective; the process that creates it owns the folder
 
-PLACE = ("out", "run")
-"""Keys of the config that say where a run is written."""
+PLACE = ("out", "run")  # keys of the config that say where a run is written
 HASH_CHARS = 12
 _MAX_ITEMS = 12
 
