@@ -11,15 +11,7 @@ from collections.abc import Sequence
 import effloop
 from effloop import registry
 from effloop.cli.command import Command, commands, options_of
-from effloop.errors import (
-    BUG,
-    ConfigError,
-    EffLoopError,
-    InterruptedRunError,
-    PreemptedRunError,
-    printable,
-    printable_lines,
-)
+from effloop.errors import BUG, ConfigError, EffLoopError, InterruptedRunError, PreemptedRunError, printable_lines
 from effloop.system.processes import command_timed, discard_output, escaped_output, limit_spinning
 
 MODULES = {
@@ -70,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise
             traceback.print_exc()
             what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}".removesuffix(": ")
-            print(f"effloop: bug: {printable(what)}; please report it with the lines above", file=sys.stderr)
+            print(f"effloop: bug: {printable_lines(what)}; please report it with the lines above", file=sys.stderr)
             return BUG
 
 

@@ -19,17 +19,7 @@ from effloop.registry import load_plugins
 from effloop.report.files import PLOT, REPORT, SUMMARY, print_tables, write_report
 from effloop.run import run
 from effloop.run.spec import RunSpec
-from effloop.runs import compare
-from effloop.runs.reader import (
-    SWEEP,
-    RunRecord,
-    find_runs,
-    meters_of_runs,
-    read_overrides,
-    read_resumes,
-    read_run,
-    unstarted_jobs,
-)
+from effloop.runs import compare, reader
 from effloop.task import check_objective
 
 
@@ -61,17 +51,18 @@ class ReportOptions(RunsOptions):
 def report(options: ReportOptions, _: list[str]) -> int:
     """Compare runs, or a sweep's jobs: table, CSV, plot and page."""
     load_plugins()  # which may have the runs' task
-    runs = list({run.path.resolve(): run for run in find_runs(options.runs)}.values())
-    meters, recorded = meters_of_runs(runs), {str(run.config["objective"]) for run in runs if "objective" in run.config}
+    runs = list({run.path.resolve(): run for run in reader.find_runs(options.runs)}.values())
+    meters = reader.meters_of_runs(runs)
+    recorded = {str(run.config["objective"]) for run in runs if "objective" in run.config}
     shared = recorded.pop() if len(recorded) == 1 else f"val/{meters[0].name}"
     objective = check_objective(options.objective or shared, meters)
     first, *others = options.runs
     folder = options.out or (Path("outputs/reports") / time.strftime("%Y-%m-%d/%H-%M-%S") if others else first)
-    kind = "Sweep" if (first / SWEEP).is_file() else "Run"
+    kind = "Sweep" if (first / reader.SWEEP).is_file() else "Run"
     write_report(runs, folder, objective, f"{len(runs)} runs" if others else f"{kind} {first}")
     print_tables(runs, objective)
     for path in options.runs:
-        if missing := unstarted_jobs(path):
+        if missing := reader.unstarted_jobs(path):
             print(f"{path}: jobs that haven't started: {missing}")
     print(f"report: {folder / REPORT}   beside it: {PLOT}, {SUMMARY}")
     return 0
@@ -81,7 +72,7 @@ def report(options: ReportOptions, _: list[str]) -> int:
 def diff_runs(options: RunsOptions, _: list[str]) -> int:
     """What differs from the first run: config, environment, data, metrics."""
     load_plugins()  # which may have the runs' task
-    found = find_runs(options.runs)
+    found = reader.find_runs(options.runs)
     if len(found) < 2:
         raise ConfigError(f"diff needs two runs or more: {PROGRAM} diff RUN RUN [RUN ...]")
     first, *others = found
@@ -102,15 +93,15 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
         0; 1 if the metrics differ though nothing else does.
     """
     folder = options.run
-    original = read_run(folder)
-    read_resumes(folder)  # early: it may be damaged
+    original = reader.read_run(folder)
+    reader.read_resumes(folder)  # early: it may be damaged
     config = _as_then(configs.load(folder / "config.yaml", overrides), original)
     if not any(each.startswith("run=") for each in overrides):
         config = replace(config, run=datetime.now().strftime("%Y-%m-%d/%H-%M-%S"))
-    saved = [each for each in read_overrides(folder) if not each.startswith("run=")]
+    saved = [each for each in reader.read_overrides(folder) if not each.startswith("run=")]
     new = Path(run_folder(config.out, config.run))
     run_dir = run(RunSpec(config, [*saved, *overrides], new, note=f"replay of {folder}"))
-    replayed = read_run(run_dir)
+    replayed = reader.read_run(run_dir)
     complete = configs.to_dict(configs.from_dict(original.config, (), "its config"))  # with the keys that are new since
     differences = compare.differences(replace(original, config=complete), replayed)
     print("\n  ".join([f"replay of {folder}{', what differs:' if differences else ': nothing differs'}", *differences]))
@@ -123,7 +114,7 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
     return 1
 
 
-def _as_then(config: Config, original: RunRecord) -> Config:
+def _as_then(config: Config, original: reader.RunRecord) -> Config:
     """The config with the original's numbers of threads and ranks, which sums depend on, where it leaves them open."""
     threads, ranks = original.environment.get("hardware", {}).get("torch_threads"), original.environment.get("ranks")
     if config.threads == "auto" and isinstance(threads, int):

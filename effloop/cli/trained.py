@@ -32,17 +32,9 @@ from effloop.data.source.files import Unlabelled, find_images
 from effloop.data.source.table_source import NoTargetsError, listed_images
 from effloop.errors import PROGRAM, ConfigError, DataError, warn
 from effloop.inference import export as exporting
+from effloop.inference import predict as predicting
 from effloop.inference.formats import format_of
-from effloop.inference.predict import (
-    Columns,
-    Mask,
-    MaskFiles,
-    Predictions,
-    check_writable,
-    rows_of,
-    share_columns,
-    writing,
-)
+from effloop.inference.predict import Columns, Mask, MaskFiles, Predictions
 from effloop.inference.trained import Trained
 from effloop.measure.turns import output_folder, print_table
 from effloop.record.grid import encode
@@ -182,13 +174,13 @@ def _mask_columns(found: Predictions, masks: MaskFiles | None, *, on_screen: boo
         for sample, mask in zip(ids.tolist(), batch, strict=True):
             if masks and mask is not None:
                 masks.write(sample, encode(mask))
-        yield ids, {"classes": _largest(batch, names)} if on_screen else share_columns(batch, names)
+        yield ids, {"classes": _largest(batch, names)} if on_screen else predicting.share_columns(batch, names)
 
 
 def _largest(masks: Sequence[Mask | None], names: Sequence[str]) -> list[str]:
     """`road 41.2%, sky 20.0%` for each image; empty without a mask."""
     words = []
-    for row in np.stack([*share_columns(masks, names).values()], axis=1):
+    for row in np.stack([*predicting.share_columns(masks, names).values()], axis=1):
         best = [place for place in np.argsort(-row, kind="stable")[:_NAMED] if row[place] > 0]
         words.append(", ".join(f"{names[place]} {row[place]:.1%}" for place in best))
     return words
@@ -227,7 +219,7 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     and have a row without scores.
     """
     if options.out:
-        check_writable(options.out)
+        predicting.check_writable(options.out)
     trained = Trained.open(options.run, overrides)
     _check_options(options, trained)
     source, has_targets = _source(options, overrides, trained)
@@ -291,14 +283,14 @@ def _write(
     """Write the table, with targets if there is a source of them; returns the first rows if there is no file."""
     rows: list[dict[str, Any]] = []
     digits = predictions.trained.task.digits
-    with writing(options.out, digits) if options.out else nullcontext() as write, Progress() as progress:
+    with predicting.writing(options.out, digits) if options.out else nullcontext() as write, Progress() as progress:
         progress.begin("predicted", len(predictions))
         for ids, columns in found:
             table = _table(predictions, ids.tolist(), columns, source)
             if write:
                 write(table)
             elif len(rows) < _SHOWN:
-                rows += rows_of(table, digits)
+                rows += predicting.rows_of(table, digits)
             progress.advance(len(ids))
         if len(predictions.problems) == len(predictions):  # before a file takes its name
             _warn(predictions)

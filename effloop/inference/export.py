@@ -341,6 +341,7 @@ def portable(config: Config) -> dict[str, Any]:
 # Fewer operations with the same outputs: branches merged, BatchNorm folded into the layer before it.
 
 _ATEN = torch.ops.aten
+# Operations with (input, weight, bias), which a BatchNorm after them can be folded into.
 _FUSE: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
     _ATEN.conv1d.default: fuse_conv_bn_weights,
     _ATEN.conv2d.default: fuse_conv_bn_weights,
@@ -348,8 +349,6 @@ _FUSE: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
     _ATEN.conv2d.padding: fuse_conv_bn_weights,
     _ATEN.linear.default: fuse_linear_bn_weights,
 }
-"""Operations with (input, weight, bias), which a BatchNorm after them can be folded into."""
-
 _CLOSE = 1e-3  # difference of fused outputs, as a share of the largest output: float32 gives 1e-6 to 1e-5
 
 

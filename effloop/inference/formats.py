@@ -27,6 +27,8 @@ from effloop.errors import CheckpointError, ConfigError, EffLoopError, optional_
 from effloop.system.hardware import has_vnni
 
 VERSION = 1  # version of the metadata
+KEY = "effloop"  # under which a file keeps its metadata
+INPUT, OUTPUT = "images", "outputs"  # names of a model's input and output, where a format has names
 
 
 def read_metadata(text: str | None, path: Path) -> dict[str, Any]:
@@ -42,11 +44,6 @@ def read_metadata(text: str | None, path: Path) -> dict[str, Any]:
             f"{path} has metadata of version {version}, this EffLoop reads {VERSION}; export it again"
         )
     return dict(found)
-
-
-KEY = "effloop"  # under which a file keeps its metadata
-
-INPUT, OUTPUT = "images", "outputs"  # names of a model's input and output, where a format has names
 
 
 @dataclass(frozen=True)
@@ -170,7 +167,11 @@ class Pt2(Format):
         return reader.read_string(name) or None if name in reader.get_file_names() else None
 
     def open(self, path: Path, device: torch.device, network: Callable[[], nn.Module]) -> nn.Module:
-        program = load_program(path)
+        from torch.export.pt2_archive._package import load_pt2  # torch.export.load tries older layouts if this fails
+
+        if reason := next(_reasons(_reader(path)), None):
+            raise CheckpointError(f"{path} is refused: {reason}, and reading may run code; export the run again")
+        program = load_pt2(path).exported_programs["model"]
         if device.type != "cpu":
             from torch.export.passes import move_to_device_pass
 
@@ -182,46 +183,30 @@ class Pt2(Format):
 
 _MODEL, _INPUTS = "models/model.json", "data/sample_inputs/model.pt"
 _WEIGHTS, _CONSTANTS = "data/weights/model_weights_config.json", "data/constants/model_constants_config.json"
+# No compiled library (data/aotinductor), no pickled object, nothing of older layouts, which are pickles.
 _PARTS = re.compile(
     "|".join(map(re.escape, (_MODEL, _INPUTS, _WEIGHTS, _CONSTANTS)))
     + r"|data/weights/weight_\d+|data/constants/tensor_\d+|extra/[\w.]+"
     + r"|archive_format|archive_version|byteorder|\.data/\w+"
 )
-"""No compiled library (data/aotinductor), no pickled object, nothing of older layouts, which are pickles."""
-
+# Names and strings, some of which become part of generated code: without parentheses they call nothing.
 _TEXT = re.compile(r"[\w.,\-> ]*")
-"""Names and strings, some of which become part of generated code: without parentheses they call nothing."""
-
+# Sizes that depend on the batch, which sympy evaluates as Python.
 _SIZES = re.compile(
     r"(?:(?:Symbol|Integer|Add|Mul|Pow|Min|Max|Mod|PythonMod|FloorDiv|CleanDiv|CeilDiv|ModularIndexing)\("
     r"|'\w+'|-?\d+|(?:positive|nonnegative|integer)=True|[), ])*"
 )
-"""Sizes that depend on the batch, which sympy evaluates as Python."""
-
+# What a graph may call: others of torch's functions read files and load code.
 _OPERATIONS = re.compile(
     r"torch\.ops\.(?:aten|torchvision|prims)\.\w+\.\w+|torch\.sym_\w+|math\.\w+"
     r"|torch\.ops\.higher_order\.wrap_with_(?:set_grad_enabled|autocast)"
     r"|_operator\.(?:add|sub|mul|neg|truediv|floordiv|mod|pow|eq|ne|lt|le|gt|ge|getitem|and_|or_|not_)"
 )
-"""What a graph may call: others of torch's functions read files and load code."""
-
 _FREE = {"metadata", "torch_version"}  # keys of text that is kept and never evaluated
-
 _TREES = {"in_spec", "out_spec"}  # keys of nested JSON, which can name modules to import
-
 _TREE = re.compile(
     r'(?:"type"|"context"|"children_spec"|"builtins\.(?:tuple|list|dict)"|"null"|"\[\]"|null|[\d\[\]{}:, ])*'
 )
-
-
-def load_program(path: Path) -> ExportedProgram:
-    """The program in a file; a CheckpointError for all else than what `torch.export.save` writes for such a model."""
-    from torch.export.pt2_archive._package import load_pt2  # torch.export.load would try older layouts if this fails
-
-    if reason := next(_reasons(_reader(path)), None):
-        raise CheckpointError(f"{path} is refused: {reason}, and reading may run code; export the run again")
-    program: ExportedProgram = load_pt2(path).exported_programs["model"]
-    return program
 
 
 def _reader(path: Path) -> Any:
@@ -434,5 +419,5 @@ def _openvino() -> Any:
     return optional_package("openvino", "to=openvino", "effloop[openvino]")
 
 
+# Formats by the names that `export to=` takes.
 formats: dict[str, type[Format]] = {"pt2": Pt2, "onnx": Onnx, "openvino": OpenVino, "state_dict": StateDict}
-"""Formats by the names that `export to=` takes."""

@@ -39,11 +39,9 @@ from effloop.report.values import cell_of, in_cell
 from effloop.system.files import replacing
 from effloop.train.evaluation import View, outputs_of_views
 
+# {name: a number or a text for each row}; NaN is no number. The names and kinds are the same every time.
 Columns = Mapping[str, NDArray[np.float32] | Sequence[str]]
-"""{name: a number or a text for each row}; NaN is no number. The names and kinds are the same every time."""
-
 Write = Callable[[Columns], None]  # appends rows to a table
-
 TABLES = (".csv", ".jsonl")  # extensions of the files
 
 
@@ -138,7 +136,6 @@ def _without(values: NDArray[np.float32] | list[str], rows: list[int]) -> NDArra
 # Masks at their images' own sizes, from outputs at the model's size.
 
 Mask = NDArray[np.uint8]  # (height, width) classes of an image's pixels
-
 _AT_ONCE = 1 << 22  # enlarged outputs at a time: all of them are 7 GB for 150 classes of 12 megapixels
 
 
@@ -210,8 +207,8 @@ def share_columns(masks: Sequence[Mask | None], names: Sequence[str]) -> dict[st
 
 # A trained model for other programs: a module with its classes and its preprocessing.
 
+# The path of a file, an encoded image, Pillow's image, or (H, W, 3) RGB or (H, W, 1) grey uint8.
 ImageLike = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[np.uint8]
-"""The path of a file, an encoded image, Pillow's image, or (H, W, 3) RGB or (H, W, 1) grey uint8."""
 
 
 class Predictor(nn.Module):
