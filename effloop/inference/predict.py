@@ -106,9 +106,7 @@ class Predictions:
 
     @torch.inference_mode()
     def _outputs(self) -> Iterator[tuple[NDArray[np.int64], Tensor, list[ImageSize | None]]]:
-        """Ids, (n, K) outputs without the padding, and the images' sizes, None where there is a problem; one batch
-        late: reading outputs waits for the device.
-        """
+        """Ids, (n, K) outputs without the padding, images' sizes (None: a problem); a batch late, as reading waits."""
         before: list[tuple[NDArray[np.int64], Tensor, list[ImageSize | None]]] = []
         with closing(self.loader):
             for batch in self.loader.epoch(0):
@@ -140,9 +138,7 @@ _AT_ONCE = 1 << 22  # enlarged outputs at a time: all of them are 7 GB for 150 c
 
 
 def showing_all(config: Config) -> Config:
-    """A config by which the model sees the whole of each image: with `augment.eval=crop`, whose centre would leave a
-    border without classes, letterboxed, because that keeps the aspect ratio as the crop does.
-    """
+    """A config by which the model sees all of each image: instead of a centre crop letterboxed, which keeps ratios."""
     if not isinstance(config.augment, RecipeConfig):
         raise ConfigError(
             f"augment: {config.augment.name} is of a plugin, whose crop can't be undone, and masks have their images' "

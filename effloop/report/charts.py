@@ -78,10 +78,7 @@ def save_png(figure: Figure, path: Path | BinaryIO) -> None:
 
 
 def to_svg(figure: Figure, label: str) -> str:
-    """A figure as an `<svg>` element that fits its container's width and takes the page's text colour.
-
-    Artists with the gid `run-3` get `data-run="3"`; the label, for screen readers, is escaped already.
-    """
+    """A figure as an `<svg>` of its container's width and the page's text colour; `label` is escaped already."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True)
     text = buffer.getvalue()
@@ -144,7 +141,12 @@ def plot_curves(comparison: Comparison) -> dict[str, Figure]:
             continue
         figures[name] = Figure(figsize=(5.6, 3.0), layout="constrained")
         axes = figures[name].subplots()
-        _draw(axes, lines, comparison)
+        width, alpha = (1.6, 1.0) if len(lines) <= 12 else (1.0, 0.75)
+        for run, ((x, y), colour) in enumerate(zip(lines, run_colours(comparison), strict=True)):
+            if np.isfinite(y).any():
+                look: Any = {"color": colour, "linewidth": width, "alpha": alpha, "gid": f"run-{run}"}
+                axes.plot(x, y, marker="o" if np.isfinite(y).sum() <= 12 else "", markersize=3, **look)
+        axes.set_xlim(left=0)
         if key == "loss":
             limit_axis(axes, [y for _, y in lines])
         axes.set(title=name, xlabel="epoch")
@@ -162,15 +164,6 @@ def run_colours(comparison: Comparison) -> list[str]:
     for runs, colour in zip(first, colours(len(first)), strict=True):
         found.update(dict.fromkeys(runs, colour))
     return [*found.values()]
-
-
-def _draw(axes: Axes, lines: Sequence[tuple[np.ndarray, np.ndarray]], comparison: Comparison) -> None:
-    width, alpha = (1.6, 1.0) if len(lines) <= 12 else (1.0, 0.75)
-    for index, ((x, y), colour) in enumerate(zip(lines, run_colours(comparison), strict=True)):
-        if np.isfinite(y).any():
-            marker = "o" if np.isfinite(y).sum() <= 12 else ""
-            axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, marker=marker, markersize=3, gid=f"run-{index}")
-    axes.set_xlim(left=0)
 
 
 def _line(run: RunRecord, split: str, key: str, limit: int) -> tuple[np.ndarray, np.ndarray]:
@@ -199,11 +192,7 @@ def _epochs(run: RunRecord, rows: Sequence[Row]) -> np.ndarray:
 
 
 def plot_sweep(comparison: Comparison, title: str = "") -> Figure:
-    """Plot the objective and images/s against the swept values.
-
-    A numeric key is the x-axis, and other keys make lines. Without one, or with too few runs for lines, each run has
-    its place there. Failed and killed runs are counted, not drawn.
-    """
+    """Plot the objective and images/s against the swept values, or for each run; failed ones are counted, not drawn."""
     from matplotlib.figure import Figure
 
     drawn = [index for index, value in enumerate(comparison.values) if math.isfinite(value)]

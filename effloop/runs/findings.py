@@ -92,11 +92,7 @@ _SPEEDLESS_OF_PARTS = {
 
 
 def pipeline_key(config: Config) -> str:
-    """What the speed of training depends on beside machine, images and what `tune` finds, in 16 hex digits.
-
-    How images are stored, decoded, augmented and loaded, the model, what its step does, and batches. Not where the data
-    is, nor learning rates, schedules, seeds, epochs, and what is written about a run.
-    """
+    """What the speed of training depends on beside machine, images and what `tune` finds, in 16 hex digits."""
     plain = {key: value for key, value in configs.to_dict(config).items() if key not in _SPEEDLESS}
     for group, keys in _SPEEDLESS_OF_PARTS.items():
         plain[group] = {key: value for key, value in plain[group].items() if key not in keys}

@@ -122,14 +122,14 @@ def _close_in_children() -> None:
 
     A lock is of the open file, which they share: workers that outlive a run would keep it.
     """
-    os.register_at_fork(after_in_child=_forget)
 
+    def forget() -> None:
+        for fd in _held.values():
+            with suppress(OSError):
+                os.close(fd)
+        _held.clear()
 
-def _forget() -> None:
-    for fd in _held.values():
-        with suppress(OSError):
-            os.close(fd)
-    _held.clear()
+    os.register_at_fork(after_in_child=forget)
 
 
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # the number is a sweep job's
