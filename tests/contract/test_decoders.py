@@ -244,6 +244,7 @@ def test_every_kind_of_buffer(decoder: Decoder, fmt: str) -> None:
         (encode(PHOTO, "WEBP")[:-300], r"is a truncated WEBP: ends after [\d,]+ bytes"),
         (encode(PHOTO, "BMP")[:-300], "is a truncated BMP: ends after 10,474 bytes"),
         (encode(PHOTO, "JPEG").replace(b"\xff\xda", b"\xff\xd9", 1), "is a damaged JPEG: "),
+        (encode(PHOTO, "PNG")[:90] + b"x" + encode(PHOTO, "PNG")[91:] + b"more", "is a damaged PNG: "),
         (png(0, 5, 8, 2), "is a damaged PNG: its header says 5 x 0 pixels"),
         (encode(PHOTO, "PPM")[:-1], "is a truncated PNM: ends after 10,665 bytes"),
     ],

@@ -12,7 +12,7 @@ from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugi
 
 from effloop.data.decode.base import Box, DecodeConfig, Decoder, Resizes
 from effloop.data.image.encoded import ROW, EncodedImages, Headers, Kind, read_headers
-from effloop.data.image.header import Encoded, Header, open_other, pnm_pixels, read_header
+from effloop.data.image.header import Encoded, Header, open_other, png_chunks, pnm_pixels, read_header
 from effloop.data.image.orientation import read_orientation, stored_box, upright, upright_size
 from effloop.data.image.pixels import to_grey, to_rgb
 from effloop.data.in_progress import in_progress
@@ -102,7 +102,7 @@ def _eight_bits(grey: NDArray[Any], window: Any) -> NDArray[np.uint8]:
 def describe_damage(data: Encoded, header: Header, error: Exception) -> str:
     """One line on what is wrong with an image that Pillow could not decode: damaged or truncated, and how."""
     why = reason(error)
-    if header.complete:
+    if header.complete or (header.format == "PNG" and any(kind == b"IEND" for kind, _, _ in png_chunks(data))):
         return f"is a damaged {header.format}: {why}"
     if header.format not in _PLUGINS:
         return f"is an image in {header.format} format that can't be decoded: {why}"

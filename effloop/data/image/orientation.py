@@ -26,7 +26,8 @@ def read_orientation(data: Encoded, header: Header) -> int:
         case "PNG":
             found = (bytes(data[start:end]) for kind, start, end in png_chunks(data) if kind == b"eXIf")
         case "WEBP":  # not by `getexif`, which raises where it is damaged
-            return _orientation(open_other(data).info.get("exif", b"").removeprefix(b"Exif\0\0"))
+            exif = open_other(data).info.get("exif", b"") if header.complete else b""
+            return _orientation(exif.removeprefix(b"Exif\0\0"))
         case "BMP" | "PNM" | "TIFF":
             return 1
         case _:
