@@ -17,7 +17,7 @@ from effloop.assemble.trainer import build_trainer
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.data.engine.base import chosen_engine
-from effloop.errors import PROGRAM, ConfigError, InterruptedRunError, PreemptedRunError
+from effloop.errors import PROGRAM, InterruptedRunError, PreemptedRunError
 from effloop.parallel import Parallel
 from effloop.parallel.base import detect_launcher
 from effloop.record import complete_summary
@@ -139,13 +139,6 @@ def _fit(trainer: Trainer, run_dir: Path, lower: str) -> None:
     except PreemptedRunError as error:
         trainer.parallel.close()  # which waits until rank 0 has saved
         raise PreemptedRunError(interrupted(run_dir, str(error))) from None
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise ConfigError(
-            "batch_size: too small: BatchNorm has one value of each channel, which has no variance; set a larger one, "
-            "parallel.sync_batchnorm=true, or another model"
-        ) from None
 
 
 def announce_end(line: str) -> None:

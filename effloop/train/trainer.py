@@ -215,7 +215,16 @@ class Trainer:
         """Add one batch's gradients; loss and scores stay on the device."""
         self.nan.before()
         with self.parallel.gradients(self.train_step, sync=sync):
-            loss, sums = self.train_step(batch.images, batch.targets, batch.valid)
+            try:
+                loss, sums = self.train_step(batch.images, batch.targets, batch.valid)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                synced = ", parallel.sync_batchnorm=true" * (self.parallel.world_size > 1)
+                raise ConfigError(
+                    "batch_size: too small: BatchNorm has one value of each channel, which has no variance; set a "
+                    f"larger one{synced}, or another model"
+                ) from None
             self.precision.backward(self.nan.loss(loss, batch) / self.loop.accumulate)
         self.metrics.add(sums)
 

@@ -77,7 +77,11 @@ def test_batches_of_one_image(root: Path, here: Path, capsys: pytest.CaptureFixt
     deep = [word for word in words(root, "model=deeplabv3_mobilenet_v3_large", "batch_size=1") if "model." not in word]
     assert main(["train", *deep, "data.tail=wrap"]) == 2
     err = capsys.readouterr().err
-    assert err.splitlines()[-1].startswith("effloop: batch_size: too small: BatchNorm has one value of each channel")
+    line = "effloop: batch_size: too small: BatchNorm has one value of each channel, which has no variance; set a "
+    line += "larger one, or another model"
+    assert err.splitlines()[-1] == line
+    assert main(["lr", *deep, "data.tail=wrap", "updates=20"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == line
     assert main(["train", *words(root, "batch_size=1", "epochs=1")]) == 0
 
 
