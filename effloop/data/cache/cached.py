@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import mmap
 import os
 import struct
@@ -38,6 +37,7 @@ _PREFIX = "effloop-cache-"
 _HEADER = struct.Struct("<QQ")  # bytes of the region, bytes of it that are taken
 _FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock: type, whence, start, length, pid
 _TABLE = 64  # offset of the table
+_LOCKED_S = 600  # in which a process makes a region, all of whose memory the kernel clears
 
 
 def table_bytes(samples: int) -> int:
@@ -70,7 +70,12 @@ class Region:
         self._start = table_bytes(samples)
         try:
             folder = folder.resolve(strict=True)  # as /proc has it
-            with locked(folder, math.inf):
+            with locked(folder, _LOCKED_S) as is_free:
+                if not is_free:  # any user may lock it
+                    raise ConfigError(
+                        f"data.cache: another process has locked {folder} for {_LOCKED_S} s (`fuser -v {folder}` shows "
+                        "it); end that, or set data.cache=none"
+                    )
                 fd = self._attach(folder)
                 fd = self._create(capacity(), folder) if fd is None else fd
         except OSError as error:

@@ -26,6 +26,7 @@ from effloop.data.image.header import pnm_header
 from effloop.data.source import Cache, Source
 from effloop.data.source.folder import FolderConfig, FolderSource
 from effloop.errors import ConfigError, DataError
+from effloop.system.files import locked
 
 MUCH = 50e6
 
@@ -169,6 +170,15 @@ def test_nothing_is_left(source: Source, decoder: Decoder, shm: Path) -> None:
 def test_no_file_can_be_made(shm: Path) -> None:
     with pytest.raises(ConfigError, match="File name too long; set "):
         Region("n" * 300, 10, lambda: 1000, shm)
+
+
+def test_a_folder_that_another_process_has_locked(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_LOCKED_S", 0.1)
+    with (
+        locked(shm),
+        pytest.raises(ConfigError, match=r"another process has locked .*/shm for 0\.1 s .*; end that, or"),
+    ):
+        Region("a", 10, lambda: 1000, shm)
 
 
 def test_no_failure_leaves_a_file(shm: Path) -> None:
