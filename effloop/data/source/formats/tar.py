@@ -94,7 +94,8 @@ class TarSource(IndexedSource):
     def shards(self, root: Path) -> list[Path]:
         # Numbered ones first: `train2-000000.tar` is of another split than `train-000000.tar`.
         found = sorted(root.glob(f"{glob.escape(self.split)}-[0-9]*.tar")) or self.find(root, ("*.tar",))
-        return found or self.find(root, ("*.tar.gz",))  # which are refused
+        compressed = ("*.tar.gz", "*.tgz", "*.tar.bz2", "*.tar.xz", "*.tar.zst", "*.tar.lz4")
+        return found or self.find(root, compressed)  # which are refused
 
     def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
         path = files[number]

@@ -224,7 +224,7 @@ class TFRecordSource(IndexedSource):
     duplicate_fix = "remove one of the two, or set data=tfrecord data.key=NAME (of no feature, to number the samples)"
 
     def shards(self, root: Path) -> list[Path]:
-        files = self.find(root, _ENDINGS) or self.find(root, ["*.tfrecord.gz"])
+        files = self.find(root, _ENDINGS) or self.find(root, ["*.tfrecord.gz", "*.tfrecords.gz"])
         if other := next((file for file in files if _ARRAY_RECORD in file.name), None):
             raise DataError(
                 f"{other} is an ArrayRecord file, which isn't read; prepare the dataset with file_format='tfrecord'"

@@ -387,7 +387,7 @@ def test_a_key_in_two_shards(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"{first} and {second}: the key 'b' comes twice; remove one of the two"
 
 
-@pytest.mark.parametrize("name", ["train.tar", "train.tar.gz"])
+@pytest.mark.parametrize("name", ["train.tar", "train.tar.gz", "train-000.tgz"])
 def test_compressed(tmp_path: Path, name: str) -> None:
     data = make(tmp_path / "plain", pairs("a")).read_bytes()
     (tmp_path / name).write_bytes(gzip.compress(data))
