@@ -72,14 +72,11 @@ class Region:
             folder = folder.resolve(strict=True)  # as /proc has it
             with locked(folder, _LOCKED_S) as is_free:
                 if not is_free:  # any user may lock it
-                    raise ConfigError(
-                        f"data.cache: another process has locked {folder} for {_LOCKED_S} s (`fuser -v {folder}` shows "
-                        "it); end that, or set data.cache=none"
-                    )
+                    raise OSError(0, f"another process has locked it for {_LOCKED_S} s (`fuser -v {folder}` shows it)")
                 fd = self._attach(folder)
                 fd = self._create(capacity(), folder) if fd is None else fd
         except OSError as error:
-            raise ConfigError(f"data.cache: {folder} can't be opened: {error.strerror}; set data.cache=none") from None
+            raise ConfigError(f"data.cache: {folder} can't be used: {error.strerror}; set data.cache=none") from None
         self._map = mmap.mmap(fd, 0)
         view = memoryview(self._map)
         self._begin = np.frombuffer(view, np.uint64, samples, _TABLE)

@@ -141,10 +141,8 @@ class Location:
     def check_number(self, files: Sequence[Any]) -> None:
         """Refuse more than `MOST_FILES`, where a listing ends."""
         if len(files) > MOST_FILES:
-            raise DataError(
-                f"data.root: '{self.root}' can't be fetched: it has more than {MOST_FILES:,} files; pack them into "
-                "shards, or name a smaller folder"
-            )
+            line = f"has more than {MOST_FILES:,} files; pack them into shards, or name a smaller folder"
+            raise DataError(f"data.root: '{self.root}' {line}")
 
     @cached_property
     def _paths(self) -> list[str]:

@@ -176,7 +176,7 @@ def test_a_folder_that_another_process_has_locked(shm: Path, monkeypatch: pytest
     monkeypatch.setattr(cache, "_LOCKED_S", 0.1)
     with (
         locked(shm),
-        pytest.raises(ConfigError, match=r"another process has locked .*/shm for 0\.1 s .*; end that, or"),
+        pytest.raises(ConfigError, match=r"/shm can't be used: another process has locked it for 0\.1 s .*; set"),
     ):
         Region("a", 10, lambda: 1000, shm)
 
@@ -330,7 +330,7 @@ def test_more_than_there_is(shm: Path) -> None:
 
 def test_no_shared_memory(source: Source, decoder: Decoder, tmp_path: Path) -> None:
     shm = tmp_path / "none"
-    with pytest.raises(ConfigError, match=rf"^data\.cache: {shm} can't be opened: No such file or directory; "):
+    with pytest.raises(ConfigError, match=rf"^data\.cache: {shm} can't be used: No such file or directory; "):
         cached(source, Cache.bytes, decoder, None, folder=shm)
 
 
