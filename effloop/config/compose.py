@@ -41,7 +41,7 @@ from effloop.config.overrides import (
 from effloop.config.schema import Config, run_folder, word
 from effloop.data.remote.location import is_remote
 from effloop.data.source import ScanError, kind_of
-from effloop.errors import ConfigError, EffLoopError, reason
+from effloop.errors import ConfigError, EffLoopError, reason, warn
 from effloop.parallel.base import detect_launcher
 from effloop.precision import PrecisionConfig, precisions
 from effloop.registry import PartConfig, choices, groups, load_plugins
@@ -363,7 +363,9 @@ def _without_removed(plain: Mapping[Any, Any]) -> dict[Any, Any]:
     for key, instead in REMOVED.items():
         group, _, name = key.partition(".")
         if isinstance(values := kept.get(group), dict) and name in values:
-            if values[name] not in (None, False, "exact") and group not in ("record", "engine"):
+            if values[name] == "fast":
+                warn("augment.resize=fast was removed: images are resized by the antialiased filter; scores may differ")
+            elif values[name] not in (None, False, "exact") and group not in ("record", "engine"):
                 raise ConfigError(f"'{key}' was removed; {instead}")
             kept[group] = {each: value for each, value in values.items() if each != name}
             if group not in Config.__dataclass_fields__:  # the whole group is gone

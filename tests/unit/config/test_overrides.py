@@ -187,3 +187,10 @@ def test_a_removed_key(key: str) -> None:
             effloop.config.from_dict(old, [], "old")
     else:
         assert effloop.config.to_dict(effloop.config.from_dict(old, [], "old")) == plain
+
+
+def test_a_run_that_was_resized_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = effloop.config.to_dict(effloop.config.compose([]))
+    old = {**plain, "augment": {**plain["augment"], "resize": "fast"}}
+    assert effloop.config.to_dict(effloop.config.from_dict(old, [], "old")) == plain
+    assert "augment.resize=fast was removed" in capsys.readouterr().err
