@@ -108,13 +108,9 @@ def warn(line: str) -> None:
 
 def printable(text: str) -> str:
     r"""A text on one line that does nothing to a terminal: line breaks, control and format characters as `\x1b`."""
-    return text if text.isprintable() else "".join(map(_escaped, text))
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_lines(text: str) -> str:
     """As `printable`, but indented lines of a list stay lines; nobody takes such a line for one of the program's."""
     return _INDENTED.join(map(printable, text.split(_INDENTED)))
-
-
-def _escaped(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -59,7 +59,7 @@ DECODER = '''
 """A decoder that turns colours around."""
 from dataclasses import dataclass
 from effloop.data.decode import DecodeConfig, decoders
-from effloop.data.decode.pillow import PillowDecoder
+from effloop.data.decode.common import PillowDecoder
 
 @dataclass
 class NegativeConfig(DecodeConfig):

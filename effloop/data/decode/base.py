@@ -150,7 +150,7 @@ decoders: Registry[Decoder] = Registry(
     {
         "auto": "effloop.data.decode.turbojpeg",
         "opencv": "effloop.data.decode.opencv",
-        "pillow": "effloop.data.decode.pillow",
+        "pillow": "effloop.data.decode.common",
         "turbojpeg": "effloop.data.decode.turbojpeg",
     },
 )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, PpmImagePlugin, WebPImagePlugin
 
-from effloop.data.decode.base import Box, DecodeConfig, Decoder, Resizes
+from effloop.data.decode.base import Box, DecodeConfig, Decoder, Resizes, decoders
 from effloop.data.image.encoded import ROW, EncodedImages, Headers, Kind, read_headers
 from effloop.data.image.header import Encoded, Header, open_other, png_chunks, pnm_pixels, read_header
 from effloop.data.image.orientation import read_orientation, stored_box, upright, upright_size
@@ -320,3 +320,8 @@ def check_box(box: Box, header: Header) -> None:
             f"box (top, left, height, width) = {box} is not inside an image of "
             f"{header.height} x {header.width} (height x width)"
         )
+
+
+@decoders.register("pillow", DecodeConfig)
+class PillowDecoder(PlainDecoder):
+    """Pillow: every format, the reference for all others, always installed."""

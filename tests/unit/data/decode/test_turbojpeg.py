@@ -8,8 +8,8 @@ from images import FORMATS, encode, photo
 from jpegs import KINDS, Box, Pixels, boxes, by_pillow, picture
 
 from effloop.data.decode import DecodeConfig, common, turbojpeg
+from effloop.data.decode.common import PillowDecoder
 from effloop.data.decode.opencv import OpenCVDecoder
-from effloop.data.decode.pillow import PillowDecoder
 from effloop.data.decode.turbojpeg import AutoDecoder, TurboJPEGDecoder
 from effloop.data.image.header import Header, read_header
 from effloop.data.image.jpeg import build_index

@@ -8,7 +8,7 @@ from images import encode, photo
 from jpegs import KINDS, by_opencv, picture
 
 from effloop.data.decode.base import DecodeConfig
-from effloop.data.decode.pillow import PillowDecoder
+from effloop.data.decode.common import PillowDecoder
 from effloop.data.image.jpeg import build_index, matches
 
 PIXELS = photo(240, 360)
