@@ -59,7 +59,7 @@ def in_one_line(overrides: Sequence[str] = ()) -> Iterator[None]:
     try:
         with guarded():
             yield
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
         from effloop.config import messages  # not for a run that is in order
 
         raise ConfigError(messages.explain(error, overrides)) from error
@@ -82,6 +82,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     """
     overrides = with_paths(for_ranks(overrides))
     with in_one_line(overrides):
+        refuse_contradictions([*{key_of(each): each for each in overrides}.values()])  # of one key the last counts
         return complete(compose_tree(overrides))[0]
 
 

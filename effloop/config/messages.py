@@ -169,7 +169,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str:
         link = link.__cause__ or link.__context__
     if known := next((each for each in chain if isinstance(each, ConfigError)), None):
         return str(known)
-    return next(filter(None, (_line(each, overrides) for each in chain)), " ".join(str(error).split()))
+    return next(filter(None, (_line(each, overrides) for each in chain)), " ".join(str(error).split()) or reason(error))
 
 
 def _line(error: BaseException, overrides: Sequence[str]) -> str | None:
@@ -188,6 +188,10 @@ def _line(error: BaseException, overrides: Sequence[str]) -> str | None:
         case yaml.MarkedYAMLError():
             mark = error.problem_mark or error.context_mark
             return f"{f'{mark.name}, line {mark.line + 1}' if mark else 'a YAML file'}: {error.problem}"
+        case UnicodeDecodeError():
+            return f"a YAML file is not UTF-8: {first}"
+        case RecursionError():
+            return "defaults: files of the config refer to each other in a circle"
         case MissingMandatoryValue():
             return f"{key} is missing; set {key}=VALUE"
         case UnsupportedInterpolationType():
@@ -238,7 +242,7 @@ def _unknown_choice(path: str, found: Sequence[str]) -> str:
     names = {each for each in found if not each.endswith("_schema")} | (set(parts.named_lazily()) if parts else set())
     first = parts.names() if parts else []  # before presets and lazy names, as the line may be cut
     known = [*first, *sorted(names.difference(first))]
-    return f"{group}: no choice '{name}'; {choices(name, known)}"
+    return f"{group}: no choice '{name}'; {choices(name, known) if known else f'see {PROGRAM} list'}"
 
 
 def _not_an_override(override: str, message: str) -> str:

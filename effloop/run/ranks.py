@@ -9,6 +9,7 @@ import signal
 import socket
 import tempfile
 import time
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -119,6 +120,8 @@ class Ranks:
         try:
             for process in self._processes:
                 process.start()
+                if self.how:  # the signal came while it was started, and didn't reach it
+                    raise PreemptedRunError(self.how)
             while (running := [each for each in self._processes if each.exitcode is None]) and not self._failed():
                 wait([each.sentinel for each in running], _POLL_S)
             number = signal.SIGTERM
@@ -149,21 +152,24 @@ class Ranks:
         return {name: str(value) for name, value in {**rank_env, **store, **ids, **nccl}.items()}
 
     def _end(self, number: int) -> None:
-        """End those that run still."""
+        """End those that run still; a signal, or Ctrl-C, ends the patience with them."""
         self._signal(number)
         until = time.monotonic() + _PATIENCE_S
-        for process in self._processes:
-            if process.pid:
+        started = [each for each in self._processes if each.pid]
+        try:
+            for process in started:
                 process.join(max(0.0, until - time.monotonic()))
+        finally:
+            for process in started:
                 if process.exitcode is None:
                     process.kill()
                     process.join()
 
-    def _signal(self, number: int) -> bool:
-        running = [each.pid for each in self._processes if each.pid and each.exitcode is None]
-        for pid in running:
-            os.kill(pid, number)
-        return bool(running)
+    def _signal(self, number: int) -> None:
+        for process in self._processes:
+            if process.pid and process.exitcode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
 
     def pass_on(self, number: int, frame: Any) -> None:
         """Pass the first signal on to the ranks, which save; a second one ends them."""
@@ -171,7 +177,8 @@ class Ranks:
         if self.how and not again:
             return
         self.how, self._first = self.how or f"stopped by {signal_name(number)}", time.monotonic()
-        if again or not self._signal(number):
+        self._signal(number)
+        if again:
             raise PreemptedRunError(self.how)
 
 

@@ -35,7 +35,9 @@ def _file(config: Config, name: str) -> Path:
 def any_here(config: Config) -> bool:
     """Whether there are any for this machine, for whatever data, which needn't be opened for this."""
     sought = _file(config, "*")
-    return any(sought.parent.glob(sought.name))
+    with suppress(OSError):
+        return any(sought.parent.glob(sought.name))
+    return False
 
 
 def keep(config: Config, fingerprint: Mapping[str, Any], **facts: Any) -> None:

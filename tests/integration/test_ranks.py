@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,20 @@ def test_ctrl_c(long: list[str], tmp_path: Path) -> None:
     code, _, err = done(process)
     assert code == 130
     assert err == f"effloop: interrupted; resume with: {PROGRAM} resume outputs/run\n"
+    assert all_gone(process.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_signals_again_end_a_rank_that_answers_none(number: int, code: int, long: list[str], tmp_path: Path) -> None:
+    process = started(long, tmp_path)
+    wait_until(lambda: epochs_done(tmp_path, 1), process)
+    os.kill(pids(tmp_path)[1], signal.SIGSTOP)
+    for _ in range(3 if number == signal.SIGTERM else 2):
+        os.kill(process.pid, number)
+        time.sleep(2.5 if number == signal.SIGTERM else 1)  # a signal that comes sooner is the same one
+    found, _, err = done(process)
+    assert (found, err.count("\n")) == (code, 1), err
     assert all_gone(process.pid)
 
 

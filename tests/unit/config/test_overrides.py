@@ -59,6 +59,26 @@ def test_taken(words: str) -> None:
 
 def test_from_python_the_last_of_a_key_counts() -> None:
     assert effloop.compose(["epochs=2", "epochs=3"]).epochs == 3
+    with pytest.raises(ConfigError, match=line("optim.lr=0.2 contradicts lr=0.1; drop one of them")):
+        effloop.compose(["lr=0.1", "optim.lr=0.2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (b"run: caf\xe9", "a YAML file is not UTF-8: "),
+        (b"defaults: [mine]", "defaults: files of the config refer to each other in a circle"),
+        (b"defaults: [other]", "experiment: no choice 'other'; see effloop list"),
+    ],
+)
+def test_files_that_cannot_be_read(text: bytes, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "configs/experiment/mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"# @package _global_\n" + text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        effloop.compose(["experiment=mine"])
+    assert str(error.value).replace("python -m effloop", "effloop").startswith(wanted)
 
 
 def test_what_is_typed_replaces_what_a_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,8 @@ def test_rows_are_kept_by_pipeline_and_data(cache: Path, monkeypatch: pytest.Mon
     assert row == {"date": row["date"], "kind": "tune", "pipeline": pipeline_key(other), "number": 2}
     assert findings.kept(COMPOSED, {**FINGERPRINT, "bytes": 11}) == []
     assert findings.any_here(COMPOSED)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache / ("a" * 300)))  # nobody can look there
+    assert not findings.any_here(COMPOSED)
     monkeypatch.setattr(findings, "available_cores", lambda: 999)  # another machine
     assert findings.kept(COMPOSED, FINGERPRINT) == []
     assert not findings.any_here(COMPOSED)
