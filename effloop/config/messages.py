@@ -162,6 +162,10 @@ def _typed(value: Any) -> str:
 
 def explain(error: BaseException, overrides: Sequence[str]) -> str:
     """The line for an error of Hydra, OmegaConf or YAML."""
+    if isinstance(error, RecursionError):
+        return "defaults: files of the config refer to each other in a circle"
+    if isinstance(error, UnicodeDecodeError):
+        return f"a YAML file is not UTF-8: {error}"
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None:
@@ -188,10 +192,6 @@ def _line(error: BaseException, overrides: Sequence[str]) -> str | None:
         case yaml.MarkedYAMLError():
             mark = error.problem_mark or error.context_mark
             return f"{f'{mark.name}, line {mark.line + 1}' if mark else 'a YAML file'}: {error.problem}"
-        case UnicodeDecodeError():
-            return f"a YAML file is not UTF-8: {first}"
-        case RecursionError():
-            return "defaults: files of the config refer to each other in a circle"
         case MissingMandatoryValue():
             return f"{key} is missing; set {key}=VALUE"
         case UnsupportedInterpolationType():
