@@ -209,9 +209,7 @@ def plugin_words() -> list[str]:
 
 def load_plugins() -> list[str]:
     """Import the plugin files, and every package that declares the entry point `effloop.plugins`: they register parts.
-
-    Returns:
-        The packages' import names, in order.
+    Returns the packages' import names, in order.
     """
     for path in plugin_files():
         try:

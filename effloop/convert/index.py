@@ -44,9 +44,6 @@ def build_indexes(splits: Mapping[str, Source], index_dir: str | None, num_threa
         index_dir: `data.index_dir`.
         num_threads: how many build; 0 means one.
 
-    Returns:
-        Name -> its report.
-
     Raises:
         ConfigError: the cache folder can't be written.
     """

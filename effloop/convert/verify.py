@@ -49,9 +49,6 @@ def verify(
         decoder: decodes the samples.
         num_threads: how many samples are checked at the same time; 0 means one.
         problems: gets a line for each problem, in the order of the samples.
-
-    Returns:
-        Name -> its report.
     """
     if "train" in splits and "val" in splits:
         try:

@@ -38,15 +38,12 @@ PALETTE = _voc()  # (256, 3) uint8 RGB: a colour for each class, and white for w
 
 
 def overlay(images: NDArray[np.uint8], masks: NDArray[np.uint8], *, borders: bool = False) -> NDArray[np.uint8]:
-    """Images with half of their classes' colours.
+    """Images with half of their classes' colours, (..., H, W, 3) uint8 RGB.
 
     Args:
         images: (..., H, W, 3) uint8 RGB.
         masks: (..., H, W) uint8 class indices.
         borders: draw a class's last pixels before another one in its full colour.
-
-    Returns:
-        (..., H, W, 3) uint8 RGB.
     """
     colours = PALETTE[masks]
     blended = ((256 - _SHARE) * images.astype(np.uint16) + _SHARE * colours.astype(np.uint16)) >> 8
@@ -97,10 +94,7 @@ def draw(preview: Preview, *, fitted: bool = False) -> NDArray[np.uint8]:
     """Draw each sample's images side by side, with up to three lines of its name below; and the classes of masks.
 
     As many samples are in a row as have eight images together. With `fitted` small images are magnified and large ones
-    reduced, otherwise they are drawn pixel for pixel.
-
-    Returns:
-        (H, W, 3) uint8 RGB.
+    reduced, otherwise they are drawn pixel for pixel. Returns (H, W, 3) uint8 RGB.
     """
     rows, parts = preview.images.shape[:2]
     images = [[_tile(preview, row, part) for part in range(parts)] for row in range(rows)]

@@ -95,16 +95,13 @@ def symmetric_beta(alphas: NDArray[np.float64], numbers: NDArray[np.float64]) ->
 
 
 def cut_boxes(shares: NDArray[np.float64], numbers: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """Boxes with the distribution of torchvision's CutMix: centred anywhere, clipped at the image's edges.
+    """(N, 4) left, top, right, bottom, distributed as torchvision's CutMix: centred anywhere, clipped at the edges.
 
     Args:
         shares: (N,) of the area to stay outside, before clipping.
         numbers: (2, N) in [0, 1): x and y of the centre.
         height: of the images.
         width: of the images.
-
-    Returns:
-        (N, 4) left, top, right, bottom.
     """
     sides = np.array([[width], [height]])
     half = (0.5 * np.sqrt(1 - shares) * sides).astype(np.int64)

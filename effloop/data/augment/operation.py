@@ -293,11 +293,7 @@ class CropOperation(Operation):
         return crop_and_flip_batch(images, drawn, np.zeros(len(drawn), np.bool_))
 
     def choose(self, drawn: NDArray[np.int64], row: int, mask: Mask) -> bool:
-        """Look at an image's (H, W) mask before the image is decoded, and write another box into `drawn[row]` or not.
-
-        Returns:
-            Whether it is another.
-        """
+        """Look at an image's (H, W) mask before it is decoded; whether another box was written to `drawn[row]`."""
         return False
 
     def apply_mask(self, mask: Mask, drawn: NDArray[np.int64], row: int) -> Mask:

@@ -40,13 +40,8 @@ class EngineConfig(PartConfig):
             raise ConfigError(f"engine.timeout_s: {self.timeout_s:g} is not allowed; set a number of seconds above 0")
 
     def host_batches(self, device: str) -> int:
-        """Batches in host memory at once: those prefetched, the loop's, and one that is copied to the device.
-
-        Args:
-            device: type of the device: cpu or cuda.
-
-        Returns:
-            0 where nothing is prefetched.
+        """Batches in host memory at once, where a device is of the type `cpu` or `cuda`: those prefetched, the loop's,
+        and one that is copied to the device; 0 where nothing is prefetched.
         """
         del device
         return self.prefetch + 2
