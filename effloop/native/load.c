@@ -10,7 +10,7 @@
 
 enum { SPARE = 1 << 16 }; /* bytes that a part may be larger than the whole: longer tables, dummies */
 
-/* N samples; as `Samples` in data/decode/run.py, field by field. */
+/* N samples; as `load_run` in data/decode/common.py hands them over, field by field. */
 typedef struct {
     int64_t count;
     const uint8_t *const *data;    /* encoded images */
@@ -30,7 +30,7 @@ typedef struct {
     const Box *box;
 } Sample;
 
-/* What becomes of them; as `Target` in data/decode/run.py, field by field. */
+/* What becomes of them; as `load_run` hands it over, field by field. */
 typedef struct {
     uint8_t *target;           /* (N, height, width, channels), each image contiguous */
     int64_t stride;            /* bytes between images */
@@ -105,7 +105,7 @@ static Box scaled_box(const Box *box, int factor) {
     return (Box){top, left, scaled(box->top + box->height, factor) - top, scaled(box->left + box->width, factor) - left};
 }
 
-/* As `PlainDecoder._region`, whose pixels and refusals it has. */
+/* The box of one JPEG, scaled; refuses what `PlainDecoder` decodes whole. */
 static int decode_jpeg(Workspace *space, const Sample *sample, const Target *target, int factor, Region *found) {
     const Row *header = sample->header;
     const Box *box = sample->box;
