@@ -241,7 +241,8 @@ def test_faults_that_stay_are_one_line(root, fault, words, server):
 @pytest.mark.parametrize("root", ["s3://d", "{url}/d/s-{{000..002}}.tar"])
 def test_a_file_that_changes_while_it_is_fetched(root, server):
     files, kept, root = shards(server), server.root.parent / "kept", root.format(url=server.url)
-    server.faults = [Fault(of="s-001.tar", act=lambda: (server.root / "d/s-001.tar").write_bytes(b"new"))]
+    (server.root / "new").write_bytes(b"new")
+    server.faults = [Fault(of="s-001.tar", act=lambda: (server.root / "new").replace(server.root / "d/s-001.tar"))]
     with pytest.raises(DataError, match="changed since it was listed"):
         local_root(root, kept)
     forget()

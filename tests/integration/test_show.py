@@ -90,7 +90,7 @@ def test_the_same_every_time(here: Path, photos: Path) -> None:
     ("args", "words"),
     [
         (["split=tran"], "split: 'tran' is not allowed; set train or val; did you mean 'train'?"),
-        (["samples"], "show: 'samples' has no value; set samples=8 or drop it"),
+        (["samples"], "show: 'samples' has no value; set samples=N or drop it"),
         (["samples=65"], "samples: '65' is not allowed; set a whole number from 1 to 64"),
         (["sampels=3"], "'sampels'"),
         (["-m", "seed=1,2"], "show: a picture is of a single run; leave out -m"),
