@@ -180,7 +180,7 @@ def test_tables_and_their_images_behind_urls(server, photos, here, capsys):
         table.write("\n")  # the samples are the same
     forget()
     assert main(["resume", "outputs/remote", "epochs=3"]) == 2
-    assert re.search(r"remote-val_root.bytes: \d+ then, ", capsys.readouterr().err)
+    assert re.search(r"remote-val_root: 1 files, \d+ bytes, .* then, ", capsys.readouterr().err)
 
 
 def test_baselines_read_photographs_behind_a_url(server, photos):

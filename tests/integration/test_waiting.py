@@ -116,9 +116,12 @@ def test_stopped_workers_end_the_run(photos: Path, tmp_path: Path) -> None:
 
 HANGING = """
 import multiprocessing
+import os
 import threading
 import time
 import effloop.data.source.storage.loose as loose
+from effloop.data.image.encoded import EncodedImages
+from effloop.data.in_progress import in_progress
 
 read = loose.read_file
 
@@ -128,8 +131,12 @@ def hanging(path):
         time.sleep(10**6)
     return read(path)
 
-def read_files(*_):
-    raise OSError  # a run is read sample by sample then
+def read_files(folder, names, sizes):
+    found = []
+    for row in range(len(names)):
+        in_progress.reach(row)
+        found.append(hanging(os.path.join(folder, bytes(names[row]))))
+    return EncodedImages.of(found)
 
 loose.read_file, loose.read_files = hanging, read_files
 """
