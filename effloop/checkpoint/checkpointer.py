@@ -142,9 +142,7 @@ class Checkpoints:
     """Nothing is written; the base class of checkpointers, which tracks the best scores.
 
     Args:
-        config: of this part.
         meter: the score that decides which epoch was the best.
-        run_dir: the run folder.
         facts: what goes into every checkpoint beside the state: config, classes.
     """
 

@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 from effloop import config as configs
 from effloop.cli.command import command
 from effloop.errors import ConfigError
-from effloop.measure.bench_formats import inference, storage
+from effloop.measure.bench_inference import inference
 from effloop.measure.bench_loader import augment, loader, train
 from effloop.measure.bench_step import ablate, step
+from effloop.measure.bench_storage import storage
 from effloop.measure.benchmark import Report
 
 

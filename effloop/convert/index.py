@@ -39,11 +39,6 @@ def build_indexes(splits: Mapping[str, Source], index_dir: str | None, num_threa
     Each is on the disk once it is built: an interrupted call is continued by the next. Those that are there are
     compared with the images' bytes, and built again where they differ.
 
-    Args:
-        splits: name -> opened split.
-        index_dir: `data.index_dir`.
-        num_threads: how many build; 0 means one.
-
     Raises:
         ConfigError: the cache folder can't be written.
     """

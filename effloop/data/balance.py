@@ -28,12 +28,7 @@ _LISTED = 3  # classes at either end
 
 
 def shares(counts: NDArray[np.int64], balance: float) -> NDArray[np.float64]:
-    """(K,) samples of each class -> (K,) its share of what is drawn: samples^(1 - balance), over the sum.
-
-    Args:
-        counts: at least one of them above 0.
-        balance: 0 gives the shares that the data has, 1 the same for each class that has samples.
-    """
+    """(K,) samples of each class -> (K,) its share of what is drawn: samples^(1 - balance), over the sum."""
     weights = np.where(counts > 0, np.maximum(counts, 1) ** (1.0 - balance), 0.0)
     found: NDArray[np.float64] = weights / weights.sum()
     return found

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop import task as base
 from effloop.errors import DataError, check_value
+from effloop.task import base
 from effloop.task.details import Details, of_classes
 
 _RANKS = 5

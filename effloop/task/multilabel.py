@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from effloop import task as base
 from effloop.errors import ConfigError, check_value
+from effloop.task import base
 from effloop.task.details import Details, Ranking, of_flags, rankings
 
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from effloop import task as base
 from effloop.errors import DataError, check_value
+from effloop.task import base
 from effloop.task.details import Details, of_numbers
 
 _ROUNDING = 1e-12  # share of a sum of squares that may be left of targets which are all equal

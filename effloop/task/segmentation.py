@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from effloop import task as base
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError, DataError, check_value
 from effloop.registry import choices
+from effloop.task import base
 from effloop.task.details import Details, of_masks
 
 _SAME = 0.99  # share of an image's pixels that two forms of a model have to give the same class

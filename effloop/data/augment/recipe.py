@@ -48,13 +48,7 @@ class Step(Generic[T]):
 
 
 def build_steps(config: RecipeConfig, operations: Mapping[str, Callable[..., T]], size: ImageSize) -> list[Step[T]]:
-    """Build the operations of a recipe, in order.
-
-    Args:
-        config: with `ops` and `order`.
-        operations: of the library, by name.
-        size: `image_size`, the default for operations that need a size.
-    """
+    """Build the operations of a recipe, in order."""
     labels = _labels(config)
     steps: dict[str, Step[T]] = {}
     seen: dict[str, int] = {}

@@ -88,11 +88,7 @@ class OperationFactory:
 
 
 class TorchvisionOperation(LibraryOperation):
-    """One of torchvision's, on views: nothing is copied except by torchvision.
-
-    Args:
-        op: torchvision's object.
-    """
+    """One of torchvision's, on views: nothing is copied except by torchvision."""
 
     def __init__(self, op: Any) -> None:
         self.op = op

@@ -358,15 +358,8 @@ _MARGIN = 1.05  # for the error of an estimate from 2,000 sizes
 def cached(
     source: Source, what: Cache, decoder: Decoder, limit: float | None, *, share: float = 1.0, folder: Path = FOLDER
 ) -> Source:
-    """`source`, or a source that keeps it in memory, shared with the other processes of this machine.
-
-    Args:
-        source: whose samples are kept.
-        what: what is kept.
-        decoder: decodes the pixels.
-        limit: bytes for all splits together; None is half of the free memory.
-        share: fraction of it for this split.
-        folder: of a file system in memory.
+    """`source`, or a source that keeps it in memory, shared with the other processes of this machine: in a fraction
+    `share` of `limit` bytes, which are for all splits and by default half of the free memory.
 
     Raises:
         ConfigError: there is too little memory, or no such folder.

@@ -100,11 +100,7 @@ class RecordIOSource(IndexedSource):
 
 
 class _FramedPayload(ScatteredPayload):
-    """Samples at (file, offset, size); an odd offset is that of the first of several frames, plus 1.
-
-    Args:
-        index: has these columns.
-    """
+    """Samples at (file, offset, size); an odd offset is that of the first of several frames, plus 1."""
 
     def __init__(self, files: MappedFiles, index: ColumnFile) -> None:
         super().__init__(files, *(index.unsigned(name) for name in ("file", "offset", "size")))

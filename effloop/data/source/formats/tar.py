@@ -197,12 +197,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def members(data: mmap.mmap, where: str) -> Iterator[Member]:
-    """Every file of an archive, in order; folders are skipped.
-
-    Args:
-        data: the mapped archive.
-        where: its path, for messages.
-    """
+    """Every file of an archive, in order; folders are skipped."""
     if _COMPRESSED.match(data):
         raise DataError(f"{where} is compressed, so no sample can be read by itself; decompress it")
     at, plain = 0, "write the archive again with plain files only"

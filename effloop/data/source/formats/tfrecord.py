@@ -89,9 +89,6 @@ def _messages() -> dict[str, Any]:
 class Example:
     """The features of one record.
 
-    Args:
-        data: the record.
-
     Raises:
         DataError: not such a message; callers put the record's name before the error's message.
     """
@@ -109,13 +106,7 @@ class Example:
         self._features = {entry.name: entry.feature for entry in entries}  # of two with the same name the last is valid
 
     def values(self, name: str, wanted: str, key: str) -> Sequence[Any]:
-        """All values of feature `name`; empty if there is no such feature.
-
-        Args:
-            name: of the feature.
-            wanted: bytes_list, float_list or int64_list.
-            key: of the config, which chooses another one.
-        """
+        """All values of feature `name`; empty if there is no such feature."""
         feature = self._features.get(name.encode(errors="surrogateescape"))
         kind = wanted if feature is None else feature.WhichOneof("kind") or wanted
         if kind != wanted:
