@@ -72,8 +72,8 @@ REFUSED = {"amp=true precision=fp32", "lr=0.1 optim.lr=0.2", "deterministic=true
 
 LONGEST = {
     "README",
-    *("augmentation", "benchmarks", "commands", "data", "diagnose", "export", "extending"),
-    *("multi-gpu", "recipes", "runs", "segmentation", "step", "sweeps", "tasks"),
+    *("augmentation", "benchmarks", "commands", "data", "diagnose", "evaluate", "export", "extending"),
+    *("multi-gpu", "own-source", "own-task", "recipes", "runs", "segmentation", "splits", "step", "sweeps", "tasks"),
 }
 """Pages whose commands take three seconds or more."""
 
