@@ -21,7 +21,7 @@ from rich.text import Text
 
 from effloop.batch import Preview
 from effloop.cli.command import RunOptions, command
-from effloop.config.overrides import key_of
+from effloop.config.overrides import key_of, quoted
 from effloop.data.check import listed
 from effloop.data.image.header import EXTENSIONS
 from effloop.data.loader import Loader
@@ -29,7 +29,9 @@ from effloop.data.remote.location import is_remote
 from effloop.data.source import Source
 from effloop.data.source.auto import format_of as data_format
 from effloop.data.source.files import Unlabelled, find_images
-from effloop.data.source.table_source import NoTargetsError, listed_images
+from effloop.data.source.root import expand_root
+from effloop.data.source.table_source import listed_images
+from effloop.data.source.tables import NoTargetsError
 from effloop.errors import PROGRAM, ConfigError, DataError, warn
 from effloop.inference import export as exporting
 from effloop.inference import predict as predicting
@@ -220,9 +222,10 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     """
     if options.out:
         predicting.check_writable(options.out)
+    images, overrides = _images(options, overrides)
     trained = Trained.open(options.run, overrides)
     _check_options(options, trained)
-    source, has_targets = _source(options, overrides, trained)
+    source, has_targets = (images, False) if images else _dataset(options, overrides, trained)
     predictions, columns = _predicted(options, trained, Unlabelled(source))
     print(f"{trained.describe()}, on {predictions.loader.describe()}", flush=True)
     started = time.perf_counter()
@@ -248,33 +251,41 @@ def _predicted(options: PredictOptions, trained: Trained, source: Source) -> tup
     return predictions, predictions.columns(options.top, every=options.scores)
 
 
-def _source(options: PredictOptions, overrides: Sequence[str], trained: Trained) -> tuple[Source, bool]:
-    """The images, and whether they have targets."""
+def _images(options: PredictOptions, overrides: list[str]) -> tuple[Source | None, list[str]]:
+    """The images that paths name, or the overrides with the dataset that a path is."""
     for path in options.paths:
         if is_remote(url := str(path).replace(":/", "://", 1)) and not path.exists():  # a path has one slash
             raise ConfigError(f"predict: '{url}' is a URL, not a path; write data.root={url} instead")
     known = [path for path in options.paths if os.path.exists(path) and path.suffix.lower() not in EXTENSIONS]
     datasets = [path for path in known if data_format(path) not in (None, "folder")]  # of packed formats
-    split = options.split or "val"
     if not options.paths:
-        return trained.source(split), True
-    if any(key_of(override) == "data.root" for override in overrides):
-        raise ConfigError(f"predict: '{options.paths[0]}' contradicts data.root; drop one of them")
+        return None, overrides
+    keys = [*map(key_of, overrides)]
+    for key in ("data.root", "data.images"):
+        if key in keys and (key == "data.root" or not datasets):
+            raise ConfigError(f"predict: '{options.paths[0]}' contradicts {key}; drop one of them")
     if not datasets:
         if options.split:
             raise ConfigError(
                 f"split: '{options.paths[0]}' is taken as images, which have no splits; leave split out, or set "
                 f"data.root={options.paths[0]} instead"
             )
-        return find_images(options.paths), False
+        return find_images(options.paths), overrides
     if len(options.paths) > 1:
         raise ConfigError(f"predict: '{datasets[0]}' is a dataset, which stands alone; drop the other paths")
+    chosen = ["data=auto"] * ("data" not in keys)
+    return None, [*chosen, f"data.root={quoted(str(datasets[0]))}", *overrides]
+
+
+def _dataset(options: PredictOptions, overrides: Sequence[str], trained: Trained) -> tuple[Source, bool]:
+    """The images of a dataset, and whether they have targets, which those of a table may lack."""
+    data = trained.config.data
     try:
-        return trained.source(split, datasets[0]), True
+        return trained.source(options.split or "val"), True
     except NoTargetsError:
-        if options.split or datasets[0].is_dir():
+        if options.split or "data.label" in map(key_of, overrides) or not (root := expand_root(data)).is_file():
             raise
-        return listed_images(datasets[0]), False
+        return listed_images(data, root), False
 
 
 def _write(

@@ -341,11 +341,11 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
             if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: several values are a sweep, which only training takes")
         choices = [override for override in given if override.key_or_group in Config.GROUPS]
-        chosen = _chosen(choices)
         tree: Any = OmegaConf.structured(Config)
         for group in Config.GROUPS:
             tree[group] = OmegaConf.structured(_part_of_saved(group, str(plain[group]["name"])))
         tree = OmegaConf.merge(tree, plain)
+        chosen = _chosen(choices, tree.data)
         if "optim" in chosen:  # what was set for the other one
             tree.lr = None
         if "task" in chosen and chosen["task"].name != plain["task"]["name"]:
@@ -396,10 +396,15 @@ def _apply(tree: Any, override: Override) -> None:
     del node[key]
 
 
-def _chosen(choices: Sequence[Override]) -> dict[str, Any]:
-    """{group: its tree} for overrides `group=choice`; a preset such as data=dali sets other groups, too."""
+def _chosen(choices: Sequence[Override], data: DictConfig) -> dict[str, Any]:
+    """{group: its tree} for overrides `group=choice`; a preset such as data=dali sets other groups, too. Other data is
+    shown to a model as the `data` that it was trained on.
+    """
     if not choices:
         return {}
     default, composed = compose_tree([]), compose_tree([str(each.input_line) for each in choices])
     named = {each.key_or_group for each in choices}
-    return {group: composed[group] for group in Config.GROUPS if group in named or composed[group] != default[group]}
+    found = {group: composed[group] for group in Config.GROUPS if group in named or composed[group] != default[group]}
+    if "data" in found:
+        found["data"].update({key: data[key] for key in ("channels", "mean", "std")})
+    return found

@@ -23,8 +23,7 @@ from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.config.overrides import key_of
 from effloop.data.loader import Loader
-from effloop.data.source import Source, sources
-from effloop.data.source.auto import AutoConfig
+from effloop.data.source import Source
 from effloop.data.source.base import WHOLE, NoSplitError
 from effloop.data.source.splits import has_splits, open_part, open_split, undivided
 from effloop.errors import CheckpointError, ConfigError, EffLoopError, warn
@@ -50,6 +49,9 @@ def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) ->
         data = alone["data"] = {key: value for key, value in data.items() if key != "window"}
     config = configs.from_dict(alone, overrides, f"the config in {path}")
     keys = {key_of(override) for override in overrides}
+    if "data=auto" in overrides:  # whose splits are called as the run's
+        names = {key: data[key] for key in ("train_split", "val_split") if data[key] and f"data.{key}" not in keys}
+        config.data = replace(config.data, **names)
     moved = "data.root" in keys and not _same_path(config.data.root, data["root"])
     if not config.data.divides or not moved or keys & {"data.val", "data.folds", "data.fold"}:
         return config
@@ -164,41 +166,34 @@ class Trained:
         all of other data than the run's that has no splits.
         """
         build = partial(build_loader, self.config, classes=list(self.classes), evaluate=True)
-        loader = self._or_whole(build, split)
+        loader = self._or_whole(build, split, scored=True)
         self.task.num_outputs(loader.plan.source)  # refuses targets of another kind
         check_trained_on(self.facts, loader.plan.source)
         if split == "val":
             self._check_divided_alike(loader.plan.source)
         return loader
 
-    def source(self, split: str = "val", root: Path | None = None) -> Source:
-        """The samples of a split as of `loader`, whatever their classes are; with `root` of other data, in any format,
-        all of it where it has no splits.
-        """
+    def source(self, split: str = "val") -> Source:
+        """The samples of a split as of `loader`, whatever their classes are."""
         data = self.config.data
-        if root is None:
-            if split == "val" and data.divides:
-                with suppress(EffLoopError):  # opening the split reports what is wrong
-                    self._check_divided_alike(open_split(data, split, self.classes))
-            return self._or_whole(partial(open_part, data), split)
-        data = AutoConfig("auto", str(root), data.train_split, data.val_split or "val", allow_missing_classes=True)
-        try:
-            return open_part(data, split)
-        except NoSplitError:
-            with suppress(NoSplitError):
-                return sources.build(data, WHOLE)
-            raise
+        if split == "val" and data.divides:
+            with suppress(EffLoopError):  # opening the split reports what is wrong
+                self._check_divided_alike(open_split(data, split, self.classes))
+        elif not data.divides:
+            data = replace(data, allow_missing_classes=True)
+        return self._or_whole(partial(open_part, data), split, scored=False)
 
-    def _or_whole(self, opening: Callable[[str], Opened], split: str) -> Opened:
-        """A split, or all of other data than the run's that has no splits."""
+    def _or_whole(self, opening: Callable[[str], Opened], split: str, *, scored: bool) -> Opened:
+        """A split, or all of data that has no splits; what the run was trained on isn't scored."""
         try:
             return opening(split)
         except NoSplitError:
-            roots = self.config.data.root, self.facts["config"]["data"]["root"]
-            if split == "val" and not _same_path(*roots) and not has_splits(self.config.data):
+            data, own = self.config.data, _same_path(self.config.data.root, self.facts["config"]["data"]["root"])
+            if split == "val" and not (data.divides or (scored and own) or has_splits(data)):
                 with suppress(NoSplitError):
                     found = opening(WHOLE)
-                    warn(f"data.root: '{roots[0]}' has no splits, so all of it is used")
+                    if scored:
+                        warn(f"data.root: '{data.root}' has no splits, so all of it is used")
                     return found
             raise
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from images import encode, exif, photo
 from PIL import Image
+from runs import train
 
 import effloop
 from effloop.cli.main import main
@@ -98,6 +99,7 @@ def test_an_exported_file(finished: Path, photos: Path, here: Path) -> None:
     [
         (["nowhere"], "'nowhere' is not there; name images, folders of images, or patterns"),
         (["new", "data.root=x"], "predict: 'new' contradicts data.root; drop one of them"),
+        (["new", "data.images=x"], "predict: 'new' contradicts data.images; drop one of them"),
         (["new", "out=x.xls"], "out: 'x.xls' is no table's file"),
         (["new", "out=/proc/x.csv"], "out: '/proc/x.csv' can't be written: No such file or directory; set out=FILE"),
         (
@@ -192,3 +194,18 @@ def test_a_table_without_targets(finished: Path, photos: Path, here: Path, capsy
         assert [row["path"] for row in found] == [f"data/{name}" for name in names]
         assert [row["score"] for row in found] == [row["score"] for row in table(Path("wanted.csv"))]
         assert "can't be read" in gone["error"]
+
+
+def test_a_table_whose_images_are_in_another_folder(photos: Path, here: Path) -> None:
+    """As a path, as `data.root`, with `data=csv`: of a run with a column of targets and a mean of its own."""
+    names = sorted(path.relative_to(photos / "val") for path in photos.glob("val/*/*.jpg"))
+    Path("all.csv").write_text("\n".join(["id,kind", *(f"{name},{name.parent}" for name in names)]))
+    Path("test.csv").write_text("\n".join(["id", *(str(name.with_suffix("")) for name in names)]))
+    images, own = f"data.images={photos}/val", ("data.label=kind", "data.mean=[0.1,0.2,0.3]", "data.val=0.3")
+    assert train(photos, "data.root=all.csv", images, *own, "epochs=1", "run=run") == 0
+    assert main(["predict", "outputs/run", *(f"{photos}/val/{name}" for name in names), "out=wanted.csv"]) == 0
+    for words in (["test.csv"], ["data.root=test.csv"], ["data=csv", "data.root=test.csv"]):
+        assert main(["predict", "outputs/run", *words, images, "out=found.csv"]) == 0
+        assert Path("found.csv").read_text() == Path("wanted.csv").read_text()
+    for words in ([images, "data.label=kind"], ["data.images=nowhere"]):
+        assert main(["predict", "outputs/run", "test.csv", *words]) == 2

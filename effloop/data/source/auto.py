@@ -19,7 +19,7 @@ from effloop.data.source.vocabulary import SPLIT_WORDS
 from effloop.errors import ConfigError, DataError
 
 _HUB = re.compile(r"hf://datasets/([^/]+(?:/[^/@]+)?)(?:@([^/]+))?/?")
-_KEYS = {"classes", "mask", "reduce_zero", "colors", "image", "label"}  # keys that only some formats have
+_KEYS = {"classes", "mask", "reduce_zero", "colors", "images", "image", "label"}  # keys that only some formats have
 
 
 @dataclass
@@ -31,9 +31,12 @@ class AutoConfig(DataConfig):
         classes: names of the classes, as of the format that is found.
         mask: column of the masks, as of `data=csv` and `data=parquet`.
         reduce_zero, colors: how masks are read, as of `data=masks`.
+        images: the folder that paths of a table are relative to, as of `data=csv`.
         image, label: which columns, arrays, features or extensions are images and targets, as of the format that is
             found; null is its default.
     """
+
+    url_keys = ("root", "images")
 
     root: str | None = None
     targets: str | None = None
@@ -41,6 +44,7 @@ class AutoConfig(DataConfig):
     mask: str | None = None
     reduce_zero: bool = False
     colors: str | None = None
+    images: str | None = None
     image: str | None = None
     label: Any = None
 

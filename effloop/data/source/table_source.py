@@ -30,7 +30,7 @@ from effloop.data.source.storage.kept import file_state, folder_times
 from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, LooseSource, find_image, open_listing
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import read_targets
-from effloop.data.source.tables import Column, Parser, Row, Table, encoded, infer, shown
+from effloop.data.source.tables import Column, NoTargetsError, Parser, Row, Table, encoded, infer, shown
 from effloop.data.source.vocabulary import IMAGE_PATH, LABEL, MASK_PATH
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
@@ -95,10 +95,6 @@ METADATA = "metadata"  # name of the table in each split's folder, as Hugging Fa
 MOST_SPLITS = 32  # each has files of its own while the index is written
 _SPLITS = {"0": "train", "false": "train", "1": "val", "true": "val"}  # of a column like `is_valid`
 _LISTED, _SHOWN = 3, 200
-
-
-class NoTargetsError(ScanError):
-    """A table has no column that looks like targets."""
 
 
 def find_tables(config: CsvConfig, split: str) -> dict[str | None, Path]:
@@ -229,7 +225,7 @@ def lacking(table: Table, what: str, key: str, usual: Iterable[str]) -> DataErro
         f"has no column of {what} (looked for {', '.join(usual)}); {choices('', table.columns)}: set data=csv "
         f"data.{key}=COLUMN"
     )
-    return NoTargetsError(str(error)) if key == "label" else error
+    return error if key == "image" else NoTargetsError(str(error))
 
 
 def look(parts: Sequence[Part], wanted: Kind | None) -> list[Column]:
@@ -327,7 +323,7 @@ class Rows:
             fix = "URL, that of their folder" if self.config.urls else "FOLDER"
             raise part.table.wrong(
                 f"names {self._num_missing:,} of {self._count:,} images that are not there, below "
-                f"{printable(part.folder)}: {listed}; set data=csv data.images={fix}, or correct the rows"
+                f"{printable(part.folder)}: {listed}; set data.images={fix}, or correct the rows"
             )
         hashes, lines, places = self._hashes.array(), self._lines.array(), self._tables.array()
         order = np.argsort(hashes, kind="stable")
@@ -416,24 +412,32 @@ def _mask_classes(config: CsvConfig, index: ColumnFile) -> tuple[MaskFormat, tup
     return form, names, told_by
 
 
-def listed_images(path: Path) -> Images:
+def listed_images(config: DataConfig, path: Path) -> Images:
     """The images that a table's rows name, whatever else it has; what isn't there is found when it is read."""
-    table, folder, place = open_paths(CsvConfig("csv", str(path)), path)
+    found = config.found()
+    assert isinstance(found, CsvConfig)
+    table, folder, place = open_paths(_with_images(found), path)
     paths = []
     for _, (text,) in table.rows([place]):
         name = tables.encoded(text)
-        found = find_image(folder, name)
-        paths.append(os.path.join(folder, name if found is None else found[0]))
+        there = find_image(folder, name)
+        paths.append(os.path.join(folder, name if there is None else there[0]))
     if not paths:
         raise table.wrong("has no rows; write a row for each image")
     return Images(paths, tables.shown(path))
 
 
+def _with_images(config: CsvConfig) -> CsvConfig:
+    """With `images` as a path of this machine."""
+    if not config.images:
+        return config
+    return replace(config, images=str(fetched_path(config, "images") or os.path.expanduser(config.images)))
+
+
 def _index(config: CsvConfig, split: str) -> ColumnFile:
     """The index of the tables: kept from an earlier reading if they haven't changed, or from a new one."""
-    if config.images:
-        images = fetched_path(config, "images") or os.path.abspath(os.path.expanduser(config.images))
-        config = replace(config, images=str(images))
+    config = _with_images(config)
+    config = replace(config, images=config.images and os.path.abspath(config.images))
     if (targets := read_targets(expand_root(config))) and config.label is None and config.targets is None:
         config = replace(config, label=list(targets.names), targets=targets.kind.value)  # as targets.json says
     found = find_tables(config, split)

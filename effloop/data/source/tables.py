@@ -16,10 +16,15 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from effloop.data.source.base import Kind, printable
+from effloop.data.source.base import Kind, ScanError, printable
 from effloop.data.source.storage.targets import Targets, row_of
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
+
+
+class NoTargetsError(ScanError):
+    """A table has no column that looks like targets."""
+
 
 ENDINGS = (".csv", ".tsv", ".jsonl")  # of files that `data=auto` takes for tables
 Row = tuple[int, Sequence[str]]  # number of a row, and its values in some columns
@@ -47,7 +52,8 @@ class Table:
         """The place of a column that `data.KEY` names; a DataError if there is none."""
         place = self.columns.index(name) if name in self.columns else self.first([name.casefold()])
         if place is None:
-            raise DataError(f"data.{key}: {shown(self.path)} has no column '{name}'; {choices(name, self.columns)}")
+            kind = NoTargetsError if key in ("label", "mask") else DataError
+            raise kind(f"data.{key}: {shown(self.path)} has no column '{name}'; {choices(name, self.columns)}")
         return place
 
     def wrong(self, what: str) -> DataError:

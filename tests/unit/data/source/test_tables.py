@@ -315,7 +315,7 @@ REFUSED = [
     pytest.param(
         "id,label\n0,a\n9,a\n8,a\nx/7.png,a\n6,b\n",
         {},
-        "4 of 5 images '9' (line 3), '8' (line 4), 'x/7.png' (line 5), …; set data=csv data.images=",
+        "4 of 5 images '9' (line 3), '8' (line 4), 'x/7.png' (line 5), …; set data.images=",
         id="missing",
     ),
     pytest.param("id,label\n0,a\n1,b\n./0.jpg,b\n", {}, "line 4: image is in line 2 already", id="twice"),
