@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+from effloop.lazy import Tensor
 
 
 class ImageSize(NamedTuple):

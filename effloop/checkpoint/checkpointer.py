@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
-import torch
 from rich.filesize import decimal
-from torch import Tensor
 
 from effloop.checkpoint import files
 from effloop.errors import CheckpointError, ConfigError, check_value, reason, warn
+from effloop.lazy import Tensor, torch
 from effloop.registry import PartConfig, Registry, either
 from effloop.system.files import remove_stale, replacing
 from effloop.system.signals import PATIENCE_S, interrupts_deferred
@@ -47,7 +46,7 @@ class Snapshots:
         devices: set[torch.device] = set()
 
         def copied(value: Any, place: tuple[Any, ...]) -> Any:
-            if isinstance(value, Tensor):
+            if isinstance(value, torch.Tensor):
                 return tensor_copied(value.detach(), place)
             if isinstance(value, dict):
                 found: Any = OrderedDict() if isinstance(value, OrderedDict) else {}
@@ -358,7 +357,7 @@ def _second_name(path: Path, name: Path) -> None:
 
 def _bytes(state: Any) -> int:
     """About what a checkpoint takes on the disk."""
-    if isinstance(state, Tensor):
+    if isinstance(state, torch.Tensor):
         return state.nbytes
     if isinstance(state, Mapping):
         return sum(map(_bytes, state.values()))

@@ -12,10 +12,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-from torch import Tensor
-
 from effloop.errors import CheckpointError, reason, warn
+from effloop.lazy import torch
 from effloop.system.untrusted import ForeignFileError, check_archive, opened
 
 # What a checkpoint may hold: read without running code, and with a right checksum, a file can still claim anything.
@@ -27,18 +25,20 @@ the same takes a few bytes and is endless to walk through."""
 
 REQUIRED = ("format", "config", "classes", "model", "progress")
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("config", "model", "progress", "data", "trained", "average", "optimizer", "schedule"), (dict,)),
-    **dict.fromkeys(("precision", "checkpoints", "task", "stop", "recorder", "last"), (dict,)),
-    **dict.fromkeys(("classes", "target_names", "rng"), (list, tuple)),
-    "num_outputs": (int,),
-    "world_size": (int,),
-    "metrics": (list, Tensor),
-    "buffers": (list,),
-}
-"""Known fields; those that aren't required may be None."""
-
 _PROGRESS = {"epoch", "samples_seen", "step"}
+
+
+def _types() -> dict[str, tuple[type, ...]]:
+    """Of known fields; those that aren't required may be None."""
+    dicts = "config model progress data trained average optimizer schedule precision checkpoints task stop recorder"
+    return {
+        **dict.fromkeys((*dicts.split(), "last"), (dict,)),
+        **dict.fromkeys(("classes", "target_names", "rng"), (list, tuple)),
+        "num_outputs": (int,),
+        "world_size": (int,),
+        "metrics": (list, torch.Tensor),
+        "buffers": (list,),
+    }
 
 
 def check(state: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ def check(state: Mapping[str, Any]) -> None:
         ValueError: with what is wrong.
     """
     _check_tree(state)
-    for key, types in _TYPES.items():
+    for key, types in _types().items():
         value = state.get(key)
         if (key in REQUIRED or value is not None) and (not isinstance(value, types) or isinstance(value, bool)):
             raise ValueError(f"its {key} is {_shortened(value)}, not a {types[0].__name__}")
@@ -77,7 +77,7 @@ def _check_tree(state: Any) -> None:
         if len(level) == _MOST_VALUES:
             break
         for each in level:
-            if isinstance(each, Tensor) and (
+            if isinstance(each, torch.Tensor) and (
                 each.layout != torch.strided or each.nbytes > each.untyped_storage().nbytes()
             ):
                 raise ValueError(f"a tensor of shape {tuple(each.shape)} has more elements than are stored of it")
@@ -85,7 +85,7 @@ def _check_tree(state: Any) -> None:
 
 
 def _shortened(value: Any) -> str:
-    text = type(value).__name__ if isinstance(value, Tensor | Mapping | list | tuple) else repr(value)
+    text = type(value).__name__ if isinstance(value, torch.Tensor | Mapping | list | tuple) else repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 

@@ -6,7 +6,8 @@ import random
 from typing import Any
 
 import numpy as np
-import torch
+
+from effloop.lazy import torch
 
 
 def seed_all(seed: int) -> None:

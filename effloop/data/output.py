@@ -8,23 +8,21 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from effloop.lazy import Tensor, torch
 from effloop.native import address, function
 from effloop.system.cached import cached_property
 
 
 @dataclass(frozen=True)
 class Output:
-    """Pixels as they are: images are (B, C, H, W) uint8, channels_last.
+    """Pixels as they are: images are (B, C, H, W) uint8, channels_last."""
 
-    Attributes:
-        dtype: of the images.
-    """
-
-    dtype = torch.uint8
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the images."""
+        return torch.uint8
 
     def images(self, memory: Tensor) -> Tensor:
         """(B, H, W, C times the bytes of a number) uint8, contiguous -> (B, C, H, W) images in the same memory."""
@@ -53,7 +51,9 @@ class NormalizedOutput(Output):
     channels_last: bool  # memory layout of the images
     fused: bool  # whether a product is rounded before the offset is added to it (False), or the sum alone (True)
 
-    dtype = torch.float32
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
 
     def images(self, memory: Tensor) -> Tensor:
         count, height, width, row = memory.shape

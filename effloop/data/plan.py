@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.batch import Batch, Skipped
 from effloop.data.augment import Augment
@@ -25,6 +23,7 @@ from effloop.data.output import Output
 from effloop.data.random import sample_keys
 from effloop.data.source import Kind, Source
 from effloop.errors import ConfigError, DataError
+from effloop.lazy import Tensor, torch
 from effloop.system.hardware import set_own_threads
 
 Read = tuple[EncodedImages, Headers]

@@ -12,10 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from effloop.lazy import Tensor, torch
 from effloop.native import address, function
 from effloop.system.cached import cached_property
 

@@ -32,7 +32,8 @@ from effloop.inference.formats import INPUT, OUTPUT, VERSION, Format, formats, o
 from effloop.inference.trained import FixedBatch, Trained
 from effloop.record import Metrics
 from effloop.system.hardware import has_vnni
-from effloop.task import Meter, OutputTransform, Task, unwrap
+from effloop.task import Meter, Task
+from effloop.task.outputs import OutputTransform, unwrap
 from effloop.train.evaluation import Scorer
 
 

@@ -14,10 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-
 from effloop.errors import ConfigError, check_value, reason
+from effloop.lazy import Tensor, nn
 from effloop.registry import PartConfig, Registry, choices
 
 
@@ -125,12 +123,17 @@ class ModelConfig(PartConfig):
                 raise ConfigError(f"model.{key}: '' is not allowed; set a file, a run folder, a name, or null")
 
 
-CHANNEL_NORMS = (_NormBase,)  # they subtract each channel's mean, and so cancel a bias before them
+def is_channel_norm(module: nn.Module) -> bool:
+    """Whether a module subtracts each channel's mean, and so cancels a bias before it: BatchNorm, InstanceNorm."""
+    return isinstance(module, nn.modules.batchnorm._NormBase)
 
-NORMS = (*CHANNEL_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # all normalisations
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalisation of any kind."""
+    return is_channel_norm(module) or isinstance(module, nn.GroupNorm | nn.LayerNorm | nn.RMSNorm)
 
 
-class Models(Registry[nn.Module]):
+class Models(Registry["nn.Module"]):
     """Models by name: classes or functions that return one.
 
     They take by their names what they need of `num_classes`, `image_size`, `channels`, `config` and the fields of their

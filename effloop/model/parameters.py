@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
-from effloop.model.base import NORMS, subclassed
+from effloop.lazy import Tensor, nn, no_grad, torch
+from effloop.model.base import is_norm, subclassed
 from effloop.registry import choices
 
 
@@ -84,7 +81,7 @@ def parameter_groups(
     decay (He et al. 2018, "Bag of tricks"): a norm cancels the scale of the weights before it, but not its own. Class
     tokens, position embeddings and tables of relative positions have more dimensions and decay.
     """
-    norms = {id(each) for module in model.modules() if isinstance(module, NORMS) for each in module.parameters()}
+    norms = {id(each) for module in model.modules() if is_norm(module) for each in module.parameters()}
     parameters = dict(model.named_parameters())
     groups: list[dict[str, Any]] = []
     for names, settings in [(each.parameters, {"lr": each.lr}) for each in layers] or [(tuple(parameters), {})]:
@@ -184,7 +181,7 @@ class Features:
     def __init__(self, model: nn.Module, head: str) -> None:
         self.model, self.head = model, model.get_submodule(head)
 
-    @torch.no_grad()
+    @no_grad
     def __call__(self, images: Tensor) -> Tensor:
         """The input of the head, (N, D) float32 on the images' device."""
         seen: list[Tensor] = []
@@ -266,10 +263,12 @@ def _checkpointed(kind: Any) -> type[nn.Module]:
             if not (self.training and torch.is_grad_enabled()):
                 return super().forward(*args, **kwargs)
             if torch.compiler.is_compiling():  # the compiler keeps updates of buffers out of the recomputation
-                return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+                return torch.utils.checkpoint.checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
 
             contexts = lambda: (nullcontext(), _statistics_kept(self))  # noqa: E731
-            return checkpoint(super().forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+            return torch.utils.checkpoint.checkpoint(
+                super().forward, *args, use_reentrant=False, context_fn=contexts, **kwargs
+            )
 
     return Checkpointed
 

@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
-from effloop.model.base import CHANNEL_NORMS
+from effloop.lazy import Tensor, nn, torch
+from effloop.model.base import is_channel_norm
 from effloop.system.memory import SavedForBackward
 
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TILE = 8  # channels that tensor cores process at once in half precision
 
 
@@ -51,7 +48,7 @@ def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last
     with torch.random.fork_rng(devices), torch.enable_grad(), _in_eval_mode(model), _watched(model) as (biases, odd):
         with SavedForBackward(chain(model.parameters(), model.buffers(), [image])) as saved:
             found: Any = model.forward(image)  # a call would compile a model that is to be compiled
-        heads: list[Tensor] = [found] if isinstance(found, Tensor) else [*found.values()]
+        heads: list[Tensor] = [found] if isinstance(found, torch.Tensor) else [*found.values()]
         logits = heads[0]
         if not logits.requires_grad:
             raise ConfigError(
@@ -107,9 +104,9 @@ def _watched(model: nn.Module) -> Iterator[tuple[list[str], dict[str, int]]]:
 
     with ExitStack() as hooks:
         for module in names:
-            if isinstance(module, _LAYERS):
+            if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
                 hooks.enter_context(module.register_forward_hook(layer))
-            elif isinstance(module, CHANNEL_NORMS) and takes_statistics(module):
+            elif is_channel_norm(module) and takes_statistics(module):
                 hooks.enter_context(module.register_forward_pre_hook(norm))
         yield before_norm, odd
 

@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from effloop.errors import ConfigError, optional_package, reason
+from effloop.lazy import Tensor, nn, torch
 from effloop.model.base import Normalisation, Zoo
 from effloop.registry import choices
 from effloop.system.untrusted import ForeignFileError, check_archive, opened
@@ -209,7 +207,7 @@ def _read(path: Path) -> Any:
 
 def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
     if isinstance(content, Mapping) and content:
-        if all(isinstance(value, Tensor) for value in content.values()):
+        if all(isinstance(value, torch.Tensor) for value in content.values()):
             return content
         average = content.get("average")
         if isinstance(average, Mapping) and "model" in average:  # EffLoop's checkpoints of format 2, with an EMA

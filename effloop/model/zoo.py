@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from omegaconf import MISSING
-from torch import Tensor, nn
 
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError, optional_package, reason
+from effloop.lazy import F, Tensor, nn, torch
 from effloop.model.base import ModelConfig, Normalisation, Zoo, check_known, downloading, models, subclassed
 from effloop.registry import PartConfig
 

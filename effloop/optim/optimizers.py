@@ -11,14 +11,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
-
 from effloop.errors import ConfigError, check_value
+from effloop.lazy import Tensor, nn, no_grad, torch
 from effloop.registry import PartConfig, Registry
 
-Parameters: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+Parameters: TypeAlias = "Iterable[nn.Parameter] | Iterable[dict[str, Any]]"
 """Parameters, or torch's groups of them: each a dict of `params` and of settings of their own."""
 
 
@@ -139,7 +136,7 @@ def adamw(config: AdamwConfig, parameters: Parameters) -> torch.optim.Optimizer:
 
 def restore(
     optimizer: torch.optim.Optimizer,
-    schedule: LRScheduler,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
     optimizer_state: dict[str, Any],
     schedule_state: dict[str, Any],
 ) -> None:
@@ -164,7 +161,8 @@ def _match_memory_format(optimizer: torch.optim.Optimizer) -> None:
     # parameters (torch 2.15: SGD was off by 4.0 after three steps of random numbers).
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+            same_shape = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if same_shape and value.stride() != parameter.stride():
                 state[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
@@ -213,7 +211,7 @@ class EMA(NoEMA):
         self._averaged = [each for dtype, each in pairs.items() if dtype.is_floating_point]
         self._copied = [each for dtype, each in pairs.items() if not dtype.is_floating_point]
 
-    @torch.no_grad()
+    @no_grad
     def update(self) -> None:
         """Update the average by the current weights: a few kernels for all tensors, without a sync."""
         share = 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
@@ -227,7 +225,7 @@ class EMA(NoEMA):
         """`updates`: how many so far."""
         return {"updates": self.updates}
 
-    @torch.no_grad()
+    @no_grad
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
         """See `NoEMA`; the average starts from the current weights if that run had none."""
         if state:

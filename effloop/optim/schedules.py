@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import torch
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from typing import TYPE_CHECKING
 
 from effloop.errors import check_value
+from effloop.lazy import torch
 from effloop.registry import PartConfig, Registry
+
+if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LRScheduler
 
 
 @dataclass
@@ -40,7 +42,7 @@ def _with_warmup(
     def at(step: int) -> float:
         return (step + 1) / (warmup + 1) if step < warmup else factor(step - warmup, warmup)
 
-    return LambdaLR(optimizer, at)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, at)
 
 
 @schedules.register("constant", ScheduleConfig)

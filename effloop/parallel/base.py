@@ -9,12 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias, TypeVar
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-
 from effloop.batch import Batch
 from effloop.errors import ConfigError
+from effloop.lazy import Tensor, dist, nn, torch
 from effloop.registry import PartConfig, Registry
 
 T = TypeVar("T")

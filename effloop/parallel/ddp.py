@@ -15,68 +15,18 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
-
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
+from typing import TYPE_CHECKING, Any, cast
 
 from effloop.batch import Batch
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, check_value
+from effloop.lazy import Tensor, dist, nn, no_grad, torch
 from effloop.parallel.base import TORCHRUN, Parallel, ParallelConfig, RankEnv, T, detect_launcher, parallels
 from effloop.parallel.failures import reporter
 from effloop.parallel.rendezvous import START_TIMEOUT_S, describe_mismatch, join
 from effloop.parallel.watchdog import Watchdog, end_all
 
-
-class _SumOverRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        values = values.clone()
-        dist.all_reduce(values)
-        return values
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        result: Tensor = _SumOverRanks.apply(gradients[0])  # each rank's loss depends on every rank's values
-        return result
-
-
-class SyncBatchNorm(_BatchNorm):
-    """BatchNorm whose mean and variance in training are over all ranks' images, on any device: torch's is for GPUs."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  the parent's name
-        """(N, C, ...) -> (N, C, ...), normalised."""
-        if not self.training and self.running_mean is not None:
-            return F.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
-        dims = [dim for dim in range(input.ndim) if dim != 1]
-        var, mean = torch.var_mean(input.float(), dims, correction=0)
-        var, mean = var.double(), mean.double()
-        count = torch.full_like(mean, input.numel() / input.shape[1])
-        # One all-reduce. The variance is a difference of squares: float32 would lose one that is 1e7 times smaller
-        # than the square of the mean.
-        sums = _SumOverRanks.apply(torch.stack([mean * count, (var + mean.square()) * count, count]))
-        count, mean = sums[2].detach(), sums[0] / sums[2]
-        var = (sums[1] / sums[2] - mean.square()).clamp(min=0)
-        if self.training and self.running_mean is not None:
-            assert self.running_var is not None
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked += 1
-            momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            unbiased = var.detach() * (count / (count - 1).clamp(min=1))
-            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), momentum)
-            self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
-        scale = (var + self.eps).rsqrt().float()
-        weight = scale if self.weight is None else scale * self.weight
-        shape = [1, -1, *[1] * (input.ndim - 2)]
-        result: Tensor = (input - mean.float().view(shape)) * weight.view(shape)
-        return (result if self.bias is None else result + self.bias.view(shape)).to(input.dtype)
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -117,11 +67,6 @@ class DdpConfig(ParallelConfig):
             check_value(f"parallel.{key}", seconds, 1 <= seconds < math.inf, "seconds, 1 or more")
 
 
-_BUFFERS = next(
-    name
-    for name in ("forward_sync_buffers", "broadcast_buffers")  # the argument's name since torch 2.15, and before
-    if name in inspect.signature(DistributedDataParallel).parameters
-)
 _RELEASE_S = 1.0
 _FLAGS = 8  # bits of `agree`
 _group_numbers = itertools.count(1)
@@ -148,7 +93,7 @@ class Ddp(Parallel):
         self.device = _own_device(device, env)
         self._sync_batchnorm = config.sync_batchnorm
         self._ranks = join(env)
-        store = PrefixStore(f"group/{next(_group_numbers)}", self._ranks.store)
+        store = dist.PrefixStore(f"group/{next(_group_numbers)}", self._ranks.store)  # type: ignore[attr-defined]
         end = partial(end_all, partial(reporter.report, self.rank, kind="hang"))
         self._watchdog = Watchdog(store, self.rank, self.world_size, config.timeout_s, end)
         self._watchdog.start()  # before the group is opened, as a rank may hang there, too
@@ -162,6 +107,8 @@ class Ddp(Parallel):
     def wrap(self, model: nn.Module) -> nn.Module:
         if not self._sync_batchnorm:
             return model
+        from effloop.parallel.batchnorm import SyncBatchNorm
+
         synced = cast("nn.Module", nn.SyncBatchNorm.convert_sync_batchnorm(model))  # type: ignore[no-untyped-call]
         for module in synced.modules() if self.device.type != "cuda" else ():
             if isinstance(module, nn.SyncBatchNorm):
@@ -171,9 +118,12 @@ class Ddp(Parallel):
     def wrap_step(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         if not any(parameter.requires_grad for parameter in step.parameters()):
             return step
-        options: dict[str, Any] = {_BUFFERS: False}  # each rank keeps its own statistics until `average_buffers`
+        ddp = nn.parallel.DistributedDataParallel
+        # The argument's name since torch 2.15, and before: each rank keeps its own statistics until `average_buffers`.
+        buffers = ("forward_sync_buffers", "broadcast_buffers")
+        options: dict[str, Any] = dict.fromkeys(inspect.signature(ddp).parameters.keys() & buffers, False)
         with self._watchdog.waiting("to begin with the same weights"):
-            return DistributedDataParallel(
+            return ddp(
                 step,
                 device_ids=[self.device] if self.device.type == "cuda" else None,
                 **options,
@@ -186,7 +136,7 @@ class Ddp(Parallel):
         return self._ranks.sharing
 
     def gradients(self, step: nn.Module, *, sync: bool) -> AbstractContextManager[None]:
-        if sync or not isinstance(step, DistributedDataParallel):
+        if sync or not isinstance(step, nn.parallel.DistributedDataParallel):
             return nullcontext()
         return cast("AbstractContextManager[None]", step.no_sync())
 
@@ -195,7 +145,7 @@ class Ddp(Parallel):
         self._all_reduce(values, "for sums over all ranks, such as loss and scores")
         return values
 
-    @torch.no_grad()
+    @no_grad
     def average_buffers(self, model: nn.Module) -> None:
         buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         if not buffers:

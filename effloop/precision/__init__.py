@@ -6,10 +6,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from effloop.errors import ConfigError
+from effloop.lazy import Tensor, torch
 from effloop.registry import PartConfig, Registry
 
 

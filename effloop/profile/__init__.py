@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from effloop.errors import PROGRAM, ConfigError
+from effloop.lazy import torch
 from effloop.registry import PartConfig, Registry
 
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from effloop.batch import Batch
 from effloop.errors import check_value
+from effloop.lazy import Tensor, torch
 from effloop.registry import PartConfig, Registry
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import torch
 from rich.filesize import decimal
 
 from effloop.batch import Batch
+from effloop.lazy import torch
 
 
 @dataclass(frozen=True, slots=True)

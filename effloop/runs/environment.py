@@ -16,8 +16,7 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from effloop.lazy import torch
 from effloop.registry import plugin_files
 from effloop.system.hardware import available_cores
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from rich.filesize import decimal
 
 from effloop.errors import ConfigError, OutOfMemoryError
+from effloop.lazy import torch
 
 
 def available_cores() -> int:

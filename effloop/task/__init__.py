@@ -7,7 +7,6 @@ from effloop.task.base import (
     TASK_OF,
     Labelled,
     Meter,
-    OutputTransform,
     TargetSpec,
     Task,
     TaskConfig,
@@ -17,11 +16,10 @@ from effloop.task.base import (
     objectives,
     score_names,
     tasks,
-    unwrap,
 )
 
-__all__ = ["LOSS", "TASK_OF", "Labelled", "Meter", "OutputTransform", "TargetSpec", "Task", "TaskConfig"]
-__all__ += ["check_objective", "is_spatial", "meters_of", "objectives", "score_names", "tasks", "unwrap"]
+__all__ = ["LOSS", "TASK_OF", "Labelled", "Meter", "TargetSpec", "Task", "TaskConfig"]
+__all__ += ["check_objective", "is_spatial", "meters_of", "objectives", "score_names", "tasks"]
 
 
 def __getattr__(name: str) -> object:

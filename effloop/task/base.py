@@ -6,16 +6,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from effloop.batch import ImageSize
 from effloop.errors import ConfigError, DataError
+from effloop.lazy import Tensor, nn, torch
 from effloop.registry import PartConfig, Registry, choices
 from effloop.task.details import Details
 
@@ -60,7 +58,7 @@ class TargetSpec:
     # of one sample's target: () for a class or a number, (K,) for several flags or numbers, (H, W) for a mask
     shape: tuple[int, ...] = ()
     # on the device; a class is int64 there, as torch's losses want it, and a mask uint8
-    dtype: torch.dtype = torch.int64
+    dtype: torch.dtype = field(default_factory=lambda: torch.int64)
 
 
 class Labelled(Protocol):
@@ -156,7 +154,7 @@ class Task(ABC):
         """This task with its tensors on a device."""
         task = copy.copy(self)
         for name, value in vars(self).items():
-            if isinstance(value, Tensor):
+            if isinstance(value, torch.Tensor):
                 setattr(task, name, value.to(device))
         return task
 
@@ -220,8 +218,8 @@ class Task(ABC):
     # The trained model.
 
     def with_output_transform(self, model: nn.Module) -> nn.Module:
-        """The model as it is evaluated, used and exported: an `OutputTransform` where it gives other outputs than in
-        training, else itself.
+        """The model as it is evaluated, used and exported: where that gives other outputs than the one that is trained,
+        an `OutputTransform` of `effloop.task.outputs`.
         """
         return model
 
@@ -259,21 +257,6 @@ class Task(ABC):
         """
         differences = (outputs - expected).abs().flatten(1).amax(dim=1)
         return differences <= 0.01 * expected.abs().amax()
-
-
-class OutputTransform(nn.Module):
-    """A model with other outputs than the one that is trained, which is `model`."""
-
-    model: nn.Module
-
-    def input_size(self, size: ImageSize) -> ImageSize:
-        """Height and width of the inputs of `model`, for images of a size."""
-        return size
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model that is trained, without its `OutputTransform`."""
-    return model.model if isinstance(model, OutputTransform) else model
 
 
 def sum_samples(loss: Tensor, columns: Sequence[Tensor], valid: Tensor) -> Tensor:

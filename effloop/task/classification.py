@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.errors import DataError, check_value
+from effloop.lazy import F, Tensor, no_grad, torch
 from effloop.task import base
 from effloop.task.details import Details, of_classes
 
@@ -80,7 +78,7 @@ class Classification(base.Task):
         # By the weights of the samples, of shares the classes' by them, where torch divides by the number of samples.
         return loss if targets.ndim == 1 else loss * (len(targets) / (targets @ weight).sum())
 
-    @torch.no_grad()
+    @no_grad
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
         """A batch's loss, samples, and hits at ranks 1 to 5 of the logits, summed: (7,) float64, on the device. Of
         mixed samples a hit is worth the share that the class has, as MixUp's authors count.
@@ -111,7 +109,7 @@ class Classification(base.Task):
             columns |= {f"p_{name}": probabilities[:, label].numpy() for label, name in enumerate(classes)}
         return columns
 
-    @torch.no_grad()
+    @no_grad
     def facts(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """A sample's loss without label smoothing, the class that is predicted and its probability: (N, 3) float32."""
         logs, best = outputs.float().log_softmax(dim=1), _ranked(outputs)[:, :1]

@@ -10,12 +10,10 @@ from enum import Enum
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.errors import ConfigError, check_value
+from effloop.lazy import F, Tensor, no_grad, torch
 from effloop.task import base
 from effloop.task.details import Details, Ranking, of_flags, rankings
 
@@ -115,7 +113,7 @@ class Multilabel(base.Task):
             return F.binary_cross_entropy_with_logits(logits, flags, pos_weight=weight, reduction="none")
         return asymmetric_losses(logits, flags, self.config)
 
-    @torch.no_grad()
+    @no_grad
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
         """A batch's loss, samples, and each label's true positives, false positives and false negatives at probability
         0.5, summed: (2 + 3 K,) float64, on the device. Of mixed images a label counts by its share.

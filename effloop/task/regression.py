@@ -10,12 +10,10 @@ from enum import Enum
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from effloop.errors import DataError, check_value
+from effloop.lazy import F, Tensor, nn, no_grad, torch
 from effloop.task import base
 from effloop.task.details import Details, of_numbers
 
@@ -103,12 +101,14 @@ class Regression(base.Task):
     def scored_outputs(self, outputs: Tensor) -> Tensor:
         if not self.config.standardise:
             return outputs
-        return _in_units(outputs, self.mean.to(outputs.device), self.deviation.to(outputs.device))
+        return torch.addcmul(self.mean.to(outputs.device), outputs.float(), self.deviation.to(outputs.device))
 
     def with_output_transform(self, model: nn.Module) -> nn.Module:
-        return InUnits(model, self) if self.config.standardise else model
+        from effloop.task.outputs import InUnits
 
-    @torch.no_grad()
+        return InUnits(model, self.mean, self.deviation) if self.config.standardise else model
+
+    @no_grad
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
         """A batch's loss, samples, and for each output the sums of the targets less the training mean, of their
         squares, of the squared errors and of the absolute errors: (2 + 4 K,) float64, on the device.
@@ -172,39 +172,6 @@ class Regression(base.Task):
         """(N, K) float32, with the mean and deviation of the training split if that is known."""
         mean, deviation = (each.to(device) for each in (self.mean, self.deviation))
         return mean + deviation * torch.randn(batch_size, num_outputs, device=device)
-
-
-class InUnits(base.OutputTransform):
-    """A model of standardised numbers with outputs in the targets' units; its weights have the model's own names."""
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, model: nn.Module, task: Regression) -> None:
-        super().__init__()
-        self.model = model
-        device = next((each.device for each in model.parameters()), task.mean.device)
-        self.register_buffer("mean", task.mean.to(device), persistent=False)
-        self.register_buffer("deviation", task.deviation.to(device), persistent=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return _in_units(self.model(images), self.mean, self.deviation)
-
-    def half(self) -> Self:
-        """The model in float16; the scale stays as it is, as a mean far from 0 would lose its digits."""
-        self.model.half()
-        return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model.load_state_dict(*args, **kwargs)
-
-
-def _in_units(outputs: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
-    """(N, K) standardised -> (N, K) float32 in the targets' units."""
-    return torch.addcmul(mean, outputs.float(), deviation)
 
 
 def moments(targets: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

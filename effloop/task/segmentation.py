@@ -7,17 +7,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError, DataError, check_value
+from effloop.lazy import F, Tensor, nn, no_grad, torch
 from effloop.registry import choices
 from effloop.task import base
 from effloop.task.details import Details, of_masks
@@ -127,13 +124,13 @@ class Segmentation(base.Task):
 
     def scored_outputs(self, outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Logits, or the `out` of torchvision's networks, which give a dict with those of auxiliary heads."""
-        return outputs if isinstance(outputs, Tensor) else outputs["out"]
+        return outputs if isinstance(outputs, torch.Tensor) else outputs["out"]
 
     def loss(self, outputs: Tensor | Mapping[str, Tensor], targets: Tensor) -> Tensor:
         """(N, K, H, W) logits, or a dict of them; (N, H, W) uint8 -> () loss of a training batch, 0 without a pixel."""
         weight = None if self.weight is None else self.weight.to(targets.device)  # of replicas on several devices
         own = self._losses(self.scored_outputs(outputs), targets, weight, batch=True)[0]
-        if isinstance(outputs, Tensor):
+        if isinstance(outputs, torch.Tensor):
             return own
         others = (logits for name, logits in outputs.items() if name != "out")
         return own + self.config.aux_weight * sum(self._losses(each, targets, weight, batch=True)[0] for each in others)
@@ -143,7 +140,7 @@ class Segmentation(base.Task):
         found = [factor * loss(logits, masks, weight, batch=batch) for factor, loss in self.losses.values()]
         return torch.stack(found).sum(0) if len(found) > 1 else found[0]
 
-    @torch.no_grad()
+    @no_grad
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
         """A batch's loss, images with a pixel that counts, and the confusion matrix: (2 + K * K,) float64."""
         masks = targets.masked_fill(~valid.view(-1, 1, 1), IGNORED)
@@ -157,7 +154,7 @@ class Segmentation(base.Task):
         loss, images, *cells = sums
         return {"loss": loss / images if images else math.nan, **pixel_scores(_as_matrix(cells))}
 
-    @torch.no_grad()
+    @no_grad
     def facts(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Pixels of each class that are right, that there are, and that are predicted: (N, 3 K) float32."""
         found = confusion_matrices(predicted_classes(outputs), targets, outputs.shape[1])
@@ -171,6 +168,8 @@ class Segmentation(base.Task):
 
     def with_output_transform(self, model: nn.Module) -> nn.Module:
         size = self.config.window_size
+        from effloop.task.outputs import SlidingWindow
+
         return SlidingWindow(model, size, self.config.stride) if size else model
 
     def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:
@@ -298,7 +297,7 @@ def lovasz(logits: Tensor, masks: Tensor, weight: Tensor | None = None, *, batch
     return _mean_of_present(torch.stack(losses, 1), torch.stack(targets, 1))
 
 
-@torch.no_grad()
+@no_grad
 def _lovasz_weights(errors: Tensor, has: Tensor, ignored: Tensor) -> Tensor:
     """By how much 1 - IoU grows if, after all pixels with a larger error, this one is wrong, too, (G, P)."""
     # 1 / (n + b) of a pixel of the class, with n of them and b other pixels before, (n - f) / ((n + b) (n + b + 1)) of
@@ -344,36 +343,3 @@ def _mean_of_present(losses: Tensor, targets: Tensor) -> Tensor:
     """(G, K) losses and pixels of the classes -> (G,) means over classes that have pixels."""
     present = targets > 0
     return (losses * present).sum(1) / present.sum(1).clamp(min=1)
-
-
-class SlidingWindow(base.OutputTransform):
-    """A model of pixels that sees images through windows of one size; where they overlap, logits are averaged. The last
-    window of a row or column ends with the image. Images smaller than the window are seen as a whole.
-    """
-
-    def __init__(self, model: nn.Module, window: ImageSize, stride: float) -> None:
-        super().__init__()
-        self.model, self.window = model, window
-        self.strides = tuple(max(1, math.ceil(stride * side)) for side in window)
-
-    def input_size(self, size: ImageSize) -> ImageSize:
-        return ImageSize(*map(min, size, self.window))
-
-    def forward(self, images: Tensor) -> Tensor:
-        size = images.shape[2:]
-        rows, columns = (starts(*each) for each in zip(size, self.window, self.strides, strict=True))
-        total, counts = torch.empty(0), torch.zeros(size, device=images.device)
-        for top, left in product(rows, columns):
-            place = (..., slice(top, top + self.window.height), slice(left, left + self.window.width))
-            logits = self.model(images[place])
-            if not total.numel():
-                total = torch.zeros(*logits.shape[:2], *size, device=images.device)
-            total[place] += logits
-            counts[place] += 1
-        return total / counts
-
-
-def starts(length: int, window: int, stride: int) -> list[int]:
-    """Starts of windows that cover a length, the last one at its end."""
-    last = max(length - window, 0)
-    return [*range(0, last, stride), last]

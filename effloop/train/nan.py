@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import torch
-from torch import Tensor, nn
-
 from effloop.batch import Batch
 from effloop.errors import CheckpointError, DivergedError, warn
+from effloop.lazy import Tensor, nn, no_grad, torch
 from effloop.parallel import Parallel
 
 POLICIES = ("stop", "skip")
@@ -27,7 +25,7 @@ _SHARE, _SHARE_FROM = 0.1, 100  # or more than this share of all, from so many u
 _LAG = 2  # updates of a GPU after which the host reads a flag, which has been copied by then: it doesn't wait
 
 
-@torch.no_grad()
+@no_grad
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
     """Whether all values are finite: () bool, on the tensors' device, without a sync on a GPU."""
     each = [tensor for tensor in tensors if tensor.numel()]

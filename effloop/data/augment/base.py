@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.batch import ImageSize
 from effloop.data.image.mask import Mask
 from effloop.errors import ConfigError
+from effloop.lazy import Tensor
 from effloop.registry import PartConfig, Registry
 
 

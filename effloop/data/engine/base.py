@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.batch import Batch
 from effloop.data.plan import Plan
 from effloop.errors import ConfigError
+from effloop.lazy import Tensor, torch
 from effloop.registry import PartConfig, Registry
 
 

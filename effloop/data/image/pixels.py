@@ -8,12 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from effloop.errors import ConfigError
+from effloop.lazy import Tensor, torch
 from effloop.native import function
 
 

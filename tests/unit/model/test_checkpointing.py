@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from effloop.errors import ConfigError
 from effloop.model import checkpoint_blocks
-from effloop.model.small import Cnn, CnnConfig
+from effloop.model.small import CnnConfig, cnn
 
 
 class Dropping(nn.Module):
@@ -34,7 +34,7 @@ def dropping() -> nn.Module:
 
 
 MODELS = {
-    "cnn": (lambda: Cnn(CnnConfig(width=4), num_classes=3, image_size=32), 4),
+    "cnn": (lambda: cnn(CnnConfig(width=4), num_classes=3, image_size=32), 4),
     "dropping": (dropping, 3),
     "resnet18": (lambda: zoo.resnet18(num_classes=3), 8),
     "mobilenet_v3_small": (lambda: zoo.mobilenet_v3_small(num_classes=3), 13),

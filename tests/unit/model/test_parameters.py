@@ -14,8 +14,8 @@ import effloop
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.model import checkpoint_blocks, freeze, parameter_groups, rates_by_layer, with_head
+from effloop.model.networks import Cnn
 from effloop.model.parameters import Features, find_head, layers_of, train_head_only
-from effloop.model.small import Cnn, CnnConfig
 
 
 def layers(model: nn.Module) -> list[list[str]]:
@@ -103,7 +103,7 @@ def test_a_norm_of_many_dimensions_and_other_peoples_norms() -> None:
 
 def cnn() -> nn.Module:
     torch.manual_seed(0)
-    return Cnn(CnnConfig(width=4), num_classes=3, image_size=16)
+    return Cnn(width=4, num_classes=3)
 
 
 def train(model: nn.Module) -> set[str]:

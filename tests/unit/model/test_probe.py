@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from effloop.batch import ImageSize
 from effloop.model import Probe, checkpoint_blocks, freeze, probe
-from effloop.model.small import Cnn, CnnConfig, SmallResnetConfig, small_resnet
+from effloop.model.small import CnnConfig, SmallResnetConfig, cnn, small_resnet
 
 
 class Net(nn.Module):
@@ -75,7 +75,7 @@ def test_the_model_is_what_it_was(channels_last: bool) -> None:
 @pytest.mark.parametrize(
     ("model", "size"),
     [
-        (lambda: Cnn(CnnConfig(), num_classes=3, image_size=32), 32),
+        (lambda: cnn(CnnConfig(), num_classes=3, image_size=32), 32),
         (lambda: small_resnet(SmallResnetConfig(), num_classes=3, image_size=32), 32),
         (lambda: zoo.mobilenet_v3_small(num_classes=10), 32),
         (lambda: zoo.VisionTransformer(32, 16, 1, 2, 16, 32, num_classes=3), 32),
@@ -88,7 +88,7 @@ def test_nothing_to_say_of_a_sound_model(model, size: int) -> None:
 
 def test_a_compiled_and_checkpointed_model_is_not_compiled_for_it() -> None:
     torch.compiler.reset()
-    model = Cnn(CnnConfig(), num_classes=3, image_size=32)
+    model = cnn(CnnConfig(), num_classes=3, image_size=32)
     checkpoint_blocks(model)
     model.compile(backend=lambda *_: pytest.fail("it was compiled"))
     assert probe(model, ImageSize.of(32), channels_last=True) == Probe([], [], 0, [])

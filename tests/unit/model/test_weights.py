@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from effloop.errors import ConfigError
 from effloop.model import load_weights, models
 from effloop.model.base import Zoo
-from effloop.model.small import Cnn, CnnConfig
+from effloop.model.networks import Cnn
 from effloop.model.zoo import TimmConfig, TimmZoo, TorchvisionConfig, TorchvisionZoo
 
 HEAD = {"head.weight", "head.bias"}
@@ -24,7 +24,7 @@ HEAD = {"head.weight", "head.bias"}
 
 def cnn(seed: int, classes: int = 3, width: int = 4) -> nn.Module:
     torch.manual_seed(seed)
-    return Cnn(CnnConfig(width=width), num_classes=classes, image_size=32)
+    return Cnn(width, classes)
 
 
 def differing(model: nn.Module, state: dict[str, Tensor]) -> set[str]:

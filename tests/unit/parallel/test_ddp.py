@@ -17,7 +17,7 @@ SCRIPT = """
     from torch import nn
     from effloop.errors import ConfigError, DataError
     from effloop.parallel import parallels
-    from effloop.parallel.ddp import SyncBatchNorm
+    from effloop.parallel.batchnorm import SyncBatchNorm
     from effloop.parallel.ddp import DdpConfig
 
     out = {}

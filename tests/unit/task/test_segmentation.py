@@ -14,14 +14,13 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix, 
 
 from effloop.batch import ImageSize
 from effloop.errors import ConfigError
-from effloop.task import Segmentation, SegmentationConfig, unwrap
+from effloop.task import Segmentation, SegmentationConfig
+from effloop.task.outputs import SlidingWindow, starts, unwrap
 from effloop.task.segmentation import (
     IGNORED,
     LOSSES,
-    SlidingWindow,
     pixel_losses,
     pixel_scores,
-    starts,
 )
 
 K = 5

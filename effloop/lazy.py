@@ -1,0 +1,45 @@
+"""torch, imported when something of it is first used: that takes seconds, and a misspelt key needs none of it.
+
+Modules that options and checks are in take it from here. `Tensor` is for annotations: isinstance takes torch.Tensor.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+__all__ = ["F", "Tensor", "dist", "nn", "no_grad", "torch"]
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+class LazyModule(ModuleType):
+    """The module of this name; each of its attributes is looked up there once, and is then as fast as there."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, found)
+        return found
+
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch import Tensor, nn
+else:
+    torch, nn = LazyModule("torch"), LazyModule("torch.nn")
+    F, dist = LazyModule("torch.nn.functional"), LazyModule("torch.distributed")
+    Tensor = Any
+
+
+def no_grad(call: C) -> C:
+    """Decorator: as `torch.no_grad()`."""
+
+    @functools.wraps(call)
+    def without(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return call(*args, **kwargs)
+
+    return cast("C", without)
