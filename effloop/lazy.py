@@ -15,12 +15,13 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 class LazyModule(ModuleType):
-    """The module of this name; each of its attributes is looked up there once, and is then as fast as there."""
+    """The module of this name: with its first use a plain copy of it, as fast, and what it gains later is found there."""
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(importlib.import_module(self.__name__), name)
-        setattr(self, name, found)
-        return found
+        module = importlib.import_module(self.__name__)
+        vars(self).update(vars(module), __getattr__=functools.partial(getattr, module))
+        self.__class__ = ModuleType  # type: ignore[assignment]
+        return getattr(module, name)
 
 
 if TYPE_CHECKING:
