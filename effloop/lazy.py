@@ -15,7 +15,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 class LazyModule(ModuleType):
-    """The module of this name: with its first use a plain copy of it, as fast, and what it gains later is found there."""
+    """The module of this name; from its first use on a plain copy, as fast. What that gains later is found there."""
 
     def __getattr__(self, name: str) -> Any:
         module = importlib.import_module(self.__name__)

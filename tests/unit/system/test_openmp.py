@@ -42,9 +42,18 @@ def read_by_libgomp(folder: Path, words: list[str], env: dict[str, str]) -> Any:
     return json.loads(process.stdout)
 
 
-TRAIN = ["-m", "effloop", "epochs=1"]
-SCRIPT = ["-c", "import sys; sys.argv[1:] = ['epochs=1']; from effloop.cli.main import entry; entry()"]
-RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}
+TRAIN = ["-m", "effloop", "data=embedded", "epochs=1"]
+SCRIPT = ["-c", "import sys; sys.argv[1:] = ['data=embedded', 'epochs=1']; from effloop.cli.main import entry; entry()"]
+JOB = ["-c", "import effloop.run.job, torch"]
+RANK = {
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "2",
+    "OMP_NUM_THREADS": "1",
+    "TORCHELASTIC_RUN_ID": "none",
+}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +70,7 @@ def job_environment(threads: dict[str, str] | None) -> dict[str, str]:
 
 
 def test_of_a_job(tmp_path: Path) -> None:
-    assert read_by_libgomp(tmp_path, ["-m", "effloop.run.job"], job_environment(None)) == OURS
+    assert read_by_libgomp(tmp_path, JOB, job_environment(None)) == OURS
 
 
 @pytest.mark.parametrize("chosen", CHOSEN)
