@@ -95,7 +95,8 @@ class CheckpointConfig(PartConfig):
         every_minutes: the same by time; with both, whichever comes first.
         keep: older checkpoints to keep beside the last and the best one, as step-UPDATES.ckpt.
         background: write while training goes on, which takes memory for a copy of all that is saved.
-        patience_s: seconds without a batch after which a run that is asked to stop ends without saving.
+        stop_timeout_s: seconds without a batch after which a run that is asked to stop ends without saving.
+        patience_s: deprecated name of `stop_timeout_s`.
         writes: whether there are any.
     """
 
@@ -106,7 +107,8 @@ class CheckpointConfig(PartConfig):
     every_minutes: float | None = None
     keep: int = 1
     background: bool = True
-    patience_s: float = PATIENCE_S
+    stop_timeout_s: float = PATIENCE_S
+    patience_s: float | None = None
 
     def __post_init__(self) -> None:
         every, minutes = self.every_steps, self.every_minutes
@@ -114,7 +116,7 @@ class CheckpointConfig(PartConfig):
         good = minutes is None or 0 < minutes < math.inf
         check_value("checkpoint.every_steps", every, every is None or every > 0, "a number of updates from 1, or null")
         check_value("checkpoint.every_minutes", minutes, good, f"{positive}, or null")
-        check_value("checkpoint.patience_s", self.patience_s, 0 < self.patience_s < math.inf, positive)
+        check_value("checkpoint.stop_timeout_s", self.stop_timeout_s, 0 < self.stop_timeout_s < math.inf, positive)
         check_value("checkpoint.keep", self.keep, self.keep >= 0, "a number from 0")
 
 

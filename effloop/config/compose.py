@@ -29,12 +29,14 @@ from effloop.config.hydra_setup import (
 from effloop.config.overrides import (
     PATHS,
     REMOVED,
+    RENAMED,
     flag_value,
     is_sweep,
     key_of,
     parsed,
     quoted,
     refuse_contradictions,
+    take_renamed,
     unset_replaced,
     with_paths,
 )
@@ -124,6 +126,7 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
     """Convert a composed tree to dataclasses, check it, and resolve its short names."""
     with in_one_line(overrides):
         unset_replaced(tree, overrides)
+        take_renamed(tree)
         _refuse_added(tree, overrides)
         config: Any = OmegaConf.to_object(tree)
         assert isinstance(config, Config)
@@ -293,7 +296,9 @@ def save(config: Config, path: Path) -> None:
 def to_dict(config: Config) -> dict[str, Any]:
     """A config as plain dicts, lists and values, for a run folder or checkpoint; paths are made absolute."""
     plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-
+    for old in RENAMED:
+        group, _, key = old.partition(".")
+        del plain[group][key]
     for each in PATHS - {"out"}:
         group, _, key = each.rpartition(".")
         tree = plain[group] if group else plain
@@ -327,7 +332,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
     """
     load_plugins()  # which may have one of the parts
     if isinstance(plain, dict):
-        plain = _without_removed({"profile": {"name": "none"}, **plain})  # runs of earlier versions have no profile
+        plain = _upgraded({"profile": {"name": "none"}, **plain})  # runs of earlier versions have no profile
     parts = [plain.get(group) for group in Config.GROUPS] if isinstance(plain, dict) else [None]
     if not all(isinstance(part, dict) and "name" in part for part in parts):
         raise ConfigError(f"{where} is not a config that EffLoop wrote")
@@ -358,8 +363,8 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
     return finish(tree, overrides)
 
 
-def _without_removed(plain: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A saved config without keys that were removed since: null, a default, or of what changes no result."""
+def _upgraded(plain: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A saved config with keys that were renamed since, and without removed ones: null, a default, of no result."""
     kept = dict(plain)
     for key, instead in REMOVED.items():
         group, _, name = key.partition(".")
@@ -371,6 +376,10 @@ def _without_removed(plain: Mapping[Any, Any]) -> dict[Any, Any]:
             kept[group] = {each: value for each, value in values.items() if each != name}
             if group not in Config.__dataclass_fields__:  # the whole group is gone
                 del kept[group]
+    for old, (new, _) in RENAMED.items():
+        group, _, name = old.partition(".")
+        if isinstance(values := kept.get(group), dict) and name in values:
+            kept[group] = {new.removeprefix(f"{group}.") if each == name else each: values[each] for each in values}
     return kept
 
 

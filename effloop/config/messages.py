@@ -24,7 +24,7 @@ from omegaconf.errors import (
 )
 
 from effloop.config import hydra_setup
-from effloop.config.overrides import FLAGS, REMOVED, key_of
+from effloop.config.overrides import FLAGS, REMOVED, RENAMED, key_of
 from effloop.config.schema import Config
 from effloop.errors import PROGRAM, ConfigError, reason
 from effloop.registry import Registry, choices, either, field_meanings, groups
@@ -103,6 +103,7 @@ def keys_of() -> dict[str, Key]:
             config = parts[name].config
             entries = {f"{group}.{each}": entry for each, entry in _fields(config, _values(group, name)).items()}
             entries.pop(f"{group}.name")
+            entries = {key: entry for key, entry in entries.items() if key not in RENAMED}
             _add(found, name, entries, {f"{group}.{each}": text for each, text in field_meanings(config).items()})
     return found
 

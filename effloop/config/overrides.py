@@ -11,9 +11,9 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from effloop.errors import PROGRAM, ConfigError
+from effloop.errors import PROGRAM, ConfigError, warn
 from effloop.registry import either, groups
 
 FLAGS: dict[str, tuple[str, ...]] = {
@@ -77,7 +77,11 @@ REMOVED = {
 """Key that EffLoop had -> what to do instead."""
 
 
-_SHORT = {"lr": "optim.lr"}
+RENAMED = {"checkpoint.patience_s": ("checkpoint.stop_timeout_s", "0.4")}
+"""Deprecated key, whose field is null unless it is set -> its name now, and the version that will no longer take it."""
+
+
+_SHORT = {"lr": "optim.lr"} | {old: new for old, (new, _) in RENAMED.items()}
 """Short key -> the key that it stands for."""
 _REPLACES = {"optim.lr": "lr", "amp": "precision", "precision": "amp"}
 """Key -> the one that would override it, or contradict it, if an experiment or a saved config has set that."""
@@ -166,3 +170,12 @@ def unset_replaced(tree: DictConfig, overrides: Sequence[str]) -> None:
     for key, other in _REPLACES.items():
         if key in typed and other not in typed:
             tree[other] = None
+
+
+def take_renamed(tree: DictConfig) -> None:
+    """Move values of deprecated keys to the keys' new names, with a warning."""
+    for old, (new, version) in RENAMED.items():
+        if (value := OmegaConf.select(tree, old)) is not None:
+            warn(f"{old} is deprecated, and version {version} will not take it; write {new}={value}")
+            OmegaConf.update(tree, new, value)
+            OmegaConf.update(tree, old, None)

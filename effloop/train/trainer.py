@@ -311,7 +311,7 @@ class Saving:
         self._trainer, self._request = trainer, request
         config = trainer.checkpoints.config
         self._every_steps, self._every_minutes = config.every_steps, config.every_minutes
-        request.patience_s = config.patience_s
+        request.patience_s = config.stop_timeout_s
         self._saved_at = time.monotonic()
         self._requested = False  # a save, of all ranks
 

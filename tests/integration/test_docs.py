@@ -435,3 +435,9 @@ def test_commands_are_mentioned() -> None:
     assert {name for name in registered if f"effloop {name}" not in text.replace("[train]", "train")} == set()
     for name in BENCHMARKS:
         assert f"`effloop bench what={name}" in text
+
+
+def test_the_public_interface_and_the_version_are_said_once() -> None:
+    [names] = re.findall(r"`effloop\.__all__`: ([^|]*), and the documented", TEXTS[ROOT / "docs/promises.md"])
+    assert re.findall(r"`(\w+)`", names) == sorted(effloop.__all__)
+    assert f"\nversion: {effloop.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")

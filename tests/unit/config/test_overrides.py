@@ -10,10 +10,10 @@ from plans import line
 
 import effloop
 from effloop.config import load, save
-from effloop.config.compose import in_one_line
+from effloop.config.compose import compose_run, in_one_line
 from effloop.config.messages import OTHER_NAMES, keys_of, unknown_key
-from effloop.config.overrides import REMOVED, refuse_contradictions, with_paths
-from effloop.errors import PROGRAM, ConfigError
+from effloop.config.overrides import REMOVED, RENAMED, refuse_contradictions, with_paths
+from effloop.errors import PROGRAM, ConfigError, warn
 from effloop.registry import groups
 
 
@@ -207,6 +207,28 @@ def test_a_removed_key(key: str) -> None:
             effloop.config.from_dict(old, [], "old")
     else:
         assert effloop.config.to_dict(effloop.config.from_dict(old, [], "old")) == plain
+
+
+@pytest.mark.parametrize("way", ["typed", "experiment", "saved"])
+def test_a_deprecated_key(way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It sets what it is called now, wherever it stands; a new run's config and the list of keys don't have it."""
+    (old, (new, version)), value = next(iter(RENAMED.items())), 7.0
+    group, name, new_name = *old.split("."), new.partition(".")[2]
+    warn.cache_clear()
+    if way == "typed":
+        config = effloop.config.compose([f"{old}={value}"])
+    elif way == "experiment":
+        (tmp_path / "experiment").mkdir()
+        (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{group}:\n  {name}: {value}\n")
+        config = compose_run(["--config-dir", str(tmp_path)], ["experiment=mine"]).config
+    else:
+        plain = effloop.config.to_dict(effloop.config.compose([]))
+        del plain[group][new_name]
+        config = effloop.config.from_dict({**plain, group: {**plain[group], name: value}}, [], "old")
+    saved = effloop.config.to_dict(config)[group]
+    assert (saved[new_name], name in saved, old in keys_of()) == (value, False, False)
+    said = f"{old} is deprecated, and version {version} will not take it; write {new}={value}"
+    assert (said in capsys.readouterr().err) == (way != "saved")  # nobody can write that one again
 
 
 def test_a_run_that_was_resized_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
