@@ -6,6 +6,7 @@ import functools
 import importlib
 import shutil
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 
 PROGRAM = "effloop" if shutil.which("effloop") else "python -m effloop"
@@ -98,6 +99,11 @@ def check_value(key: str, value: object, good: bool, allowed: str) -> None:
 def reason(error: BaseException) -> str:
     """The first line of an exception's message, or its type's name where it has none."""
     return str(error).strip().partition("\n")[0].rstrip() or type(error).__name__
+
+
+def few(texts: Sequence[str]) -> str:
+    """One or two texts; of more the first, and how many others there are."""
+    return ", and ".join(texts) if len(texts) < 3 else f"{texts[0]}, and {len(texts) - 1:,} others"
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from effloop.config import Config
 from effloop.data.augment import augments
 from effloop.data.augment.mix import Mix
 from effloop.data.bad import Ledger, OnBad, OnError
-from effloop.data.check import check_samples
+from effloop.data.check import check_samples, look
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
 from effloop.data.engine.base import engine_class
@@ -72,7 +72,24 @@ def build_loader(
     parallel = parallel or own_slice(find_device(config.device))
     check_limits(config, parallel, on_host=parallel.device.type == "cpu")
     train, found = split == "train" and not evaluate, resolved(config, parallel)
-    return split_loader(found, tasks.build(config.task), split, parallel, train=train, classes=classes)
+    loader = split_loader(found, tasks.build(config.task), split, parallel, train=train, classes=classes)
+    _check(found, parallel, {split: loader})
+    return loader
+
+
+def _check(config: Resolved, parallel: Slice, loaders: Mapping[str, Loader]) -> None:
+    """Check samples before the first step, and warn of those that will be skipped; raises as `check_samples`."""
+    words = {"data": config.data.name.replace("auto", ""), "data.root": config.data.root}
+    line = check_samples(
+        {split: loader.plan for split, loader in loaders.items()},
+        config.data.check,
+        config.num_workers,
+        skip=config.on_error is OnError.skip,
+        max_errors=config.max_errors,
+        verify=shlex.join(["verify", *(f"{key}={value}" for key, value in words.items() if value)]),
+    )
+    if line and not parallel.rank:
+        warn(line)
 
 
 def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader:
@@ -108,12 +125,6 @@ def split_loader(
     if config.on_error is OnError.skip:
         plan = replace(plan, on_bad=OnBad.replace if train else OnBad.leave_out)
         ledger = Ledger(split, source.where, len(source), config.max_errors)
-    most = ledger.most if ledger else 0
-    words = {"data": config.data.name.replace("auto", ""), "data.root": config.data.root}
-    verify = shlex.join(["verify", *(f"{key}={value}" for key, value in words.items() if value)])
-    line = check_samples(plan, config.data.check, config.num_workers, most, verify)
-    if line and not parallel.rank:
-        warn(line)
     loader = _loader_of(config, task, plan, device, train=train)
     loader.ledger = ledger
     return loader
@@ -163,7 +174,7 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         order = BalancedOrder(**vars(order), draw=ClassDraw(source, config.data.balance, config.seed, folder))
     if not len(order):
         raise ConfigError(
-            f"batch_size: {order.global_batch} is more than the {len(source)} samples of {source.where}; "
+            f"batch_size: {order.global_batch} is more than the {len(source)} samples in {source.where}; "
             f"set batch_size={len(source) // order.world_size or 1} or less, or data.tail=wrap"
         )
     decoder = decoders.build_for(config.data.channels, config.decode)
@@ -227,8 +238,9 @@ def build_data(environment: Environment) -> Data:
     """Open both splits, and start what loads them; an error on all ranks if they have different data."""
     config, task, parallel = environment.config, environment.task, environment.parallel
     train = split_loader(config, task, "train", parallel, train=True)
-    batches, largest = _stages(environment, train)
     val = split_loader(config, task, "val", parallel, train=False)
+    _check(config, parallel, {"train": train, "val": val})
+    batches, largest = _stages(environment, train)
     fingerprints = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
     fingerprints |= {name: manifest.fingerprint() for name, manifest in remote_files(config.data).items()}
     check_same_classes(train.plan.source, val.plan.source)
@@ -259,6 +271,7 @@ def _stages(environment: Environment, train: Loader) -> tuple[BatchStream, Loade
                 sized = replace(config, image_size=list(size))
                 loaders[size] = split_loader(sized, environment.task, "train", environment.parallel, train=True)
                 loaders[size].ledger = train.ledger
+                look(loaders[size].plan, config.data.check, config.num_workers)
             except ConfigError as error:
                 raise ConfigError(f"progressive: at {size} pixels {error}") from error
     stages = Stages(sizes, [loaders[size] for size in sizes], config.epochs)

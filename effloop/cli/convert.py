@@ -13,9 +13,10 @@ from effloop.convert import index, verify
 from effloop.convert.convert import ConvertOptions, Splits, convert, split_names
 from effloop.data.decode import decoders
 from effloop.data.source import Source
+from effloop.data.source.base import WHOLE, NoSplitError
 from effloop.data.source.config import Index
 from effloop.data.source.entropy import with_indexes
-from effloop.data.source.splits import open_part, open_split
+from effloop.data.source.splits import has_splits, open_part, open_split
 from effloop.data.source.storage.columns import Comparing, comparing
 from effloop.data.source.view import shuffled
 from effloop.errors import DataError, warn
@@ -56,7 +57,7 @@ def verify_data(options: SplitOptions, overrides: list[str]) -> int:
     config = configs.compose(overrides)
     problems: list[str] = []
     with comparing(Comparing.kept):  # a damaged column is a problem among others
-        opened = _open_splits(config, split_names(options.split), problems.append)
+        opened = _open_all(config, options.split, problems.append)
     data = config.data if config.data.index is Index.none else replace(config.data, index=Index.read)
     opened = {name: with_indexes(source, data) for name, source in opened.items()}
     reports = verify.verify(opened, decoders.build(config.decode), num_workers(config), problems)
@@ -73,9 +74,20 @@ def index_data(options: SplitOptions, overrides: list[str]) -> int:
     num_workers=N sets the threads.
     """
     config = configs.compose(overrides)
-    opened = _open_splits(config, split_names(options.split))
+    opened = _open_all(config, options.split)
     index.show(index.build_indexes(opened, config.data.index_dir, num_workers(config)))
     return 0
+
+
+def _open_all(config: Config, split: Splits, refused: Callable[[str], None] | None = None) -> dict[str, Source]:
+    """Open some splits, or all samples of data that has none; `refused` as of `_open_splits`."""
+    try:
+        return _open_splits(config, split_names(split), refused)
+    except NoSplitError:
+        if split != "both" or config.data.divides or has_splits(config.data):
+            raise
+        opened = _open_splits(config, [WHOLE], refused)
+        return {"all": opened[WHOLE]}
 
 
 def _open_splits(

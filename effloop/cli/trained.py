@@ -139,14 +139,13 @@ def _write_details(options: EvalOptions, found: Evaluation, trained: Trained, lo
     run, split = options.run, re.sub(r"[^\w-]", "_", options.split)
     beside = run / EVALUATIONS if run.is_dir() else run.with_name(f"{run.name}.{EVALUATIONS}")
     folder = options.out or beside / split
-    worst = [row["id"] for row in found.details.worst]
-    keys = [loader.plan.source.key(sample) for sample in worst]
+    source, worst = loader.plan.source, [row["id"] for row in found.details.worst]
     try:
         if trained.task.spatial:
             pictures = compare(trained.model, loader, trained.precision, worst)
         else:
-            pictures = Preview(loader.pictures(worst)[:, None], rows=tuple(keys), columns=("image",))
-        names = write_evaluation(folder, found, keys, pictures)
+            pictures = Preview(loader.pictures(worst)[:, None], rows=tuple(map(source.key, worst)), columns=("image",))
+        names = write_evaluation(folder, found, _paths(source, worst), pictures)
     except OSError as error:
         warn(f"'{error.filename or folder}' can't be written: {error.strerror}; set out=FOLDER for tables and pictures")
         return
@@ -320,13 +319,17 @@ def _warn(predictions: Predictions) -> None:
 
 def _table(predictions: Predictions, ids: Sequence[int], columns: Columns, source: Source | None) -> Columns:
     """Columns with the images' names, their targets if there are any, and what is wrong with them."""
-    samples = predictions.loader.plan.source
     return {
-        "path": [samples.raw_key(sample).decode("utf-8", "backslashreplace") for sample in ids],
+        "path": _paths(predictions.loader.plan.source, ids),
         **{_free(name, columns): values for name, values in columns.items()},
         **({"target": [source.target_name(sample) for sample in ids]} if source else {}),
         "error": [predictions.problems.get(sample, "") for sample in ids],
     }
+
+
+def _paths(source: Source, samples: Sequence[int]) -> list[str]:
+    """The samples' files, or their keys where they have none."""
+    return [source.file_path(sample).decode("utf-8", "backslashreplace") for sample in samples]
 
 
 def _free(name: str, columns: Columns) -> str:
@@ -339,10 +342,15 @@ def _free(name: str, columns: Columns) -> str:
 
 def _show(rows: Sequence[dict[str, Any]], count: int, form: str) -> None:
     """Print rows as a table, without columns that have nothing in them, and paths from the folder that all are in."""
-    table = Table(title=f"the first {len(rows)} of {count:,} images" if count > len(rows) else None)
+    title = f"the first {len(rows)} of {count:,} images" if count > len(rows) else ""
     folders = [os.path.dirname(row["path"]) for row in rows]
-    if len({os.path.isabs(folder) for folder in folders}) == 1 and os.path.commonpath(folders) not in ("", "/"):
-        rows = [{**row, "path": os.path.relpath(row["path"], os.path.commonpath(folders))} for row in rows]
+    if len({os.path.isabs(folder) for folder in folders}) == 1 and (common := os.path.commonpath(folders)) not in (
+        "",
+        "/",
+    ):
+        rows = [{**row, "path": os.path.relpath(row["path"], common)} for row in rows]
+        title += f"{' ' if title else 'paths '}below {common}"
+    table = Table(title=Text(title))
     names = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
     for name in names:
         is_text = any(isinstance(row[name], str) for row in rows)

@@ -44,7 +44,7 @@ def _named(source: Source, sample: int) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(f"{source.where}/{source.key(sample)} {error}") from error
+        raise DataError(f"{source.name(sample)} {error}") from error
 
 
 def each_sample(source: Source, look: Callable[[int], R], num_threads: int, meter: Meter, title: str) -> Iterator[R]:
@@ -153,7 +153,7 @@ class SplitRecords:
                 data = self.read(source, sample)
                 if len(data) != source.size(sample):
                     raise DataError(
-                        f"{source.where}/{source.key(sample)} has {len(data):,} bytes, the index says "
+                        f"{source.name(sample)} has {len(data):,} bytes, the index says "
                         f"{source.size(sample):,}; if it was replaced, touch its folder and convert again"
                     )
                 label, stored = (int(target), b"") if source.kind is Kind.classes else (0, target_bytes(target))

@@ -67,7 +67,7 @@ def verify(
             for sample, (num_bytes, decoded, wrong) in enumerate(found):
                 report.bytes += num_bytes
                 report.decoded += decoded
-                problems += [f"{source.where}/{source.key(sample)} {what}" for what in wrong]
+                problems += [f"{source.name(sample)} {what}" for what in wrong]
             report.problems = len(problems) - before
             reports[name] = report
     return reports

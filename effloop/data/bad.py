@@ -52,19 +52,24 @@ def drawn_instead(seed: int, epoch: int, num_samples: int, number: int) -> list[
     return found
 
 
+def quota(max_errors: float, num_samples: int) -> int:
+    """How many different samples of a split may be bad: below 1 a share of it, but one at least."""
+    return int(max_errors) if max_errors >= 1 else max(1, int(max_errors * num_samples))
+
+
 _WARNED = 5
 
 
 class Ledger:
     """The skipped samples of a split, each once an epoch. It is nothing that a run continues from.
 
-    There may be `max_errors` different ones: below 1 the share of the split, but one at least.
+    There may be `quota(max_errors, num_samples)` different ones.
     """
 
     def __init__(self, split: str, where: str, num_samples: int, max_errors: float) -> None:
         self.split, self.where, self.num_samples = split, where, num_samples
         self.max_errors = max_errors
-        self.most = int(max_errors) if max_errors >= 1 else max(1, int(max_errors * num_samples))
+        self.most = quota(max_errors, num_samples)
         self._listed: set[tuple[int, int]] = set()  # epoch and sample
         self._bad: set[int] = set()
         self._path: Path | None = None
@@ -108,7 +113,7 @@ class Ledger:
             share = f" of {self.num_samples:,}" if self.max_errors < 1 else ""
             listed = f"; {self._path} lists them" if self._path else ""
             raise DataError(
-                f"on_error: {len(self._bad):,} samples of {self.where} can't be loaded, and max_errors="
+                f"on_error: {len(self._bad):,} samples in {self.where} can't be loaded, and max_errors="
                 f"{self.max_errors:g} allows {self.most:,}{share}{listed}: repair or remove them, or set max_errors "
                 "higher"
             )

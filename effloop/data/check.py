@@ -2,42 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
+from effloop.data.bad import quota
 from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded
 from effloop.data.image.mask import check_size, check_values, decode_mask, largest_value, mask_digest, mask_size
 from effloop.data.plan import Plan
 from effloop.data.source import Kind, Source
 from effloop.data.source.base import target_bytes
-from effloop.errors import PROGRAM, DataError
+from effloop.errors import PROGRAM, DataError, few
 
 _NAMED = 20
 
 
+class Looked(NamedTuple):
+    """What was found in a split."""
+
+    samples: int
+    looked_at: int
+    bad: list[str]  # a line for each that can't be used
+    expected: int  # bad ones in all; where not all were looked at twice as many, to be sure
+
+
 def check_samples(
-    plan: Plan, limit: int, num_threads: int, allowed: int = 0, verify: str = "verify data.root=PATH"
+    plans: Mapping[str, Plan],
+    limit: int,
+    num_threads: int,
+    *,
+    skip: bool = False,
+    max_errors: float = 0.01,
+    verify: str = "verify data.root=PATH",
 ) -> str:
-    """Check the checksum, header and end of up to `limit` samples, evenly spread over the split, and of those that the
+    """Check the checksum, header and end of up to `limit` samples of each split, evenly spread, and of those that the
     index says are bad; and that their masks, where targets are masks, are as large as they are.
 
     Args:
-        plan: its source and decoder are used.
+        plans: split -> plan, whose source and decoder are used.
         limit: 0 checks none.
         num_threads: how many are checked at the same time.
-        allowed: how many may be bad.
+        skip: bad ones are skipped, `max_errors` of each split at most.
+        max_errors: as of the config.
         verify: the command that checks every sample of this data.
 
     Returns:
         A line about those that are bad; empty if none is.
 
     Raises:
-        DataError: more samples can't be used; the message names the first 20, and says how many there are.
+        DataError: samples can't be used, with `skip` too many; the message names the first 20, says how many there are
+            in all splits, and how to do without them.
         ConfigError: an image is too small for the augmentation recipe.
     """
+    found = {split: look(plan, limit, num_threads) for split, plan in plans.items()}
+    bad = {split: each for split, each in found.items() if each.bad}
+    if not bad:
+        return ""
+    lines = [line for each in bad.values() for line in each.bad]
+    of = f"{len(lines):,} of the {sum(each.looked_at for each in found.values()):,} samples looked at can't be used"
+    of += f" ({', '.join(f'{len(each.bad):,} of {split}' for split, each in bad.items())})"
+    if skip and all(len(each.bad) <= quota(max_errors, each.samples) for each in bad.values()):
+        return f"on_error=skip: {of}: {few(lines)}"
+    more = f"max_errors={max(each.expected for each in bad.values())}"
+    fits = all(each.expected <= quota(max_errors, each.samples) for each in bad.values())
+    fix = f"set on_error=skip{'' if fits else f' {more}'} to do without {'it' if len(lines) == 1 else 'them'}; "
+    if any(len(each.bad) == each.looked_at for each in bad.values()):
+        fix = ""  # nothing would be left
+    raise DataError(listed(of, lines, f"{fix}{PROGRAM} {verify} checks every sample"))
+
+
+def look(plan: Plan, limit: int, num_threads: int) -> Looked:
+    """Check samples of a split; arguments as of `check_samples`, a ConfigError as it raises."""
     count = len(plan.source)
     ids = np.unique(np.linspace(0, count - 1, min(limit, count)).astype(np.int64))
     bad_ones = plan.source.bad_samples()
@@ -61,14 +99,10 @@ def check_samples(
             found = list(pool.map(check, ids.tolist()))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    if bad := [each for each in found if isinstance(each, str)]:
-        of = f"{len(bad):,} of the {len(ids):,} samples looked at in {plan.source.where} can't be used"
-        if len(bad) > allowed:
-            more = f"max_errors allows {allowed:,}, and " if allowed else ""
-            raise DataError(listed(of, bad, f"{more}{PROGRAM} {verify} checks every sample"))
     if sizes := [each for each in found if not isinstance(each, str)]:
         plan.augment.check(np.unique(np.array(sizes, np.int64), axis=0))
-    return f"on_error=skip: {of}: {bad[0]}{', and others' * (len(bad) > 1)}" if bad else ""
+    bad = [each for each in found if isinstance(each, str)]
+    return Looked(count, len(ids), bad, len(bad) and (1 + (len(ids) < count)) * len(bad) * count // len(ids))
 
 
 def check_image(data: Encoded, decoder: Decoder) -> tuple[int, int]:

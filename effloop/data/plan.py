@@ -197,7 +197,7 @@ class Plan:
         if bad is None:
             return None
         if self.on_bad is OnBad.fail:
-            raise bad
+            raise DataError(f"{bad}; set on_error=skip to do without it") from bad
         name, instead = self.source.name(number & SAMPLE), None
         if self.on_bad is OnBad.leave_out:
             self.leave_out(images, row, row + 1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from effloop.errors import few
 from effloop.record.base import Position
 from effloop.record.efficiency import Span
 from effloop.record.sinks import AppendFile, EpochReport, Sink, StepReport
@@ -219,12 +220,14 @@ def lines_of(rows: list[SkippedRow], epoch: int, *, first: bool) -> list[str]:
     """Lines for the log at the end of an epoch; `first`: the validation split was evaluated for the first time."""
     lines = []
     for split, different in counted(rows).items():
-        now = [row for row in rows if row.split == split and (row.epoch == epoch if split == "train" else first)]
+        own = [row for row in rows if row.split == split]
+        before = {row.id for row in own if row.epoch < epoch}
+        now = [row for row in own if (row.epoch == epoch and row.id not in before if split == "train" else first)]
         if now:
             what = "were replaced" if split == "train" else "were left out"
-            more = f"; {different:,} different ones until now" if different > len(now) else ""
+            more = f"; {different:,} until now" if different > len(now) else ""
             lines.append(
-                f"skipped  {len(now):,} of {split} can't be loaded and {what}: {now[0].name} {now[0].reason}"
-                f"{', and others' * (len(now) > 1)} ({SKIPPED}){more}"
+                f"skipped  {len(now):,} of {split} can't be loaded and {what}: "
+                f"{few([f'{row.name} {row.reason}' for row in now])} ({SKIPPED}){more}"
             )
     return lines

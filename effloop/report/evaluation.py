@@ -68,13 +68,13 @@ class Evaluation:
         return found
 
 
-def write_evaluation(folder: Path, found: Evaluation, keys: Sequence[str], pictures: Preview) -> list[str]:
+def write_evaluation(folder: Path, found: Evaluation, paths: Sequence[str], pictures: Preview) -> list[str]:
     """Write scores.json, tables and plots, or raise an OSError; returns the names of the files, which are replaced.
 
-    `keys` name the worst samples, and `pictures` has them as the model sees them.
+    `paths` are of the worst samples, and `pictures` has them as the model sees them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    worst = [{"path": key, **row} for key, row in zip(keys, found.details.worst, strict=True)]
+    worst = [{"path": path, **row} for path, row in zip(paths, found.details.worst, strict=True)]
     tables = {**_tables(found), "worst": _table(worst)}
     for name, table in tables.items():
         text = io.StringIO()
@@ -86,7 +86,7 @@ def write_evaluation(folder: Path, found: Evaluation, keys: Sequence[str], pictu
             with replacing(folder / f"{name}.png") as file:
                 charts.save_png(figure, file)
     with replacing(folder / WORST) as file:
-        file.write(grid.png(grid.draw(replace(pictures, rows=tuple(map(_caption, worst))), fitted=True)))
+        file.write(grid.png(grid.draw(replace(pictures, rows=tuple(map(_caption, pictures.rows, worst))), fitted=True)))
     write_text(folder / SCORES, found.to_json())  # the last: what it is read by is there
     return [SCORES, *(f"{name}.csv" for name in tables), *(f"{name}.png" for name in figures), WORST]
 
@@ -118,15 +118,15 @@ def _table(rows: Sequence[Row]) -> list[list[Any]]:
     return [[*rows[0]], *([*row.values()] for row in rows)]
 
 
-def _caption(row: Mapping[str, Any]) -> str:
-    """The path, the target, and what it is taken for."""
+def _caption(name: str, row: Mapping[str, Any]) -> str:
+    """The name, the target, and what it is taken for."""
     probability = f" {row['probability']:.0%}" if "probability" in row else ""
-    path = f"{row['path']}: IoU {row['iou']:.0%}" if "iou" in row else row["path"]
+    name = f"{name}: IoU {row['iou']:.0%}" if "iou" in row else name
     target, predicted = (
         to_text(value) if isinstance(value, str) else ", ".join(f"{as_number(number):.4g}" for number in value)
         for value in (row["target"], row["predicted"])
     )
-    return "\n".join([path, target, f"→ {predicted}{probability}"])
+    return "\n".join([name, target, f"→ {predicted}{probability}"])
 
 
 def _cell(value: Any) -> Any:

@@ -23,6 +23,9 @@ from stores import make_splits, write_cifar10, write_npz
 from effloop.data.image.encoded import read_headers
 from effloop.data.image.header import read_header
 from effloop.data.source import Kind, Source, sources
+from effloop.data.source.base import printable
+from effloop.data.source.storage.loose import LooseSource
+from effloop.data.source.view import View
 
 Open = Callable[[str], Source]
 
@@ -98,6 +101,12 @@ def test_samples_and_targets(source: Source) -> None:
     keys = [source.key(index) for index in range(len(source))]
     assert len(set(keys)) == len(keys)
     assert all(key.isprintable() for key in keys)
+    for index in some(source):  # a file is named by its own path, also in a part
+        path = source.file_path(index)
+        assert Path(os.fsdecode(path)).is_file() if isinstance(source, LooseSource) else path == source.raw_key(index)
+        part = View(source, np.array([index]), where="a part")
+        assert (part.file_path(0), part.name(0)) == (path, source.name(index))
+        assert source.name(index) in (printable(path), f"{source.where}/{printable(path)}")
     fingerprint = source.fingerprint()
     assert set(fingerprint) == {"samples", "bytes", "sha256"}
     assert (fingerprint["samples"], fingerprint["bytes"]) == (len(source), sum(map(len, contents)))

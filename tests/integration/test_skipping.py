@@ -50,8 +50,11 @@ def test_a_run_that_skips(damaged: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert all(row["name"].startswith(f"{damaged}/") and "truncated" in row["reason"] for row in listed)
     assert json.loads((whole / "summary.json").read_text())["skipped"] == {"train": 2, "val": 1}
     log = [line for line in (whole / "log.txt").read_text().splitlines() if "skipped  " in line]
-    assert len(log) == 3
+    assert len(log) == 2  # once, not after each epoch
+    names = [row["name"] for row in listed if (row["split"], row["epoch"]) == ("train", 0)]
     assert "2 of train can't be loaded and were replaced" in log[0]
+    assert all(name in log[0] for name in names)
+    assert "others" not in log[0]
     assert "1 of val can't be loaded and were left out" in log[1]
     assert main(["eval", str(whole)]) == 0
     assert "\n1 left out: " in capsys.readouterr().out
@@ -60,11 +63,11 @@ def test_a_run_that_skips(damaged: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert sum(row["samples"] for row in scores["rows"]) == 12
     capsys.readouterr()
     assert train(damaged, "run=few", f"out={tmp_path}", *SKIP, "max_errors=1") == 2
-    assert "max_errors allows 1" in capsys.readouterr().err
+    assert "(2 of train, 1 of val); set on_error=skip max_errors=2 to do without them" in capsys.readouterr().err
     assert train(damaged, "run=late", f"out={tmp_path}", *SKIP, "max_errors=1", "data.check=0") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        f"effloop: on_error: 2 samples of {damaged}/train can't be loaded, and max_errors=1 allows 1; "
+        f"effloop: on_error: 2 samples in {damaged}/train can't be loaded, and max_errors=1 allows 1; "
         f"{tmp_path}/late/skipped.jsonl lists them: repair or remove them, or set max_errors higher"
     )
 

@@ -59,6 +59,25 @@ def test_two_truncated(copy: Path, here: Path, capsys: pytest.CaptureFixture[str
     assert said(capsys.readouterr().out) == [lines[1], "problems: 1"]
 
 
+def test_data_without_splits(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of it is checked; and where it is divided, what is printed is a file's path, too."""
+    bad = copy / "train/b/003.jpg"
+    bad.write_bytes(b"")
+    shutil.rmtree(copy / "val")
+    shutil.copytree(copy / "train", here / "some photos")
+    assert main(["index", "data.root=some photos"]) == 0
+    for word in ((), ("data.val=0.5",), ("data.folds=2", "data.fold=1")):
+        capsys.readouterr()
+        assert main(["verify", "data.root=some photos", *word]) == 1
+        out = capsys.readouterr().out
+        assert said(out) == [f"{here}/some photos/b/003.jpg is empty (0 bytes)", "problems: 1"]
+        assert [row[0] for row in rows(out)] == (["train", "val"] if word else ["all"])
+    assert main(["verify", "data.root=some photos", "split=val"]) == 2
+    assert "has no folder 'val'; it has a, b, c: set data.val_split=NAME, or data.val=0.2" in capsys.readouterr().err
+    assert main(["verify", f"data.root={copy}"]) == 2  # of one split the other one is missed
+    assert "or take 'train' alone: set split=train" in capsys.readouterr().err
+
+
 def test_flipped_byte_and_wrong_label(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_as("memmap", photos, here / "file")
     file = ColumnFile(path)

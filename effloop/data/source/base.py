@@ -166,6 +166,10 @@ class Source(ABC):
         """`raw_key` of (N,) samples, for millions of them at once."""
         return EncodedImages.of([self.raw_key(index) for index in samples.tolist()])
 
+    def file_path(self, index: int) -> bytes:
+        """The path of sample `index`'s own file; its `raw_key` where it has none."""
+        return self.raw_key(index)
+
     def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
         """What one of `columns` has of the samples `start` to `stop`, as text."""
         raise KeyError(name)
@@ -175,7 +179,7 @@ class Source(ABC):
         return printable(self.raw_key(index))
 
     def name(self, index: int) -> str:
-        """What identifies sample `index` in messages: its key, and where it is."""
+        """What identifies sample `index` in messages: the path of its file, or its key and where that is."""
         return f"{self.where}/{self.key(index)}"
 
     def size(self, index: int) -> int:

@@ -37,7 +37,7 @@ class Part(View):
     """
 
     def __init__(self, source: Source, kept: ColumnFile, split: str, share: str) -> None:
-        where, found = f"{source.where}[{share}]", kept.meta["fingerprints"][split]
+        where, found = f"{share} of {source.where}", kept.meta["fingerprints"][split]
         super().__init__(source, kept[split], where=where, fingerprint=found)
         self._made_of = (source, kept, split, share)
 

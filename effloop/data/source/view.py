@@ -110,6 +110,9 @@ class View(Source):
     def raw_keys(self, samples: NDArray[np.int64]) -> EncodedImages:
         return self.source.raw_keys(self._of(samples))
 
+    def file_path(self, index: int) -> bytes:
+        return self.source.file_path(self._at(index))
+
     def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
         if self.ids is None:
             return self.source.column(name, start, stop)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from effloop.data.check import check_samples
 from effloop.data.plan import Plan
 from effloop.errors import PROGRAM, DataError
 
-FIX = f"{PROGRAM} verify data.root=PATH checks every sample"
+VERIFY = f"{PROGRAM} verify data.root=PATH checks every sample"
+FIX = f"set on_error=skip to do without it; {VERIFY}"
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def test_truncated(plan: Plan, num_threads: int) -> None:
     bad.write_bytes(bad.read_bytes()[:-9])
     wanted = f"{bad} is a truncated JPEG: ends after {bad.stat().st_size:,} bytes without its end marker; {FIX}"
     with pytest.raises(DataError, match=line(wanted)):
-        check_samples(plan, 40, num_threads)
+        check_samples({"train": plan}, 40, num_threads)
 
 
 def test_what_is_no_image_anymore(plan: Plan) -> None:
@@ -41,25 +43,26 @@ def test_what_is_no_image_anymore(plan: Plan) -> None:
     ):
         spoil()
         with pytest.raises(DataError, match=line(f"{bad} {why}; {FIX}")):
-            check_samples(plan, 40, 2)
+            check_samples({"train": plan}, 40, 2)
         bad.write_bytes(whole)
 
 
 def test_bytes_behind_the_end_are_no_damage(plan: Plan) -> None:
     with file(plan, 5).open("ab") as behind:
         behind.write(bytes(50))
-    check_samples(plan, 40, 2)
+    check_samples({"train": plan}, 40, 2)
 
 
 def test_several_are_named_in_order(plan: Plan) -> None:
     for index in (31, 17, 18):
         file(plan, index).write_text("not an image")
     why = "is not an image that Pillow reads; starts with b'not an image'"
-    wanted = [f"3 of the 40 samples looked at in {plan.source.where} can't be used; {FIX}:"]
+    fix = f"set on_error=skip max_errors=3 to do without them; {VERIFY}:"
+    wanted = [f"3 of the 40 samples looked at can't be used (3 of train); {fix}"]
     wanted += [f"  {file(plan, index)} {why}" for index in (17, 18, 31)]
     for _ in range(5):
         with pytest.raises(DataError) as caught:
-            check_samples(plan, 40, 4)
+            check_samples({"train": plan}, 40, 4)
         assert str(caught.value).splitlines() == wanted
 
 
@@ -67,9 +70,11 @@ def test_twenty_are_named(plan: Plan) -> None:
     for index in range(30):
         file(plan, index).unlink()
     with pytest.raises(DataError) as caught:
-        check_samples(plan, 40, 2)
+        check_samples({"train": plan}, 40, 2)
     lines = str(caught.value).splitlines()
-    assert lines[0].startswith("30 of the 40 samples looked at in ")
+    assert lines[0].startswith(
+        "30 of the 40 samples looked at can't be used (30 of train); set on_error=skip max_errors=30 "
+    )
     assert (len(lines), lines[20].split()[0], lines[-1]) == (22, str(file(plan, 19)), "  and 10 more")
 
 
@@ -79,15 +84,44 @@ def test_empty_ones_are_found_wherever_they_are(photos: Path, tmp_path: Path) ->
         (root / "train" / name).write_bytes(b"")
     plan = make_plan(open_source("folder", root))
     with pytest.raises(DataError, match=r"^2 of the 4 samples .*\n.*a/003.jpg is empty .*\n.*b/004.jpg is empty "):
-        check_samples(plan, 2, 2)
-    check_samples(plan, 0, 2)
+        check_samples({"train": plan}, 2, 2)
+    check_samples({"train": plan}, 0, 2)
 
 
 def test_no_more_than_the_limit_is_looked_at(plan: Plan) -> None:
     for index in set(range(40)) - {0, 19, 39}:
         file(plan, index).unlink()
-    check_samples(plan, 3, 2)  # the first, the middle, the last
-    check_samples(plan, 1, 2)
-    check_samples(plan, 0, 2)
+    check_samples({"train": plan}, 3, 2)  # the first, the middle, the last
+    check_samples({"train": plan}, 1, 2)
+    check_samples({"train": plan}, 0, 2)
     with pytest.raises(DataError):
-        check_samples(plan, 4, 2)
+        check_samples({"train": plan}, 4, 2)
+
+
+def test_both_splits_are_counted(photos: Path, tmp_path: Path) -> None:
+    """The quota in the message is one that both keep: of a part of the samples a guess that is rather too high."""
+    root = shutil.copytree(photos, tmp_path / "copy")
+    plans = {split: make_plan(open_source("folder", root, split)) for split in ("train", "val")}
+    for index in (1, 2):
+        file(plans["train"], index).write_bytes(b"")
+    file(plans["val"], 0).write_bytes(b"")
+    of = "3 of the 53 samples looked at can't be used (2 of train, 1 of val)"
+    with pytest.raises(DataError, match=f"^{re.escape(of)}; set on_error=skip max_errors=2 to do without them; "):
+        check_samples(plans, 99, 2)
+    with pytest.raises(DataError, match=f"^{re.escape(of)}; set on_error=skip max_errors=2 to do without them; "):
+        check_samples(plans, 99, 2, skip=True, max_errors=1)
+    assert check_samples(plans, 99, 2, skip=True, max_errors=2).startswith(
+        f"on_error=skip: {of}: {file(plans['train'], 1)} "
+    )
+    with pytest.raises(DataError, match=r" is empty .* set on_error=skip max_errors=13 to do without it; "):
+        check_samples({"val": plans["val"]}, 2, 2)
+    assert check_samples({"val": plans["val"]}, 99, 2, skip=True).endswith(
+        f"{file(plans['val'], 0)} is empty (0 bytes)"
+    )
+
+
+def test_where_none_is_left_nothing_is_skipped(plan: Plan) -> None:
+    for index in range(40):
+        file(plan, index).write_text("text")
+    with pytest.raises(DataError, match=rf"^40 of the 40 .* \(40 of train\); {re.escape(VERIFY)}:\n"):
+        check_samples({"train": plan}, 40, 2)

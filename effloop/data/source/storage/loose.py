@@ -398,7 +398,7 @@ class LooseSource(TableSource):
         return self._index.blobs(f"{self._prefix}column/{name}").run(np.arange(start, stop)).items()
 
     def name(self, index: int) -> str:
-        return printable(self.path(index))
+        return printable(self.file_path(index))
 
     @property
     def where(self) -> str:
@@ -414,8 +414,7 @@ class LooseSource(TableSource):
         self._open(*state["opened"])
         self.check_unchanged(state["fingerprint"])
 
-    def path(self, index: int) -> bytes:
-        """The path of an image."""
+    def file_path(self, index: int) -> bytes:
         return self._files.path(index)
 
     def mask_path(self, index: int) -> bytes:
@@ -427,7 +426,7 @@ class LooseSource(TableSource):
         return super().mask_name(index) if self._mask_files is None else printable(self.mask_path(index))
 
     def modified_ns(self, index: int) -> int | None:
-        image = modified_ns(self.path(index))
+        image = modified_ns(self.file_path(index))
         return image if self._mask_files is None else max(image, modified_ns(self.mask_path(index)))
 
     def bad_samples(self) -> NDArray[np.int64]:
@@ -437,4 +436,4 @@ class LooseSource(TableSource):
 
     def file_paths(self) -> Iterator[bytes]:
         masks = () if self._mask_files is None else range(len(self))
-        return chain(map(self.path, range(len(self))), map(self.mask_path, masks))
+        return chain(map(self.file_path, range(len(self))), map(self.mask_path, masks))

@@ -152,7 +152,7 @@ def test_parts(targets: str) -> None:
     }
     source = Tabled([f"{index}.jpg" for index in range(count)], values[targets])
     train, val = (part_of(source, config(val=0.25), split) for split in ("train", "val"))
-    assert (train.where, val.where) == ("table[75 %]", "table[25 %]")
+    assert (train.where, val.where) == ("75 % of table", "25 % of table")
     assert sorted([*train.ids, *val.ids]) == list(range(count))
     for part in (train, val, pickle.loads(pickle.dumps(val))):
         assert part.fingerprint() == fingerprint_of(part)
