@@ -91,6 +91,7 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
             "model": str(trained.path),
             "epoch": trained.facts["progress"]["epoch"] - 1,
             "data": source.where,
+            "precision": trained.computes_in,
             "samples": scored,
             "skipped": left_out,
             "scores": found[-1],

@@ -95,6 +95,8 @@ class Exported:
 
 def export(trained: Trained, options: ExportOptions) -> Exported:
     """Write a trained model to a file, kept if it gives the model's predictions; else a ParityError."""
+    if trained.precision.dtype:
+        raise ConfigError("amp: a file computes in float32; leave amp and precision out, or set half=true")
     if trained.config.data.mean is None:
         raise ConfigError("data.mean: null, so the model takes uint8 images; export needs data.mean and data.std")
     form = formats[options.to](dynamic=options.fixed is None, half=options.half)
@@ -129,9 +131,6 @@ def _program(trained: Trained, form: Format, options: ExportOptions) -> tuple[An
     shape = options.fixed or 2, trained.config.data.channels, *size
     example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     notes: list[str] = []
-    if trained.precision.dtype is not None:
-        used = str(trained.precision.dtype).removeprefix("torch.")
-        notes.append(f"scores before are of float32; eval of the run computes in {used}, as it was trained")
     if form.fuses:
         height, width = trained.model.input_size(size) if isinstance(trained.model, OutputTransform) else size
         model, done = simplify(model, example[:, :, :height, :width], dynamic=form.dynamic)

@@ -233,7 +233,7 @@ class Predictor(nn.Module):
         return next((each.device for each in self.model.parameters()), self._trained.device)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, C, H, W) float32, normalised as by `preprocess` -> (N, K) outputs, in the run's precision."""
+        """(N, C, H, W) float32, normalised as by `preprocess` -> (N, K) outputs, in float32 unless loaded with amp."""
         return self._trained.forward(images)
 
     def preprocess(self, images: Iterable[ImageLike] | ImageLike) -> Tensor:

@@ -37,13 +37,14 @@ from effloop.train.evaluation import Scorer, View, evaluate
 
 
 def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:
-    """The config that a model was trained by, with overrides, for a single process that doesn't compile.
+    """The config that a model was trained by, with overrides, for a single process that doesn't compile, in float32.
 
     Other data than the run's isn't divided as the run's is, unless an override says so.
     """
     # A run of an earlier version may have set removed keys, which a trained model doesn't depend on.
     alone = {key: value for key, value in facts["config"].items() if key not in ("distill", "stop")}
     alone |= {"parallel": {"name": "none"}, "compile": False, "resume": None}
+    alone |= {"precision": {"name": "fp32"}, "amp": None}  # as exported files compute, whatever trained the model
     data: Any = alone.get("data")
     if isinstance(data, dict):
         data = alone["data"] = {key: value for key, value in data.items() if key != "window"}
@@ -121,6 +122,8 @@ class Trained:
             set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
         device = find_device(config.device)
         precision = precisions.build(resolved(config).precision, device)
+        if kind and precision.dtype:
+            raise ConfigError(f"{path} computes as it was exported; leave amp and precision out, or name the run")
         task = task.for_outputs(count)
         with fitting("the run" if kind is None else str(path)):
             task.load_state_dict(facts.get("task") or {})
@@ -136,7 +139,8 @@ class Trained:
                 model = kind().open(path, device, lambda: task.with_output_transform(_network(config, count, device)))
             batch = facts["input"]["shape"][0]
             model = FixedBatch(model, batch) if isinstance(batch, int) else model
-        kept = {key: facts.get(key) for key in ("config", "classes", "target_names", "progress", "data")}
+        names = ("config", "classes", "target_names", "progress", "data", "int8", "half")
+        kept = {key: facts.get(key) for key in names}
         return cls(path, config, {**kept, "num_outputs": count}, task, model.eval(), precision, device)
 
     @property
@@ -157,9 +161,14 @@ class Trained:
         """The same model before training, on the device."""
         return self.task.with_output_transform(_network(self.config, self.num_outputs, self.device))
 
+    @property
+    def computes_in(self) -> str:
+        """`float32`, or as of `Precision.name`; of an exported file what its weights are."""
+        return "int8" if self.facts["int8"] else "float16 weights" if self.facts["half"] else self.precision.name
+
     def describe(self) -> str:
-        """The file, and the epoch that its weights are of."""
-        return f"{self.path}, epoch {self.facts['progress']['epoch'] - 1}"
+        """The file, the epoch that its weights are of, and what it computes in."""
+        return f"{self.path}, epoch {self.facts['progress']['epoch'] - 1}, {self.computes_in}"
 
     def loader(self, split: str = "val") -> Loader:
         """A split of the data, in order and never augmented: val, train or any other split of it, e.g. test; `val` is
@@ -206,7 +215,7 @@ class Trained:
             warn(f"{source.where} may have images that were trained on: it isn't divided as for the run ({how})")
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, C, H, W) float32, normalised, on the model's device -> (N, K) outputs, in the run's precision."""
+        """(N, C, H, W) float32, normalised, on the model's device -> (N, K) outputs, in `precision`."""
         dtype = self.precision.dtype
         with torch.autocast(images.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
             outputs: Tensor = self.model(images)

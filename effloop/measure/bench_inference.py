@@ -81,7 +81,7 @@ def inference(
     counts = sorted({1, found} if cores == "auto" else {*map(int, cores)})
     # In float32 on the CPU, whatever the overrides.
     own = [override for override in overrides if key_of(override) not in ("device", "precision", "amp")]
-    trained = Trained.open(Path(run), [*own, "device=cpu", "precision=fp32", "amp=null"])
+    trained = Trained.open(Path(run), [*own, "device=cpu"])
     meter = trained.task.meters[0]
     facts_of: dict[str, Row] = {}
     rows: list[Row] = []

@@ -33,6 +33,9 @@ class Precision:
         dtype: what autocast computes matrix products and convolutions in; None is no autocast.
         scale: whether the loss is scaled, which float16's range requires.
         tf32: whether float32 products and convolutions may round their inputs to TensorFloat-32.
+
+    Attributes:
+        name: what a forward pass computes in, for users: float32, tf32, bfloat16 or float16.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Precision:
         torch.backends.cudnn.allow_tf32 = tf32
         self.device = device
         self.dtype = dtype
+        self.name = "tf32" if tf32 else str(dtype or torch.float32).removeprefix("torch.")
         self.scaler = torch.amp.GradScaler(device.type, enabled=scale)
 
     def autocast(self) -> AbstractContextManager[Any]:

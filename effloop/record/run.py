@@ -135,7 +135,7 @@ class StandardOutput(Sink):
 
 def summary_table(summary: Mapping[str, Any], meters: Sequence[Meter]) -> Table:
     """A table of the best and the last scores of a run."""
-    table = Table(title="result")
+    table = Table(title=f"result ({summary['precision']})")
     for heading in ("", "best", "last"):
         table.add_column(heading, justify="right" if heading else "left")
     for meter in meters:

@@ -199,7 +199,7 @@ def _shown(comparison: Comparison, run: int, folder: Path, found: Evaluation) ->
 
 
 def _heading(comparison: Comparison, found: Evaluation) -> str:
-    """`val, epoch 19, 341 samples, top1 76.54%, loss 0.8029`."""
+    """`val, epoch 19, float32, 341 samples, top1 76.54%, loss 0.8029`."""
     facts, known = found.facts, comparison.measures
     scores = [
         f"{name} {comparison.format(f'val/{name}', as_number(value))}"
@@ -207,7 +207,9 @@ def _heading(comparison: Comparison, found: Evaluation) -> str:
         if f"val/{name}" in known
     ]
     views = [f"tta {','.join(facts['tta'])}"] if facts["tta"] else []
-    return ", ".join([f"{facts['split']}", f"epoch {facts['epoch']}", f"{facts['samples']:,} samples", *views, *scores])
+    how = [facts["precision"]] if "precision" in facts else []  # older ones have none
+    words = [facts["split"], f"epoch {facts['epoch']}", *how, f"{facts['samples']:,} samples", *views, *scores]
+    return ", ".join(map(str, words))
 
 
 def _jpeg(path: Path) -> str:
@@ -250,6 +252,7 @@ def render_page(comparison: Comparison, title: str) -> str:
             for index, run in enumerate(runs)
             if run.state in FAILED_STATES or run.reason
         ],
+        computed_in=" or ".join(sorted({to_text(name) for run in runs if (name := run.summary.get("precision"))})),
         time_parts=TIME_PARTS,
         times={index: times for index, run in enumerate(runs) if (times := time_by_part(run))},
         verdicts=[*_verdicts(comparison)],

@@ -166,6 +166,7 @@ class Trainer:
             with self.request.busy():
                 self.checkpoints.close()  # a summary means that all is saved
             summary |= {"best": self.checkpoints.best, "last": self.last, "step": self.progress.step}
+            summary["precision"] = self.precision.name
             self.recorder.finish(summary)
         return scores
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
-from runs import TINY, once
+from runs import TINY, once, train
 
+import effloop
 from effloop.cli.main import main
 from effloop.inference.trained import Trained
 
@@ -67,6 +69,41 @@ def test_with_several_views_it_is_of_all_of_them(run: Path) -> None:
     assert told["scores"]["top1"] == sum(row["class"] == row["target"] for row in table(Path("p.csv"))) / 13
     losses = [float(row["loss"]) for row in table(Path("views/worst.csv"))]
     assert told["scores"]["loss"] == pytest.approx(np.mean(losses))
+
+
+@pytest.mark.usefixtures("here")
+def test_a_recipe_in_16_bit_is_scored_and_used_in_float32(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As an exported file computes; `amp=true` gives the scores of the training, and each place names what it is of."""
+    assert train(photos, "run=x", "epochs=1", "amp=true") == 0
+    assert "result (bfloat16)" in capsys.readouterr().out
+    summary = json.loads(Path("outputs/x/summary.json").read_text())
+    assert main(["export", "outputs/x", "to=state_dict", "out=x.safetensors"]) == 0
+    assert main(["eval", "outputs/x"]) == 0
+    assert ", epoch 0, float32, on 13 images" in capsys.readouterr().out
+    told = json.loads(Path("outputs/x/eval/val/scores.json").read_text())
+    assert told["precision"] == "float32"
+    run = told["scores"]["loss"]
+    found = []
+    for name, words in (("x.safetensors", []), ("outputs/x", ["amp=true"]), ("outputs/x", ["precision=bf16"])):
+        trained = Trained.open(Path(name), words)
+        found.append((trained.computes_in, trained.evaluate(trained.loader())[0]["loss"]))
+    assert found[0] == ("float32", pytest.approx(run, rel=1e-6))
+    assert found[1] == found[2] == ("bfloat16", summary["best"]["loss"])
+    assert summary["best"]["loss"] != run
+    assert main(["predict", "outputs/x", "out=p.csv", "scores=true"]) == 0
+    right = [float(row[f"p_{row['target']}"]) for row in table(Path("p.csv"))]
+    assert run == pytest.approx(-np.log(right).mean(), rel=1e-5)
+    model = effloop.load("outputs/x")
+    assert model(model.preprocess(photos / "val/a/000.jpg")).dtype == torch.float32
+    capsys.readouterr()
+    assert main(["eval", "x.safetensors", "amp=true"]) == main(["export", "outputs/x", "to=onnx", "amp=true"]) == 2
+    refused = capsys.readouterr().err.splitlines()
+    assert refused[0].startswith("effloop: x.safetensors computes as it was exported; leave amp and precision out")
+    assert refused[1].startswith("effloop: amp: a file computes in float32")
+    assert main(["report", "outputs/x"]) == 0
+    page = Path("outputs/x/report.html").read_text()
+    assert "validation while training, computed in bfloat16." in page
+    assert "val, epoch 0, float32, 13 samples" in page
 
 
 @pytest.mark.nightly
