@@ -1,6 +1,7 @@
 """torch, imported when something of it is first used: that takes seconds, and a misspelt key needs none of it.
 
-Modules that options and checks are in take it from here. `Tensor` is for annotations: isinstance takes torch.Tensor.
+Modules with options and checks take it from here. `Tensor` and `Store` are for annotations only: isinstance takes
+torch.Tensor.
 """
 
 import functools
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-__all__ = ["F", "Tensor", "dist", "nn", "no_grad", "torch"]
+__all__ = ["F", "Store", "Tensor", "dist", "nn", "no_grad", "torch"]
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     import torch.nn.functional as F
     from torch import Tensor, nn
+    from torch.distributed import Store  # type: ignore[attr-defined]
 else:
     torch, nn = LazyModule("torch"), LazyModule("torch.nn")
     F, dist = LazyModule("torch.nn.functional"), LazyModule("torch.distributed")
-    Tensor = Any
+    Store = Tensor = Any
 
 
 def no_grad(call: C) -> C:

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.batch import Batch
 from effloop.data.image.header import Encoded, Header
@@ -17,6 +15,7 @@ from effloop.data.in_progress import in_progress
 from effloop.data.order import BatchRequest, without_repeats
 from effloop.data.plan import Plan, Prepared, Read
 from effloop.data.source import Source
+from effloop.lazy import Tensor, torch
 
 
 class MaskDecoder:

@@ -35,7 +35,7 @@ from effloop.errors import ConfigError
 from effloop.measure.loops import Updates, alone, endless, train_turn, trainer_in, turn_of
 from effloop.measure.memory import expected_memory
 from effloop.measure.turns import Turn, cpu_seconds, for_seconds
-from effloop.profile.tools import SyncFinder
+from effloop.profile.syncs import SyncFinder
 from effloop.record.efficiency import Stage, Verdict
 from effloop.system.hardware import available_cores, available_memory, file_system
 from effloop.system.memory import drop_from_cache, share_in_cache

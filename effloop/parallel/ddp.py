@@ -15,18 +15,15 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from effloop.batch import Batch
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, check_value
-from effloop.lazy import Tensor, dist, nn, no_grad, torch
+from effloop.lazy import Store, Tensor, dist, nn, no_grad, torch
 from effloop.parallel.base import TORCHRUN, Parallel, ParallelConfig, RankEnv, T, detect_launcher, parallels
 from effloop.parallel.failures import reporter
 from effloop.parallel.rendezvous import START_TIMEOUT_S, describe_mismatch, join
 from effloop.parallel.watchdog import Watchdog, end_all
-
-if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]
 
 
 @dataclass

@@ -14,8 +14,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from torch.distributed import Store  # type: ignore[attr-defined]
-
 from effloop.errors import (
     ConfigError,
     DataError,
@@ -24,6 +22,7 @@ from effloop.errors import (
     OutOfMemoryError,
     PreemptedRunError,
 )
+from effloop.lazy import Store
 from effloop.parallel.rendezvous import RankGroup
 from effloop.system.files import write_text
 

@@ -15,10 +15,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, cast
 
-import torch
-from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
-
 from effloop.errors import ConfigError, RankError
+from effloop.lazy import Store, dist, torch
 from effloop.parallel.base import RankEnv
 
 START_TIMEOUT_S = 300.0  # for all ranks to connect; a machine of a cluster may take minutes to load torch
@@ -86,7 +84,7 @@ def join(env: RankEnv, facts: Mapping[str, str] | None = None, timeout_s: float 
         base = open_store(env, timeout_s)
         own = {"torch": torch.__version__, "python": platform.python_version(), **(facts or {})}
         number, peers = _handshake(base, env, Peer.own(own), timeout_s)
-        group = RankGroup.current = RankGroup(env, base, PrefixStore(f"effloop/{number}", base), peers)
+        group = RankGroup.current = RankGroup(env, base, dist.PrefixStore(f"effloop/{number}", base), peers)  # type: ignore[attr-defined]
     for fact, value in group.peers[0].facts.items():
         if any(peer.facts.get(fact) != value for peer in group.peers):
             raise ConfigError(describe_mismatch(fact, [peer.facts.get(fact, "") for peer in group.peers], group.peers))
@@ -111,7 +109,7 @@ def open_store(env: RankEnv, timeout_s: float = START_TIMEOUT_S) -> Store:
     """
     env.publish()
     try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
+        store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))  # type: ignore[attr-defined]
     except (RuntimeError, OSError, ValueError) as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
             raise ConfigError(
@@ -128,7 +126,7 @@ def open_store(env: RankEnv, timeout_s: float = START_TIMEOUT_S) -> Store:
             f"MASTER_ADDR: can't connect to the ranks' store at {env.address}:{env.port}: {line}; "
             "check that rank 0 runs there, and that the port is open"
         ) from None
-    while isinstance(store, PrefixStore):  # for one start; the restart state has to outlive it
+    while isinstance(store, dist.PrefixStore):  # type: ignore[attr-defined]  # for one start; the restart state
         store = store.underlying_store
     return cast("Store", store)
 

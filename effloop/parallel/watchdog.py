@@ -17,11 +17,9 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TypeAlias, cast
 
-import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
-
 from effloop.batch import Batch
 from effloop.errors import RankError, reason, warn
+from effloop.lazy import Store, torch
 from effloop.system.processes import this_system
 
 _WAITING = ("torch.autograd.graph", "torch.distributed", "torch.cuda", "effloop.parallel.ddp")

@@ -5,19 +5,15 @@ from __future__ import annotations
 import cProfile
 import os
 import pstats
-import traceback
 from abc import ABC, abstractmethod
-from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from effloop.errors import ConfigError
+from effloop.lazy import torch
 from effloop.profile import ProfileConfig, Profiler, profilers
 
 
@@ -85,6 +81,8 @@ class TorchProfiler(StepProfiler):
     config: TorchConfig
 
     def __init__(self, config: TorchConfig, *context: Any) -> None:
+        from effloop.profile.syncs import SyncFinder
+
         super().__init__(config, *context)
         self._finder = SyncFinder(self.device)
         self._looking = ExitStack()
@@ -126,63 +124,6 @@ class TorchProfiler(StepProfiler):
         return [*lines, f"profile  {self.folder / _TRACE}   look: ui.perfetto.dev or chrome://tracing"]
 
 
-_READS = {
-    "aten::_local_scalar_dense": "item(), float() or bool()",
-    "aten::nonzero": "nonzero()",
-    "aten::masked_select": "masked_select()",
-    "aten::equal": "equal()",
-    "aten::_unique2": "unique()",
-    "aten::index": "a mask as an index",
-    "aten::_to_copy": "a copy to the host",
-}
-"""Operations that need a result on the host -> how they are written."""
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OPTIM = os.path.join(_TORCH, "optim") + os.sep
-
-
-class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts, while it is entered, where the host reads values, in the thread that has entered it.
-
-    `found` is (file, line, function, what) -> how often. On a CPU every read counts, as it would wait on a GPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._device = device
-        self.found: Counter[tuple[str, int, str, str]] = Counter()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation; see torch.utils._python_dispatch."""
-        name = function.name().partition(".")[0]
-        kwargs = kwargs or {}
-        source = next((each for each in args if isinstance(each, torch.Tensor)), None)
-        here = source is not None and source.device.type == self._device.type
-        if here and name in _READS and _reads(name, source, args, kwargs):
-            self._note(_READS[name], on_gpu=self._device.type == "cuda")
-        return function(*args, **kwargs)
-
-    def _note(self, what: str, *, on_gpu: bool) -> None:
-        """Count the innermost line that isn't torch's; not an optimizer's counters, which stay on the host."""
-        frames = traceback.extract_stack()[:-2]
-        own = [number for number, frame in enumerate(frames) if not frame.filename.startswith(_TORCH)]
-        counts = any(frame.filename.startswith(_OPTIM) for frame in frames[own[-1] :]) and not on_gpu
-        if not counts:
-            frame = frames[own[-1]]
-            self.found[frame.filename, frame.lineno or 0, frame.name, what] += 1
-
-
-def _reads(name: str, source: Any, args: Any, kwargs: Any) -> bool:
-    """Whether such an operation does need a result on the host: an index may be numbers, a copy to anywhere."""
-    if name == "aten::index":
-        return any(each is not None and each.dtype is torch.bool for each in args[1])
-    if name == "aten::_to_copy":
-        device = kwargs.get("device")
-        waits = device is not None and torch.device(device).type == "cpu" and not kwargs.get("non_blocking")
-        return source.is_cuda and waits
-    return True
-
-
 @dataclass
 class CProfileConfig(ProfileConfig):
     """Fields of `profile=cprofile`."""
@@ -214,9 +155,6 @@ class CProfiler(StepProfiler):
 
 # Ranges for NVIDIA's Nsight Systems. It needs a GPU: on a CPU only the refusal is tested.
 
-_cuda: Any = torch.cuda  # without types for these
-_autograd: Any = torch.autograd.profiler
-
 
 @dataclass
 class NVTXConfig(ProfileConfig):
@@ -232,25 +170,30 @@ class NVTXConfig(ProfileConfig):
 class NVTXProfiler(StepProfiler):
     """Names operators and updates for Nsight Systems, which records only the profiled updates; needs a GPU."""
 
+    def __init__(self, config: NVTXConfig, *context: Any) -> None:
+        super().__init__(config, *context)
+        self._cuda: Any = torch.cuda  # without types for these
+        self._autograd: Any = torch.autograd.profiler
+
     def start(self) -> None:
-        _cuda.synchronize(self.device)
-        self._ranges = _autograd.emit_nvtx(record_shapes=True)
-        _cuda.profiler.start()
+        self._cuda.synchronize(self.device)
+        self._ranges = self._autograd.emit_nvtx(record_shapes=True)
+        self._cuda.profiler.start()
         self._ranges.__enter__()
-        _cuda.nvtx.range_push("update")
+        self._cuda.nvtx.range_push("update")
 
     def step(self) -> None:
         first, last = self.config.wait, self.config.wait + self.config.steps
         if self.active and first < self.updates + 1 < last:
-            _cuda.nvtx.range_pop()
-            _cuda.nvtx.range_push("update")
+            self._cuda.nvtx.range_pop()
+            self._cuda.nvtx.range_push("update")
         super().step()
 
     def stop(self) -> None:
-        _cuda.nvtx.range_pop()
+        self._cuda.nvtx.range_pop()
         self._ranges.__exit__(None, None, None)
-        _cuda.synchronize(self.device)
-        _cuda.profiler.stop()
+        self._cuda.synchronize(self.device)
+        self._cuda.profiler.stop()
 
     def report(self) -> list[str]:
         return ["profile  ranges were written for nsys profile --capture-range=cudaProfilerApi"] if self.active else []

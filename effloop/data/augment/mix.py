@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.data.augment.operation import to_device
 from effloop.data.random import stream, uniforms
+from effloop.lazy import Tensor, torch
 
 _SALT = int.from_bytes(b"mixing")  # longer than the operations' salts of 32 bits, so that none is equal
 

@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.data.image.mask import IGNORED, Mask, crop_mask, nearest_places
 from effloop.data.image.pixels import resize_into
 from effloop.data.random import uniforms
+from effloop.lazy import F, Tensor, torch
 
 Keys = NDArray[np.uint64]
 Sizes = NDArray[np.int64]

@@ -5,14 +5,9 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from effloop.batch import ImageSize
 from effloop.data.augment.base import Augment, RecipeConfig, augments
@@ -20,8 +15,8 @@ from effloop.data.augment.library import LibraryOperation, Masked, build
 from effloop.data.augment.operation import BadParameterError, Image
 from effloop.data.image.mask import Mask
 from effloop.data.image.pixels import readable
+from effloop.lazy import Tensor, torch
 from effloop.registry import choices
-from effloop.system.hardware import set_own_threads
 
 _ALONE = (
     "ColorJitter GaussianBlur GaussianNoise Grayscale RGB RandomAdjustSharpness RandomAutocontrast "
@@ -100,6 +95,8 @@ class TorchvisionOperation(LibraryOperation):
         return found if isinstance(found, int | float) else 1  # RandomChoice's are weights of its operations
 
     def __call__(self, key: int, image: Image, mask: Mask | None = None, *, always: bool = False) -> Masked:
+        from effloop.data.augment.seeded import seeded  # which imports torch
+
         op = self.op
         if always and self.probability < 1:
             op = copy.copy(op)
@@ -111,12 +108,16 @@ class TorchvisionOperation(LibraryOperation):
         return _image(done), from_mask(cut)
 
     def box(self, key: int, height: int, width: int) -> tuple[int, int, int, int]:
+        from effloop.data.augment.seeded import seeded  # which imports torch
+
         image = torch.empty(1).expand(3, height, width)  # has a size, but no pixels
         with seeded(key):
             found = self.op.make_params([image])
         return found["top"], found["left"], found["height"], found["width"]
 
     def resize(self, region: Image, mask: Mask | None = None) -> Masked:
+        from effloop.data.augment.seeded import seeded  # which imports torch
+
         def resized(tensor: Tensor) -> Tensor:
             height, width = tensor.shape[-2:]
             found: Tensor = self.op.transform(tensor, {"top": 0, "left": 0, "height": height, "width": width})
@@ -146,7 +147,7 @@ def as_mask(mask: Mask) -> Any:
 
 def from_mask(mask: Any) -> Mask:
     """A mask of torchvision's, as `as_mask` made it -> (h, w) uint8."""
-    found: Mask = (~mask.as_subclass(Tensor)).contiguous().numpy()
+    found: Mask = (~mask.as_subclass(torch.Tensor)).contiguous().numpy()
     return found
 
 
@@ -166,62 +167,3 @@ def _image(tensor: Tensor) -> Image:
     """(3, h, w) -> (h, w, 3), copied only if it isn't contiguous."""
     image: Image = tensor.permute(1, 2, 0).contiguous().numpy()
     return image
-
-
-# torch's random functions with numbers from a key: the global generator isn't used, and threads share none.
-
-_DRAWS = (
-    "rand randn randint randperm rand_like randn_like bernoulli_ exponential_ normal_ random_ uniform_ "
-    "_sample_dirichlet bernoulli multinomial normal poisson"
-)
-_DRAWING = frozenset(_DRAWS.split())
-
-
-def seeded(key: int) -> Seeded:
-    """A context in which this thread's random numbers by torch come from `key`, 64 bits.
-
-    It takes 3 µs, and 1 to 2 for each torch function called inside. torch's generator uses a key's lower 32 bits only.
-    """
-    mode: Seeded | None = getattr(_own, "mode", None)
-    if mode is None:
-        mode = _own.mode = Seeded()
-    mode.generator.manual_seed(key)
-    return mode
-
-
-_own = threading.local()
-
-
-class Seeded(TorchFunctionMode):
-    """The context of `seeded`: one per thread, not reentrant.
-
-    torch computes on one thread inside, so that no sum depends on the number of threads, and an engine's threads don't
-    start others.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator()
-
-    def __enter__(self) -> Seeded:
-        self._threads = set_own_threads(1)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        set_own_threads(self._threads)
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if name not in _DRAWING:
-            return func(*args, **kwargs)
-        if name.endswith("_like"):  # torch.randn_like(x) takes no generator; in row-major order
-            func, kwargs = (
-                torch.rand if name == "rand_like" else torch.randn,
-                {"dtype": kwargs.get("dtype") or args[0].dtype},
-            )
-            args = (args[0].shape,)
-        return func(*args, **{**kwargs, "generator": self.generator})

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
 from effloop.batch import Batch, Skipped
 from effloop.data.engine.base import Engine, EngineConfig, Ring, engines
@@ -21,6 +18,7 @@ from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan, Prepared
 from effloop.data.source import Kind
 from effloop.errors import ConfigError, optional_package, warn
+from effloop.lazy import Tensor, torch
 
 
 @dataclass
@@ -205,7 +203,7 @@ class _Pipeline:
         self._given.popleft()
         try:
             (found,) = self._pipeline.share_outputs(torch.cuda.current_stream() if self.on_gpu else None)
-            pixels = from_dlpack(found.as_tensor())
+            pixels = torch.utils.dlpack.from_dlpack(found.as_tensor())
             self._pipeline.release_outputs()
         except RuntimeError as error:  # DALI doesn't name the sample, and the pipeline can't be used any more
             self.refusal = " ".join(str(error).rpartition("encountered:")[2].partition("Current pipeline")[0].split())

@@ -23,9 +23,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkContext
 from multiprocessing.process import BaseProcess
 
-import torch
-from torch import Tensor
-
 from effloop.batch import Batch, Skipped
 from effloop.data.engine.base import Engine, RunLengthConfig, engines, fill_inline
 from effloop.data.engine.daemons import Patience, at_work
@@ -34,6 +31,7 @@ from effloop.data.in_progress import NONE, in_progress
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
 from effloop.errors import ConfigError, DataError, EffLoopError, WorkerError
+from effloop.lazy import Tensor, torch
 from effloop.system import processes, signals
 from effloop.system.hardware import keep_freed_memory
 from effloop.system.processes import is_stopped

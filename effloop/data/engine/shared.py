@@ -11,13 +11,12 @@ import weakref
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.filesize import decimal
-from torch import Tensor
 
 from effloop.data.engine.base import free_slots
 from effloop.errors import ConfigError
+from effloop.lazy import Tensor, torch
 from effloop.system.hardware import available_memory
 
 Shape = tuple[int, int, int, int]

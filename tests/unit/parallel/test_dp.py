@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from effloop.errors import ConfigError, warn
 from effloop.parallel import parallels
-from effloop.parallel.dp import DpConfig, GatheredStep, ReplicaStep
+from effloop.parallel.dp import DpConfig
+from effloop.parallel.replicas import GatheredStep, ReplicaStep
 
 
 class Step(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from effloop.errors import ConfigError
 from effloop.profile import ProfileConfig, Profiler, profilers
-from effloop.profile.tools import SyncFinder
+from effloop.profile.syncs import SyncFinder
 
 CPU = torch.device("cpu")
 

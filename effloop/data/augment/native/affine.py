@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
 from effloop.data.augment.operation import (
     RATIOS,
@@ -34,6 +31,7 @@ from effloop.data.augment.operation import (
 from effloop.data.image.mask import IGNORED, Mask
 from effloop.data.image.pixels import opencv
 from effloop.data.random import uniforms
+from effloop.lazy import F, Tensor, torch
 
 Floats = NDArray[np.float64]
 Matrices = NDArray[np.float32]

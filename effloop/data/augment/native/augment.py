@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from effloop.batch import ImageSize
 from effloop.data.augment import recipe
@@ -28,6 +27,7 @@ from effloop.data.augment.recipe import Step
 from effloop.data.image.mask import Mask
 from effloop.data.image.pixels import batch_to_grey, batch_to_rgb, to_grey, to_rgb
 from effloop.errors import ConfigError
+from effloop.lazy import Tensor
 
 Steps = Sequence[Step[Operation]]
 

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.data.augment.operation import (
     MOST_SIDE,
@@ -33,6 +32,7 @@ from effloop.data.augment.operation import (
 from effloop.data.image.mask import IGNORED, Mask, count_classes, crop_mask
 from effloop.data.image.pixels import flip, resize_into, to_grey
 from effloop.data.random import uniforms
+from effloop.lazy import Tensor
 from effloop.native import address, function
 
 _ATTEMPTS = 10  # torchvision's; of RandomScaleCrop mmseg's: the eleventh crop is taken as it is

@@ -9,12 +9,11 @@ thread; the fewer the better, as each then waits for the GIL: 45 short ones took
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.data.augment.native import kernels
 from effloop.data.image.pixels import opencv
+from effloop.lazy import Tensor, torch
 
 Image = NDArray[np.uint8]
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import torch
-from torch import Tensor
+from effloop.lazy import Tensor, torch
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's shares of red, green and blue; they add up to 0.9999
 TOP = 255.999  # its scale of [0, 1] before truncation

@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.data.augment.native import host, kernels
 from effloop.data.augment.operation import (
@@ -35,6 +32,7 @@ from effloop.data.augment.operation import (
 )
 from effloop.data.image.pixels import opencv
 from effloop.data.random import uniforms, words, words_on_device
+from effloop.lazy import F, Tensor, torch
 
 Range = float | list[float]
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.data.augment.native import host, kernels
 from effloop.data.augment.native.affine import (
@@ -28,6 +26,7 @@ from effloop.data.augment.native.affine import (
 from effloop.data.augment.operation import Image, Keys, PixelOperation, Sizes, check_whole, operation, to_device
 from effloop.data.image.mask import Mask
 from effloop.data.random import uniforms
+from effloop.lazy import Tensor, torch
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from effloop.data.source.base import sources
@@ -32,16 +31,17 @@ from effloop.data.source.storage.columns import Spool
 from effloop.data.source.storage.packed import MappedFiles, Split, check_header, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
 from effloop.errors import DataError, reason
+from effloop.lazy import torch
 
 _DEEPEST = 4  # dicts in dicts
 _PICKLE = "/data.pkl"
 _LOCAL_HEADER, _LENGTHS_AT = 30, 26
 _DTYPES = {
-    torch.uint8: np.uint8,
-    torch.uint16: np.uint16,
-    torch.uint32: np.uint32,
-    torch.int64: np.uint64,  # most of torch has no uint64; no value is that large
-    torch.float32: np.float32,
+    "torch.uint8": np.uint8,
+    "torch.uint16": np.uint16,
+    "torch.uint32": np.uint32,
+    "torch.int64": np.uint64,  # most of torch has no uint64; no value is that large
+    "torch.float32": np.float32,
 }
 
 
@@ -146,11 +146,11 @@ def _records(path: Path) -> dict[int, int]:
 
 def _array(tensor: Any, records: Mapping[int, int], where: str) -> Array:
     """Where the values of a tensor are in the file; it must fill a record of the archive."""
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or str(tensor.dtype) not in _DTYPES:
         raise DataError(f"{where} is {getattr(tensor, 'dtype', 'no tensor')}; convert it again")
     # The offset that torch.load sets on a "meta" storage has no public name; below, a record must begin there.
     offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", -1)
-    array = Array(0, offset, np.dtype(_DTYPES[tensor.dtype]), tensor.numel(), tensor.dim())
+    array = Array(0, offset, np.dtype(_DTYPES[str(tensor.dtype)]), tensor.numel(), tensor.dim())
     whole = tensor.is_contiguous() and tensor.storage_offset() == 0
     if array.count and (not whole or records.get(array.offset) != array.end - array.offset):
         raise DataError(f"{where} is not the whole of a record of the archive; convert it again")

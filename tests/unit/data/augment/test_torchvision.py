@@ -18,7 +18,7 @@ from effloop.batch import ImageSize
 from effloop.data.augment import Augment, augments, recipe
 from effloop.data.augment import torchvision as vision
 from effloop.data.augment.library import LibraryAugment
-from effloop.data.augment.torchvision import seeded
+from effloop.data.augment.seeded import seeded
 from effloop.data.random import sample_keys
 from effloop.errors import ConfigError, DataError
 
