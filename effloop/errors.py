@@ -106,6 +106,15 @@ def few(texts: Sequence[str]) -> str:
     return ", and ".join(texts) if len(texts) < 3 else f"{texts[0]}, and {len(texts) - 1:,} others"
 
 
+def how_ended(error: BaseException) -> tuple[str, str]:
+    """State and reason of a run that an exception has ended: `preempted`, `stopped by SIGTERM after update 2`."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped", "interrupted"
+    if isinstance(error, EffLoopError):
+        return "preempted" if isinstance(error, PreemptedRunError) else "failed", str(error)
+    return "failed", f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
 @functools.cache
 def warn(line: str) -> None:
     """Say on stderr what is no reason to stop; each line once per process."""

@@ -93,12 +93,30 @@ def check_same_model(config: Config, state: Mapping[str, Any]) -> None:
     if trained_for != config.task.name:
         raise ConfigError(f"task: the checkpoint was trained with task={trained_for}, not {config.task.name}; keep it")
     was, now = state["config"]["model"], configs.to_dict(config)["model"]
+    if (held := _model_words(was)) != (asked := _model_words(now)):
+        raise ConfigError(f"model: the checkpoint holds {held}, not {asked}; keep {held}")
     differ = [key for key in sorted({*was, *now} - _NOT_THE_NETWORK) if was.get(key) != now.get(key)]
     if differ:
         raise ConfigError(
             f"model: the checkpoint holds {', '.join(f'{key} {was.get(key)}' for key in differ)}, "
             f"not {', '.join(f'{key} {now.get(key)}' for key in differ)}; keep the model"
         )
+
+
+def _model_words(model: Mapping[str, Any]) -> str:
+    """What to type for a model: `model=cnn`, `model=resnet18`, `model=timm model.arch=resnet18`."""
+    name, arch = model["name"], model.get("arch")
+    return f"model={arch or name}" if name == "torchvision" or not arch else f"model={name} model.arch={arch}"
+
+
+def changed_values(config: Config, state: Mapping[str, Any]) -> list[str]:
+    """A line about keys of which a resumed run has another value than its checkpoint; empty if there are none."""
+    from effloop.runs import compare  # only where there is something to compare
+
+    then = configs.to_dict(configs.from_dict(state["config"], (), "the checkpoint's config"))  # with keys new since
+    then["resume"] = config.resume
+    found = "; ".join(compare.configs(then, configs.to_dict(config)))
+    return [f"config not what the checkpoint was trained with: {found}"] if found else []
 
 
 def check_position(state: Mapping[str, Any], samples: int) -> None:

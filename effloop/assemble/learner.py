@@ -136,6 +136,7 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
             world_size = environment.parallel.world_size
             checks.check_resumable(config, start.state, world_size=world_size, in_place=start.in_place)
             checks.check_trained_on(start.state, data.train.plan.source)
+            notes += checks.changed_values(environment.recorded, start.state)
             notes += checks.check_same_data(start.state, data.fingerprints, in_place=start.in_place)
             checks.check_position(start.state, len(data.batches) * data.batches.global_batch)
             checks.check_same_tensors(model, files.trained(start.state))

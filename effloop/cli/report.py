@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import filecmp
+import os
 import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -14,7 +16,9 @@ from effloop import config as configs
 from effloop.cli.command import RunOptions, command
 from effloop.config import Config
 from effloop.config.schema import run_folder
-from effloop.errors import PROGRAM, ConfigError, printable
+from effloop.data.source import DataConfig
+from effloop.data.source.splits import open_split
+from effloop.errors import PROGRAM, ConfigError, EffLoopError, printable
 from effloop.registry import load_plugins
 from effloop.report.files import PLOT, REPORT, SUMMARY, print_tables, write_report
 from effloop.run import run
@@ -87,7 +91,7 @@ def diff_runs(options: RunsOptions, _: list[str]) -> int:
 def replay(options: RunOptions, overrides: list[str]) -> int:
     """Repeat a run in a new folder, and compare the metrics bit by bit.
 
-    Differences in config, environment and data are listed, too.
+    Differences in config, environment and data are listed, too; of copied data, whether its bytes are the same.
 
     Returns:
         0; 1 if the metrics differ though nothing else does.
@@ -102,16 +106,38 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
     new = Path(run_folder(config.out, config.run))
     run_dir = run(RunSpec(config, [*saved, *overrides], new, note=f"replay of {folder}"))
     replayed = reader.read_run(run_dir)
-    complete = configs.to_dict(configs.from_dict(original.config, (), "its config"))  # with the keys that are new since
-    differences = compare.differences(replace(original, config=complete), replayed)
+    then = configs.from_dict(original.config, (), "its config")  # with the keys that are new since
+    copied, same = "", then
+    if then.data.root != config.data.root and not compare.inputs(original.data, replayed.data):
+        copied, equal = _copied(then.data, replace(config.data, root=replayed.config["data"]["root"]))
+        same = replace(then, data=replace(then.data, root=config.data.root)) if equal else then
+    differences = compare.differences(replace(original, config=configs.to_dict(same)), replayed)
     print("\n  ".join([f"replay of {folder}{', what differs:' if differences else ': nothing differs'}", *differences]))
-    same, words = compare.metrics(original, replayed)
+    print(copied, end="\n" * bool(copied))
+    identical, words = compare.metrics(original, replayed)
     print(words)
-    if same or differences:
+    if identical or differences:
         return 0
     if torch.cuda.is_available() and not config.deterministic:
         print("a GPU gives the same bits each time with deterministic=true only")
     return 1
+
+
+def _copied(then: DataConfig, now: DataConfig) -> tuple[str, bool]:
+    """A line about the files of data with the same fingerprint at another place; whether none has other bytes."""
+    what, pairs = f"data at {then.root} then, at {now.root} now: ", dict[bytes, bytes]()
+    try:
+        for split in ("train", "val"):
+            pairs.update(zip(*(open_split(each, split).file_paths() for each in (then, now)), strict=True))
+        changed = [new for old, new in pairs.items() if not filecmp.cmp(old, new, shallow=False)]
+        others = sum(os.stat(old).st_mtime_ns != os.stat(new).st_mtime_ns for old, new in pairs.items())
+    except (EffLoopError, OSError, ValueError):  # the first place isn't there any more, or isn't a file's
+        return f"{what}names, labels and sizes are the same, bytes can't be compared any more", True
+    if changed:
+        named = ", ".join(map(printable, map(os.fsdecode, changed[:8])))
+        return f"{what}{len(changed):,} of {len(pairs):,} files have other bytes: {named}", False
+    files = f"{others:,} file{' has' if others == 1 else 's have'} other times and" if others else "all files have"
+    return f"{what}{files} the same bytes", True
 
 
 def _as_then(config: Config, original: reader.RunRecord) -> Config:

@@ -203,8 +203,15 @@ def _line(error: BaseException, overrides: Sequence[str]) -> str | None:
             return f"{key}: {circle or (variable[0] if variable else first)}; set {key}=VALUE"
         case ValidationError() if key:
             return _bad_value(re.sub(r"\[\d+\]$", "", key), error, first, overrides)
+    return _line_of_text(error, first, overrides)
+
+
+def _line_of_text(error: BaseException, first: str, overrides: Sequence[str]) -> str | None:
+    """As `_line`, by what the error says: `first` is its first line."""
     if match := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'", str(error), re.DOTALL):
         return f"{match[1]}: several values are a sweep; add -m to run one after the other"
+    if match := re.match(r"In '(.*?)': Could not override '(.*?)'", str(error)):
+        return f"{match[1]}: {_no_group(match[2])}"
     if "group override must be" in first:
         given = [override for override in overrides if override.partition("=")[0] in {*groups, "experiment", ""}]
         return f"{', '.join(given)}: a part is chosen by its name; write GROUP=NAME"
@@ -240,10 +247,17 @@ def _unknown_choice(path: str, found: Sequence[str]) -> str:
     if (extra := name.partition("_")[0]) in ("joblib", "submitit", "ray", "optuna") and group.startswith("hydra/"):
         return f"{group}={name} needs a package that isn't installed; pip install 'effloop[{extra}]'"
     parts = groups.get(group)
+    if not found and group and group not in (*groups, hydra_setup.EXPERIMENT):
+        return _no_group(group)
     names = {each for each in found if not each.endswith("_schema")} | (set(parts.named_lazily()) if parts else set())
     first = parts.names() if parts else []  # before presets and lazy names, as the line may be cut
     known = [*first, *sorted(names.difference(first))]
     return f"{group}: no choice '{name}'; {choices(name, known) if known else f'see {PROGRAM} list'}"
+
+
+def _no_group(name: str) -> str:
+    """The line for a group that there isn't, in a file's `defaults`, or typed."""
+    return f"'{name}' is no group of the config; {choices(name, [*groups, hydra_setup.EXPERIMENT])}"
 
 
 def _not_an_override(override: str, message: str) -> str:

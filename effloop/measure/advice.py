@@ -31,10 +31,11 @@ _MIN_TAIL = 0.05
 """Share of the samples, or of the batches, from which a tail is worth a line. Each epoch drops different ones, and
 almost every data set has a tail: 11 of the 1,515 embedded photographs, in batches of 32."""
 
-_MIN_UPDATES = 40
-"""Updates of a whole run that are worth a line if there are fewer. Fine-tuned on 200 photographs of 10 classes by
-AdamW, model=efficientnet_lite0 had a top-1 of 33 % after 13 updates, 54 after 26, 66 after 39 and 67 after 65. The
-EMA is no reason: its decay grows with the updates, and after 10 of them it holds 0.001 % of the first weights."""
+_FEW_UPDATES, _MANY_UPDATES = 25, 100
+"""Updates of a whole run that are worth a line if there are fewer, and how many that line leads to. Fine-tuned on 200
+photographs of 10 classes by AdamW, model=efficientnet_lite0 had a top-1 of 33 % after 13 updates, 54 after 26, 66 after
+39 and 67 after 65; from random weights it takes more. The EMA is no reason: its decay grows with the updates, and after
+10 of them it holds 0.001 % of the first weights."""
 
 _MAX_NAMES = 5  # layers or parameters that a line names, at most
 
@@ -167,12 +168,12 @@ def _check_tail(config: Config, facts: RunFacts) -> Iterator[str]:
             f"update; set accumulate={most}, or another batch_size"
         )
     each = max(1, batches // config.accumulate * max(1, config.probe))
-    if each * config.epochs < _MIN_UPDATES:
-        smaller = config.batch_size * config.accumulate * each * config.epochs // _MIN_UPDATES
-        fits = smaller >= _MIN_NORM_IMAGES and config.accumulate == 1
+    if (updates := each * config.epochs) < _FEW_UPDATES:
+        wanted = -(-_MANY_UPDATES // each)
+        epochs = next(number for number in (5, 10, 20, 50, 100) if number >= wanted)
         yield (
-            f"epochs: {config.epochs} of {each} updates are {each * config.epochs} in all, too few to learn much; "
-            f"set epochs={-(-_MIN_UPDATES // each)} or more" + f", or batch_size={smaller}" * fits
+            f"epochs: {updates} update{'s' * (updates > 1)} of the weights in all, {each} an epoch, are too few to "
+            f"learn much; set epochs={epochs} or more"
         )
 
 

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from effloop.batch import Batch
-from effloop.errors import printable
+from effloop.errors import how_ended, printable
 from effloop.record.base import Metrics, Position, RecordConfig, Recorder, recorders
 from effloop.record.efficiency import Clock, Efficiency, Span
 from effloop.record.rows import (
@@ -263,8 +263,8 @@ class RunRecorder(Recorder):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         try:
-            if kind is not None:
-                self.note(f"stopped by {kind.__name__}: {error}".removesuffix(": "))
+            if error is not None:
+                self.note(": ".join(how_ended(error)))
         finally:
             self._sinks.for_each(lambda sink: sink.end(error))
             self._sinks.close()

@@ -90,7 +90,13 @@ def print_tables(runs: Sequence[RunRecord], objective: str) -> None:
     console, comparison = Console(), compare_runs(runs, objective)
     if comparison.repeated:
         console.print(_means_table(comparison))
-    console.print(_runs_table(comparison))
+    names = [*dict.fromkeys([objective, comparison.measures[0], "val/loss", "images/s", "wait", "seconds"])]
+    table, dropped = _runs_table(comparison, names), list[str]()
+    unlimited = console.options.update(max_width=10 * console.width)
+    while len(names) > 1 and console.measure(table, options=unlimited).maximum > console.width:
+        dropped.insert(0, names.pop())
+        table = _runs_table(comparison, names, dropped)
+    console.print(table)
 
 
 def _means_table(comparison: Comparison) -> Table:
@@ -107,12 +113,11 @@ def _means_table(comparison: Comparison) -> Table:
     return table
 
 
-def _runs_table(comparison: Comparison) -> Table:
-    """A row for each run, the best first, as wide as the terminal; below are failures and left out keys."""
+def _runs_table(comparison: Comparison, names: Sequence[str], dropped: Sequence[str] = ()) -> Table:
+    """A row for each run with some measurements, the best first; below are failures and what has no column."""
     keys = list(comparison.swept)[:_MAX_SWEPT]
-    names = dict.fromkeys([comparison.objective, comparison.measures[0], "val/loss", "images/s", "wait", "seconds"])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
-    table.caption = _caption(comparison)
+    table.caption = _caption(comparison, [*map(to_text, list(comparison.swept)[_MAX_SWEPT:]), *dropped])
     table.add_column("run", overflow="fold", max_width=_MAX_NAME)
     headings = short_names(comparison.swept)
     for key in keys:
@@ -133,11 +138,11 @@ def _runs_table(comparison: Comparison) -> Table:
     return table
 
 
-def _caption(comparison: Comparison) -> Text:
-    """The swept keys that have no column, and why runs failed."""
+def _caption(comparison: Comparison, more: Sequence[str]) -> Text:
+    """What has no column, and why runs failed."""
     lines = [] if comparison.same_data else ["no best: the runs were validated on different data"]
-    if more := list(comparison.swept)[_MAX_SWEPT:]:
-        lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(map(to_text, more))}")
+    if more:
+        lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(more)}")
     for name, run in zip(comparison.names, comparison.runs, strict=True):
         if run.state in FAILED_STATES or run.reason:
             lines.append(f"{to_text(name)} {to_text(run.state)}: {to_text(run.reason or UNKNOWN)}")

@@ -60,11 +60,14 @@ def _described(facts: Any) -> str:
     return ", ".join([*counts, f"sha256 {format_value(facts.get('sha256'))}"])
 
 
+def configs(then: Tree, now: Tree) -> list[str]:
+    """A line for each key that differs, but the run's place, and what the environment has as a number."""
+    return [*_then_now(*(_without(tree, (*PLACE, "threads", "parallel.processes")) for tree in (then, now))).values()]
+
+
 def differences(then: RunRecord, now: RunRecord) -> list[str]:
     """A line for each difference between two runs that their metrics may depend on."""
-    # But the run's place, and what the environment has as a number.
-    trees = (_without(run.config, (*PLACE, "threads", "parallel.processes")) for run in (then, now))
-    lines = [*_then_now(*trees).values()]
+    lines = configs(then.config, now.config)
     for run in (then, now):
         for entry in read_resumes(run.path):
             how = " ".join(entry["overrides"]) or "the same overrides"

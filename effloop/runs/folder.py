@@ -21,7 +21,7 @@ from effloop import config as configs
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.data.remote.location import Manifest
-from effloop.errors import PROGRAM, ConfigError, EffLoopError, PreemptedRunError
+from effloop.errors import PROGRAM, ConfigError, how_ended
 from effloop.model import weights_file
 from effloop.runs.environment import Checkout, describe_environment, find_checkouts
 from effloop.runs.reader import CONFIG, RESUMED, STATE, read_overrides, read_resumes
@@ -282,11 +282,7 @@ def failure_recorded(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        state, reason = "failed", str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {error}"
-        if isinstance(error, KeyboardInterrupt):
-            state, reason = "stopped", "interrupted"
-        elif isinstance(error, PreemptedRunError):
-            state = "preempted"
+        state, reason = how_ended(error)
         record_end(run_dir, reason.partition("\n")[0], state)
         unlock(run_dir)
         raise

@@ -98,6 +98,7 @@ def test_a_signal_within_an_epoch(
     assert said == f"effloop: stopped by SIGUSR1 after update 2; resume with: {PROGRAM} resume outputs/x\n"
     run = read_run(here / "outputs/x")
     assert (run.state, run.reason) == ("preempted", "stopped by SIGUSR1 after update 2")
+    assert (run.path / "log.txt").read_text().endswith("\npreempted: stopped by SIGUSR1 after update 2\n")
     assert files.position(here / "outputs/x/checkpoints/last.ckpt") == {"epoch": 0, "samples_seen": 16, "step": 2}
     assert main(["resume", "outputs/x"]) == 0
     assert "at epoch 0, after 16 of its samples\n" in capsys.readouterr().out

@@ -66,6 +66,32 @@ def test_other_numbers_without_a_reason(run: Path, capsys: pytest.CaptureFixture
     assert json.loads(now.removeprefix("  now ")) == rows(run.parent / again_folder(run))[1]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_copied_data(kept: bool, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its times are no difference, its bytes are; where nothing but the place differs, other numbers are an error."""
+    data, copy = here / "data", here / "copy"
+    shutil.copytree(photos, data)
+    assert train(data, "run=run", "epochs=1") == 0
+    shutil.copytree(data, copy, copy_function=shutil.copyfile)
+    run = here / "outputs/run"
+    if not kept:
+        shutil.rmtree(data)
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace('"loss": ', '"loss": 1'))
+    capsys.readouterr()
+    assert main(["replay", str(run), f"data.root={copy}"]) == 1
+    place = f"\nreplay of {run}: nothing differs\ndata at {data} then, at {copy} now: "
+    how = "53 files have other times and the same bytes"
+    how = how if kept else "names, labels and sizes are the same, bytes can't be compared any more"
+    assert f"{place}{how}\nmetrics.jsonl: line 1 differs" in capsys.readouterr().out
+    if kept:
+        changed = copy / "train/a/000.jpg"
+        changed.write_bytes(changed.read_bytes()[:-3] + b"\0\xff\xd9")
+        assert main(["replay", str(run), f"data.root={copy}"]) == 0
+        out = capsys.readouterr().out
+        assert f"  data.root: {data} then, {copy} now\n" in out
+        assert f": 1 of 53 files have other bytes: {changed}\n" in out
+
+
 def again_folder(run: Path) -> Path:
     """The one run folder below `outputs/`."""
     (config,) = (run.parent / "outputs").rglob("config.yaml")

@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
-from folders import make_run, make_sweep, make_troubled_sweep
+from folders import job, make_run, make_sweep, make_troubled_sweep
 from PIL import Image
 
 from effloop.cli.main import main
 from effloop.errors import PROGRAM
-from effloop.report.files import write_report
+from effloop.report.files import print_tables, write_report
 from effloop.runs.reader import read_jobs, read_run
 
 
@@ -84,10 +84,26 @@ class TestTable:
         cells = [line.split() for line in lines]
         assert ["0", "0.003", "best", "8/8"] in [row[:4] for row in cells]
         assert ["3", "10", "killed", "0", *"----", "3.5"] in cells
+        assert "more in summary.csv" not in "".join(lines)
         assert "2 failed: it ended with signal 9" in "".join(lines)
         assert "3 killed: no reason is known" in lines[-2]
         assert lines[-1] == "report: elsewhere/report.html   beside it: plot.png, summary.csv"
         assert "…" not in "".join(lines)
+
+    def test_keeps_what_was_swept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        (tmp_path / "sweep.json").write_text("{}")
+        for number in range(2):
+            own = [f"lr=0.00{number + 1}", f"optim.weight_decay=0.0{number}", f"augment.mixup=0.1{number}"]
+            chosen = [*own, f"optim.ema=0.937{number}"]
+            job(make_run(tmp_path / str(number), *chosen), number, chosen)
+        print_tables(read_jobs(tmp_path), "val/top1")
+        lines = capsys.readouterr().out.splitlines()
+        assert ["1", "0.002", "0.01", "0.11", "0.9371"] in [line.split()[:5] for line in lines]
+        assert "wait" not in "".join(lines[:3])
+        assert [line.strip() for line in lines if "more" in line] == ["+2 more in summary.csv: wait, seconds"]
 
     @pytest.mark.slow
     def test_means_over_seeds(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

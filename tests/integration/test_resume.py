@@ -117,6 +117,11 @@ class TestSameProcess:
         assert files.read(stopped / "checkpoints/last.ckpt")["progress"]["epoch"] == 1
         assert (new / "log.txt").read_text().startswith(f"resumed from {stopped}/checkpoints/last.ckpt at epoch 1\n")
 
+    def test_another_seed_is_said(self, stopped: Path, photos: Path, here: Path) -> None:
+        assert train(photos, f"resume={stopped}", "epochs=3", "run=new", "seed=7") == 0
+        log = (here / "outputs/new/log.txt").read_text()
+        assert "\nconfig not what the checkpoint was trained with: seed: 0 then, 7 now\n" in log
+
     def test_best_is_still_known(self, stopped: Path) -> None:
         best = files.read(stopped / "checkpoints/best.ckpt")
         state = files.read(stopped / "checkpoints/last.ckpt")

@@ -69,6 +69,8 @@ def test_from_python_the_last_of_a_key_counts() -> None:
         (b"run: caf\xe9", "a YAML file is not UTF-8: "),
         (b"defaults: [mine]", "defaults: files of the config refer to each other in a circle"),
         (b"defaults: [other]", "experiment: no choice 'other'; see effloop list"),
+        (b"defaults: [override /modle: cnn]", "experiment/mine: 'modle' is no group of the config; have "),
+        (b"defaults: [/modle: cnn]", "'modle' is no group of the config; have "),
     ],
 )
 def test_files_that_cannot_be_read(text: bytes, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +81,7 @@ def test_files_that_cannot_be_read(text: bytes, wanted: str, tmp_path: Path, mon
     with pytest.raises(ConfigError) as error:
         effloop.compose(["experiment=mine"])
     assert str(error.value).replace("python -m effloop", "effloop").startswith(wanted)
+    assert ("modle" in wanted) == str(error.value).endswith("; did you mean 'model'?")
 
 
 def test_what_is_typed_replaces_what_a_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,11 +97,11 @@ ODD = nn.Sequential(
 @pytest.mark.parametrize(
     ("words", "facts", "line"),
     [  # overrides, facts, and the line's beginning and end; none where there is nothing to advise
-        ("epochs=7", {}, "epochs: 7 of 5 updates are 35 in all…; set epochs=8 or more"),
-        ("epochs=8", {}, ""),
+        ("epochs=4", {}, "epochs: 20 updates of the weights in all, 5 an epoch, …; set epochs=20 or more"),
+        ("epochs=5", {}, ""),
         ("epochs=2 probe=4", {}, ""),
-        ("epochs=10 batch_size=20", {}, "epochs: 10 of 2 updates…; set epochs=20 or more"),
-        ("epochs=30 batch_size=40", {}, "epochs: 30 of 1 updates…; set epochs=40 or more, or batch_size=30"),
+        ("epochs=1 batch_size=40", {}, "epochs: 1 update of the…; set epochs=100 or more"),
+        ("epochs=2 batch_size=32", {"samples": 600}, ""),  # 36 of them
         ("precision=bf16 batch_size=13", GPU, "batch_size: 13 is not a multiple of 8…set batch_size=16"),
         ("precision=bf16 batch_size=13", {}, ""),  # no tensor cores
         ("batch_size=13", {"device": "cuda"}, ""),  # nothing in 16 bits

@@ -163,4 +163,4 @@ def test_a_bug_keeps_its_traceback(here: Path, photos: Path, monkeypatch: pytest
 
     monkeypatch.setattr(Classification, "loss", broken)
     assert train(photos, "run=x") == 70
-    assert "stopped by ValueError: a bug" in (here / "outputs/x/log.txt").read_text()
+    assert "failed: ValueError: a bug" in (here / "outputs/x/log.txt").read_text()
