@@ -69,6 +69,7 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     """Score a run's best checkpoint, or a file, and show where it fails.
 
     Scores of each class, the confusion matrix, calibration and the worst samples are also files, for the run's report.
+    Masks are scored at the model's size and, as predict writes them, at their images' own sizes.
     """
     trained = Trained.open(options.run, overrides)
     loader = trained.loader(options.split)
@@ -78,13 +79,14 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     started = time.perf_counter()
     found = trained.evaluate(loader, options.tta, scorers)
     speed = len(source) / (time.perf_counter() - started)
-    print(f"{trained.describe()}, on {loader.describe()}, {speed:,.0f} images/s")
+    print(f"{trained.describe()}, on {loader.describe()}, {speed:,.0f} images/s", flush=True)
     details, scored = scorers[-1].details(source.target_names)
-    _print_scores(options, trained, found, scored)
+    full_size = _full_size(options, trained, source) if trained.task.spatial else []
+    _print_scores(options, trained, [*((str(trained.config.size), scored, scores) for scores in found), *full_size])
     if left_out := len(source) - scored:
         print(f"{left_out:,} left out: on_error=skip, of images that can't be loaded")
     if details:
-        _print_details(details, source.target_names)
+        _print_details(details, source.target_names, f"of masks of {trained.config.size}" * trained.task.spatial)
         told = {
             "split": options.split,
             "tta": [*options.tta],
@@ -95,27 +97,39 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
             "samples": scored,
             "skipped": left_out,
             "scores": found[-1],
+            "full_size": full_size[0][2] if full_size else None,
         }
         _write_details(options, Evaluation(told, source.target_names, details), trained, loader)
     return 0
 
 
-def _print_scores(options: EvalOptions, trained: Trained, found: Sequence[dict[str, float]], samples: int) -> None:
-    """A row of the task's scores without and, if there is any, with test-time augmentation."""
-    meters = [meter for meter in trained.task.meters if meter.name in found[0]]
-    names = ("none", f"{','.join(options.tta)}: 2 views")[: len(found)] if len(found) > 1 else ("",)
-    rows = [
-        [name, f"{samples:,}", *(meter.text(scores[meter.name]) for meter in meters)]
-        for name, scores in zip(names, found, strict=True)
-    ]
-    start = len(found) == 1  # without the first column
-    headings = ["tta", "samples", *(meter.name for meter in meters)]
-    print_table(headings[start:], [row[start:] for row in rows])
+Scored = tuple[str, int, dict[str, float]]  # size of the masks, images, scores
 
 
-def _print_details(details: Details, names: Sequence[str]) -> None:
+def _full_size(options: EvalOptions, trained: Trained, source: Source) -> list[Scored]:
+    try:
+        return [("full size", *predicting.full_size_scores(trained, source, options.tta))]
+    except ConfigError as error:
+        warn(f"masks of full size have no scores: {error}")
+        return []
+
+
+def _print_scores(options: EvalOptions, trained: Trained, rows: Sequence[Scored]) -> None:
+    """The task's scores without and, if there is any, with test-time augmentation, and of which masks they are."""
+    meters = [meter for meter in trained.task.meters if meter.name in rows[0][2]]
+    views, spatial = ",".join(options.tta), trained.task.spatial
+    headings = [*["tta"] * bool(options.tta), *["masks"] * spatial, "samples", *(meter.name for meter in meters)]
+    lines = []
+    for number, (size, samples, scores) in enumerate(rows):
+        about = [views if number else "none"] * bool(options.tta) + [size] * spatial
+        values = (meter.text(scores[meter.name]) if meter.name in scores else "-" for meter in meters)
+        lines.append([*about, f"{samples:,}", *values])
+    print_table(headings, lines)
+
+
+def _print_details(details: Details, names: Sequence[str], title: str) -> None:
     """The worst classes or outputs, which classes are confused most often, and the calibration error."""
-    _print_rows(details.rows, details.percent)
+    _print_rows(details.rows, details.percent, title)
     counts = {row.get("class"): row.get(details.unit) for row in details.rows}
     mistakes = [
         {"class": names[label], "taken_for": names[other], details.unit: count, "share": count / counts[names[label]]}
@@ -128,10 +142,10 @@ def _print_details(details: Details, names: Sequence[str]) -> None:
         print(f"calibration error {details.calibration_error:.2%}, by {NUM_BINS} bins of the probability")
 
 
-def _print_rows(rows: Sequence[Row], percent: bool) -> None:
+def _print_rows(rows: Sequence[Row], percent: bool, title: str = "") -> None:
     left = [name.replace("_", " ") for name in rows[0] if any(isinstance(row[name], str) for row in rows)]
     cells = [[cell_text(value, percent=percent) for value in row.values()] for row in rows[:_MAX_ROWS]]
-    title = f"the worst {_MAX_ROWS} of {len(rows):,}" if len(rows) > _MAX_ROWS else ""
+    title = f"the worst {_MAX_ROWS} of {len(rows):,} {title}".rstrip() if len(rows) > _MAX_ROWS else title
     print_table([name.replace("_", " ") for name in rows[0]], cells, left=left, title=title)
 
 

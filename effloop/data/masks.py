@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.batch import Batch
+from effloop.batch import Batch, ImageSize
 from effloop.data.image.header import Encoded, Header
 from effloop.data.image.mask import IGNORED, Mask, check_size, check_values, decode_mask, largest_value
 from effloop.data.in_progress import in_progress
@@ -21,7 +21,7 @@ from effloop.lazy import Tensor, torch
 class MaskDecoder:
     """Decodes masks, and compares them with their images."""
 
-    def decode(self, data: Encoded, image: Header, source: Source) -> Mask:
+    def decode(self, data: Encoded, image: Header | ImageSize, source: Source) -> Mask:
         """(H, W) uint8, an image's mask as class indices and `IGNORED`.
 
         Raises:

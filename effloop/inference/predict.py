@@ -29,14 +29,17 @@ from effloop.data.augment.base import Evaluation, RecipeConfig
 from effloop.data.bad import OnBad
 from effloop.data.decode.common import to_pixels
 from effloop.data.image.header import Encoded, pnm_header
+from effloop.data.image.mask import IGNORED
+from effloop.data.masks import MaskDecoder
 from effloop.data.plan import Plan, Read
 from effloop.data.source import Source
-from effloop.data.source.files import Images
+from effloop.data.source.files import Images, Unlabelled
 from effloop.errors import ConfigError, DataError
 from effloop.inference.trained import Trained
 from effloop.registry import either
 from effloop.report.values import cell_of, in_cell
 from effloop.system.files import replacing
+from effloop.task.segmentation import pixel_scores
 from effloop.train.evaluation import View, outputs_of_views
 
 # {name: a number or a text for each row}; NaN is no number. The names and kinds are the same every time.
@@ -119,6 +122,29 @@ class Predictions:
                 sizes = {sample: self._plan.sizes.pop(sample, None) for sample in ids.tolist()}
                 before = [(ids, outputs[: len(ids)], [None if each in bad else size for each, size in sizes.items()])]
             yield from before
+
+
+def full_size_scores(trained: Trained, source: Source, views: Collection[View] = ()) -> tuple[int, dict[str, float]]:
+    """Of a source with masks how many images can be used, and `pixel_scores` of what `predict` writes for them: masks
+    of their own sizes. A ConfigError as of `showing_all`.
+    """
+    predictions, classes, count = Predictions(trained, Unlabelled(source), views), trained.num_outputs, 0
+    confusion, decoder = np.zeros(classes**2, np.int64), MaskDecoder()
+    for ids, masks in predictions.masks():
+        for sample, mask in zip(ids.tolist(), masks, strict=True):
+            if mask is None:
+                continue
+            try:
+                target = decoder.decode(source.read_mask(sample), ImageSize(*mask.shape), source)
+            except DataError:  # with on_error=fail the evaluation before has raised it
+                continue
+            count += 1
+            step = max(1, _AT_ONCE // mask.shape[1])
+            for rows in (slice(start, start + step) for start in range(0, len(mask), step)):
+                counted = target[rows] != IGNORED
+                cells = target[rows][counted] * np.int64(classes) + mask[rows][counted]
+                confusion += np.bincount(cells, minlength=classes**2)
+    return count, pixel_scores(confusion.reshape(classes, classes).astype(np.float64))
 
 
 def _without(values: NDArray[np.float32] | list[str], rows: list[int]) -> NDArray[np.float32] | list[str]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 EVALUATIONS = "eval"  # folder of a run with a folder for each split that was evaluated
 SCORES, WORST = "scores.json", "worst.png"
-_FACTS = ("split", "tta", "model", "epoch", "data", "precision", "samples", "scores", "skipped")
+_FACTS = ("split", "tta", "model", "epoch", "data", "precision", "samples", "scores", "full_size", "skipped")
 # Arrays of `Details` -> their types and shapes.
 _ARRAYS = {"confusion": (np.int64, (-1, 3)), "calibration": (np.float64, (-1, 3)), "points": (np.float64, None)}
 
@@ -39,7 +39,7 @@ class Evaluation:
     """A model scored on a split, in detail."""
 
     # the model, the data and the scores: `split`, `tta`, `model`, `epoch`, `data`, `precision`, `samples`, `scores`,
-    # and `skipped`, samples that were left out
+    # `full_size`, scores of masks at their images' sizes, and `skipped`, samples that were left out
     facts: Mapping[str, Any]
     names: Sequence[str]  # of the K outputs
     details: Details  # where the scores come from

@@ -206,15 +206,16 @@ def _shown(comparison: Comparison, run: int, folder: Path, found: Evaluation) ->
 def _heading(comparison: Comparison, found: Evaluation) -> str:
     """`val, epoch 19, float32, 341 samples, top1 76.54%, loss 0.8029`."""
     facts, known = found.facts, comparison.measures
-    scores = [
-        f"{name} {comparison.format(f'val/{name}', as_number(value))}"
-        for name, value in facts["scores"].items()
-        if f"val/{name}" in known
-    ]
+
+    def scores(values: Mapping[str, Any]) -> list[str]:
+        named = {f"val/{name}": value for name, value in values.items()}
+        return [f"{name[4:]} {comparison.format(name, as_number(named[name]))}" for name in named if name in known]
+
     views = [f"tta {','.join(facts['tta'])}"] if facts["tta"] else []
     how = [facts["precision"]] if "precision" in facts else []  # older ones have none
-    words = [facts["split"], f"epoch {facts['epoch']}", *how, f"{facts['samples']:,} samples", *views, *scores]
-    return ", ".join(map(str, words))
+    words = [facts["split"], f"epoch {facts['epoch']}", *how, f"{facts['samples']:,} samples", *views]
+    full_size = f"; masks of full size: {', '.join(scores(facts['full_size']))}" if "full_size" in facts else ""
+    return ", ".join(map(str, [*words, *scores(facts["scores"])])) + full_size
 
 
 def _jpeg(path: Path) -> str:

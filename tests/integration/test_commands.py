@@ -170,7 +170,7 @@ class TestEval:
         assert main(["eval", str(finished), "tta=flip"]) == 0
         rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line][:2]
         labels, losses = ([row[column].strip() for row in rows] for column in (0, -1))
-        assert labels == ["none", "flip: 2 views"]
+        assert labels == ["none", "flip"]
         trained = Trained.open(finished)
         summary = json.loads((finished / "summary.json").read_text())
         assert losses[0] == f"{summary['best']['loss']:.4f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import effloop
 from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.errors import DataError
+from effloop.inference import predict as predicting
 from effloop.inference.trained import Trained
 from effloop.record.grid import PALETTE, draw, overlay
 
@@ -184,7 +186,44 @@ def test_eval_and_its_report(few: Path, seen: Path, capsys: pytest.CaptureFixtur
     assert min((worst == PALETTE[label]).all(axis=2).sum() for label in (1, 2)) >= 12 * 12  # in the legend, at least
     assert main(["report", str(seen)]) == 0
     page = next(seen.parent.rglob("*.html")).read_text()
+    full_size = f"; masks of full size: miou {scores['full_size']['miou']:.2%}, accuracy "
+    assert full_size in page
+    assert "computed in float32, of masks at the model's size." in page
     assert all(word in page for word in ("miou", "Confusion matrix", "pixels", "data:image/jpeg", *NAMES))
+
+
+@pytest.mark.parametrize("how", ["crop", "squash", "letterbox"])
+def test_scores_of_full_size(
+    few: Path, seen: Path, here: Path, how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the files that `predict` writes, counted pixel by pixel, beside those of the model's size; of views the
+    views together. A sample that can't be used counts in neither.
+    """
+    shutil.copytree(few, here / "data")
+    Image.fromarray(np.full((3, 3), 1, np.uint8)).save(here / "data/val/masks/0003.png")
+    monkeypatch.setattr(predicting, "_AT_ONCE", 100)  # two rows of a mask at a time
+    words = ["data.root=data", f"augment.eval={how}", "tta=flip", "on_error=skip", "max_errors=0.5"]
+    assert main(["eval", str(seen), *words, "out=e"]) == 0
+    assert main(["predict", str(seen), "data/val/images", *words[1:3], "masks=m"]) == 0
+    cells = np.zeros((3, 3), np.int64)
+    for path in (*here.glob("m/*"),):
+        target, found = pixels(few / "val/masks" / path.name), pixels(path)
+        if path.stem != "0003":
+            np.add.at(cells, (target[target != 255], found[target != 255]), 1)
+    told = json.loads(Path("e/scores.json").read_text())
+    assert len([*here.glob("m/*")]) == told["samples"] + 1 == 5
+    hits = np.diag(cells)
+    wanted = (
+        (hits / (cells.sum(0) + cells.sum(1) - hits)).mean(),
+        hits.sum() / cells.sum(),
+        (hits / cells.sum(1)).mean(),
+    )
+    assert told["full_size"] == pytest.approx(dict(zip(("miou", "accuracy", "mean_accuracy"), wanted, strict=True)))
+    assert told["full_size"]["miou"] != told["scores"]["miou"]
+    lines = [line.split("│")[1:5] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    named = [[cell.strip() for cell in line] for line in lines[:3]]
+    assert [line[:3] for line in named] == [["none", "24x32", "4"], ["flip", "24x32", "4"], ["flip", "full size", "4"]]
+    assert named[2][3] == f"{told['full_size']['miou']:.2%}"
 
 
 @pytest.mark.parametrize("how", ["crop", "squash", "letterbox"])
