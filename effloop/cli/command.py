@@ -105,7 +105,7 @@ def kind_of(hint: Any) -> Kind:
     if origin is tuple:
         one = kind_of(args[0])
         allowed = (*one.allowed, "several, each once, with commas between")
-        return Kind(f"{one.form}[,...]", allowed, lambda text: _each_once(map(one.read, text.split(","))), one.note)
+        return Kind(f"{one.form}[,...]", allowed, lambda text: _each_once(map(one.read, _parts(text))), one.note)
     if origin in (Union, UnionType):
         kinds = [kind_of(each) for each in args if each is not NoneType]
         allowed = tuple(dict.fromkeys(word for kind in kinds for word in kind.allowed))
@@ -119,6 +119,11 @@ def kind_of(hint: Any) -> Kind:
             return Kind(one.form, allowed, lambda text: limit[limit.index(one.read(text))])
         return Kind("NAME", tuple(limit), lambda text: [*limit][[*limit].index(text)])
     return _PLAIN[hint]
+
+
+def _parts(text: str) -> list[str]:
+    """`a,b` or `[a, b]`, as overrides have lists, -> a, b."""
+    return [part.strip() for part in text.removeprefix("[").removesuffix("]").split(",")]
 
 
 def _each_once(values: Any) -> tuple[Any, ...]:

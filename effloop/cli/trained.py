@@ -7,9 +7,10 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,7 @@ from effloop.inference import export as exporting
 from effloop.inference import predict as predicting
 from effloop.inference.formats import format_of
 from effloop.inference.predict import Columns, Mask, MaskFiles, Predictions
+from effloop.inference.submission import Id, submission
 from effloop.inference.trained import Trained
 from effloop.measure.turns import output_folder, print_table
 from effloop.record.grid import encode
@@ -179,6 +181,12 @@ def _check_options(options: PredictOptions, trained: Trained) -> None:
         raise ConfigError(f"top: {options.top}, but task={task} ranks no classes; leave top out")
     if options.masks and not is_spatial:
         raise ConfigError(f"masks: task={task} gives no pixel a class; leave masks out")
+    for key, given in (("like", options.like), ("columns", options.columns)):
+        if given and (is_spatial or options.scores or options.top > 1):
+            what = f"task={task} gives masks" if is_spatial else "it says which columns there are"
+            raise ConfigError(f"{key}: {what}; leave out {key if is_spatial else 'scores and top'}")
+    if options.id and not (options.like or options.columns):
+        raise ConfigError(f"id: {options.id} is for a table of your own; add columns=[id,label] or like=FILE")
     if is_spatial and options.scores:
         raise ConfigError(f"scores: of task={task} the table has each class's share; leave scores out")
 
@@ -214,6 +222,10 @@ class PredictOptions(RunOptions):
         out: a table with a row for each image: .csv or .jsonl; without it the first 20 are shown.
         top: how many classes for each image; of a task that ranks them.
         scores: add the score of each class.
+        id: what images are called in a table with columns or like: path, name (of the file), stem (without extension).
+        columns: names of the table's columns, and nothing else in it: ids, and the class, labels or number that is
+            predicted, or a column for each class or number, by its name.
+        like: a file whose columns, rows and kinds of values the table has, such as Kaggle's sample_submission.csv.
         masks: of task=segmentation: the folder for a PNG file for each image, of its size, with its pixels' classes.
         tta: test-time augmentation, as of eval.
     """
@@ -223,6 +235,9 @@ class PredictOptions(RunOptions):
     out: Path | None = None
     top: Annotated[int, range(1, 1001)] = 1
     scores: bool = False
+    id: Id | None = None
+    columns: tuple[str, ...] = ()
+    like: Path | None = None
     masks: Path | None = None
     tta: tuple[View, ...] = ()
 
@@ -240,14 +255,21 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     trained = Trained.open(options.run, overrides)
     _check_options(options, trained)
     source, has_targets = (images, False) if images else _dataset(options, overrides, trained)
+    form = None
+    if options.like or options.columns:
+        form, source = submission(trained, source, options.id, options.columns, options.like)
     predictions, columns = _predicted(options, trained, Unlabelled(source))
     print(f"{trained.describe()}, on {predictions.loader.describe()}", flush=True)
+    if form:
+        print(f"columns: {', '.join(form.header[1:])} {'is' if len(form.header) == 2 else 'are'} {form.words}")
     started = time.perf_counter()
-    shown = _write(options, predictions, columns, source if has_targets and not trained.task.spatial else None)
+    targets = source if has_targets and not trained.task.spatial else None
+    table = partial(form.table, predictions.problems) if form else partial(_table, predictions, targets)
+    shown = _write(options, predictions, columns, table)
     seconds = time.perf_counter() - started
     if shown:
         _show(shown, len(predictions), ".4f" if trained.task.digits else ".6g")
-    _warn(predictions)
+    _warn(predictions, f"they have the values of {options.like}" if options.like else "they have no scores")
     places = [str(place) for place in (options.out, options.masks) if place]
     to = f" -> {', '.join(places)}" if places else ""
     what = f"{len(predictions):,} image{'s' * (len(predictions) != 1)}"
@@ -262,7 +284,7 @@ def _predicted(options: PredictOptions, trained: Trained, source: Source) -> tup
         samples = predictions.loader.plan.source
         masks = MaskFiles(options.masks, samples) if options.masks else None
         return predictions, _mask_columns(predictions, masks, on_screen=options.out is None)
-    return predictions, predictions.columns(options.top, every=options.scores)
+    return predictions, predictions.columns(options.top, every=options.scores or bool(options.like or options.columns))
 
 
 def _images(options: PredictOptions, overrides: list[str]) -> tuple[Source | None, list[str]]:
@@ -303,15 +325,20 @@ def _dataset(options: PredictOptions, overrides: Sequence[str], trained: Trained
 
 
 def _write(
-    options: PredictOptions, predictions: Predictions, found: Batches, source: Source | None
+    options: PredictOptions,
+    predictions: Predictions,
+    found: Batches,
+    tabled: Callable[[list[int], Columns], Columns],
 ) -> list[dict[str, Any]]:
-    """Write the table, with targets if there is a source of them; returns the first rows if there is no file."""
+    """Write the table of samples and their columns; returns the first rows if there is no file."""
     rows: list[dict[str, Any]] = []
     digits = predictions.trained.task.digits
-    with predicting.writing(options.out, digits) if options.out else nullcontext() as write, Progress() as progress:
+    as_is = bool(options.like or options.columns)
+    writing = predicting.writing(options.out, digits, as_is=as_is) if options.out else nullcontext()
+    with writing as write, Progress() as progress:
         progress.begin("predicted", len(predictions))
         for ids, columns in found:
-            table = _table(predictions, ids.tolist(), columns, source)
+            table = tabled(ids.tolist(), columns)
             if write:
                 write(table)
             elif len(rows) < _SHOWN:
@@ -323,16 +350,16 @@ def _write(
     return rows[:_SHOWN]
 
 
-def _warn(predictions: Predictions) -> None:
+def _warn(predictions: Predictions, fate: str = "they have no scores") -> None:
     """List the images that can't be used, if there are any."""
     source, found = predictions.loader.plan.source, predictions.problems
     if found:
         what = f"{len(found):,} of {len(predictions):,} images can't be used"
         lines = [f"{source.name(sample)} {found[sample]}" for sample in sorted(found)]
-        print(f"effloop: warning: {listed(what, lines, 'they have no scores')}", file=sys.stderr)
+        print(f"effloop: warning: {listed(what, lines, fate)}", file=sys.stderr)
 
 
-def _table(predictions: Predictions, ids: Sequence[int], columns: Columns, source: Source | None) -> Columns:
+def _table(predictions: Predictions, source: Source | None, ids: Sequence[int], columns: Columns) -> Columns:
     """Columns with the images' names, their targets if there are any, and what is wrong with them."""
     return {
         "path": _paths(predictions.loader.plan.source, ids),
@@ -358,7 +385,7 @@ def _free(name: str, columns: Columns) -> str:
 def _show(rows: Sequence[dict[str, Any]], count: int, form: str) -> None:
     """Print rows as a table, without columns that have nothing in them, and paths from the folder that all are in."""
     title = f"the first {len(rows)} of {count:,} images" if count > len(rows) else ""
-    folders = [os.path.dirname(row["path"]) for row in rows]
+    folders = [os.path.dirname(row.get("path", "")) for row in rows]
     if len({os.path.isabs(folder) for folder in folders}) == 1 and (common := os.path.commonpath(folders)) not in (
         "",
         "/",

@@ -373,10 +373,10 @@ def check_writable(out: Path) -> None:
 
 
 @contextmanager
-def writing(out: Path, digits: int | None = 6) -> Iterator[Write]:
+def writing(out: Path, digits: int | None = 6, *, as_is: bool = False) -> Iterator[Write]:
     """What appends rows to a file, which is there when it is complete, and untouched if not; numbers as of `rows_of`.
 
-    CSV is RFC 4180's, in UTF-8, with a header. Texts are as `cell_of` gives them.
+    CSV is RFC 4180's, in UTF-8, with a header. Texts are as `cell_of` gives them, or `as_is`.
     """
     with _explained("out", out, "FILE"), replacing(out) as file:
         text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
@@ -388,8 +388,10 @@ def writing(out: Path, digits: int | None = 6) -> Iterator[Write]:
                 text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 return
             if not file.tell():
-                cells.writerow(map(in_cell, columns))
-            cells.writerows([cell_of(name, value) for name, value in row.items()] for row in rows)
+                cells.writerow(columns if as_is else map(in_cell, columns))
+            cells.writerows(
+                row.values() if as_is else [cell_of(name, value) for name, value in row.items()] for row in rows
+            )
 
         yield write
         text.detach()  # else it would close the file

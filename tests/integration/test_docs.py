@@ -132,6 +132,8 @@ def template(photos: Path, finished: Path, tmp_path_factory: pytest.TempPathFact
         file["pixels"], file["cell_type"] = make_splits(train=40)["train"]
     shutil.copytree(photos / "val" / "a", place / "photos")
     shutil.copy(place / "photos" / "000.jpg", place / "cat.jpg")
+    rows = [f"{path.stem},a" for path in (place / "photos").iterdir()]
+    (place / "sample_submission.csv").write_text("\n".join(["id,label", *rows]))
     for run in (RUN, OTHER, "outputs/pets"):
         shutil.copytree(finished, place / run)
     make_sweep(place / "outputs/multirun/2026-11-21/10-52-00", {"lr": [0.001, 0.01]})

@@ -212,3 +212,48 @@ def test_a_table_whose_images_are_in_another_folder(photos: Path, here: Path) ->
         assert Path("found.csv").read_text() == Path("wanted.csv").read_text()
     for words in ([images, "data.label=kind"], ["data.images=nowhere"]):
         assert main(["predict", "outputs/run", "test.csv", *words]) == 2
+
+
+def test_a_submission_has_what_the_sample_file_has(
+    finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its rows in its order, its ids and its kind of values; an image that can't be used has the sample's."""
+    shutil.copytree(photos / "val", "new")
+    assert main(["predict", str(finished), "new", "out=all.csv", "scores=true"]) == 0
+    wanted = {Path(row["path"]).stem: row for row in table(Path("all.csv"))}
+    stems = sorted(wanted, key=lambda stem: stem[::-1])[1:]
+    err = ""
+    (bad := next(Path("new").glob(f"*/{stems[3]}.jpg"))).write_bytes(b"junk of some bytes")
+    for head, cells, value in (
+        ("Id,Predicted", "0", lambda row: str("abc".index(row["class"]))),
+        ("image,label", "c", lambda row: row["class"]),
+        ("id,c,a,b", "0.5,0.25,0.25", lambda row: ",".join(row[f"p_{name}"] for name in "cab")),
+    ):
+        Path("sample.csv").write_text("\n".join([head, *(f"{stem},{cells}" for stem in stems)]))
+        assert main(["predict", str(finished), "new", "like=sample.csv", "out=sub.csv"]) == 0
+        err += capsys.readouterr().err
+        assert f"{bad} is not an image that Pillow reads" in err
+        assert "they have the values of sample.csv" in err
+        lines = [f"{stem},{cells if stem == bad.stem else value(wanted[stem])}" for stem in stems]
+        assert Path("sub.csv").read_text().splitlines() == [head, *lines]
+    assert "sample.csv has no row for 1 of 13 images, which are left out: " in err
+
+
+def test_a_submission_by_names(finished: Path, photos: Path, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    shutil.copytree(photos / "val", "new")
+    assert main(["predict", str(finished), "new", "id=stem", "columns=[id,label]", "out=sub.csv"]) == 0
+    rows = table(Path("sub.csv"))
+    assert [*rows[0]] == ["id", "label"]
+    assert [row["id"] for row in rows] == [path.stem for path in sorted(Path("new").glob("*/*.jpg"))]
+    for sample, words, line in (
+        ("id,label\n000,a\n", ["id=name"], "sample.csv: 1 of 1 ids are of no image: 000; images are 0"),
+        ("id,label\n000,a\nx,a\n", [], "sample.csv: 1 of 2 ids are of no image: x; name them, too"),
+        ("id,label\n", [], "sample.csv has no rows"),
+        ("id,label\n000,a\n", ["scores=true"], "like: it says which columns there are; leave out scores and top"),
+    ):
+        Path("sample.csv").write_text(sample)
+        assert main(["predict", str(finished), "new", "like=sample.csv", *words]) == 2
+        assert line in capsys.readouterr().err
+    shutil.copytree(photos / "val", "new/again")
+    assert main(["predict", str(finished), "new", "id=stem", "columns=[id,label]", "out=sub.csv"]) == 2
+    assert re.search(r"id: '\d+' is new/.*jpg and new/.*jpg; set id=path", capsys.readouterr().err)
