@@ -27,10 +27,10 @@ def page() -> str:
     choices_of("data")  # registers the parts
     lines = [HEAD]
     for group, keys in groupby(keys_of().values(), lambda key: key.name.rpartition(".")[0]):
-        lines += [f"## {group or 'Root'}", "", "| key | takes | default | |", "| --- | --- | --- | --- |"]
+        lines += [f"## {group or 'Root'}", "", "| key | takes | |", "| --- | --- | --- |"]
         for key in keys:
             only = f"; only {key.owners}" if key.owners else ""
-            lines.append(f"| `{key.name}` | {key.allowed} | {key.default} | {key.meaning.rstrip('.')}{only} |")
+            lines.append(f"| `{key.name}` | {key.allowed}, default {key.default} | {key.meaning.rstrip('.')}{only} |")
         lines.append("")
     return "\n".join(lines).replace("*", "\\*")
 
