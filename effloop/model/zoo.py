@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -63,6 +67,9 @@ class ArchConfig(ModelConfig):
         if self.pretrained:
             self.weights, self.pretrained = "DEFAULT", False
         super().__post_init__()
+        if self.zoo and self.arch != MISSING and (known := registered(self.zoo.package)):
+            arch = self.arch.partition(".")[0] if self.zoo.package == "timm" else self.arch  # the tag is of its weights
+            check_known("model.arch", arch, known, self.zoo.package)
 
 
 @dataclass
@@ -96,7 +103,7 @@ class TorchvisionZoo(Zoo):
     def names(self) -> list[str]:
         import torchvision.models as zoo
 
-        return [*zoo.get_model_weights(self.arch).__members__] if self.arch in torchvision_archs() else []
+        return [*zoo.get_model_weights(self.arch).__members__] if self.arch in registered("torchvision") else []
 
     def weights(self, name: str, image_size: Any) -> tuple[Mapping[str, Tensor], Normalisation]:
         del image_size
@@ -145,16 +152,29 @@ def _timm_options(arch: str, image_size: Any) -> dict[str, Any]:
     return {"img_size": image_size} if getattr(timm.get_pretrained_cfg(arch), "fixed_input_size", False) else {}
 
 
-def torchvision_archs() -> list[str]:
-    """Names of torchvision's models of images and of pixels."""
-    import torchvision.models as zoo
+_REGISTERED = re.compile(r"^@register_model\b.*\n(?:[@ )].*\n)*def (\w+)", re.MULTILINE)
+_RENAMED = re.compile(r"^register_model_deprecations\(__name__, \{(.*?)\}\)", re.MULTILINE | re.DOTALL)  # timm's
 
-    return [*zoo.list_models(module=zoo), *zoo.list_models(module=zoo.segmentation)]
+
+@functools.cache
+def registered(package: str) -> list[str]:
+    """Names of a package's models of images and then, of torchvision's, of pixels; empty where it isn't installed.
+
+    They are read from its files: importing it takes seconds.
+    """
+    spec = importlib.util.find_spec(package)
+    folder = Path((spec.submodule_search_locations or [""])[0] if spec else "", "models")
+    found: list[str] = []
+    for files in (folder.glob("*.py"), folder.glob("segmentation/*.py")) if spec else ():
+        text = "\n".join(file.read_text("utf-8") for file in files)
+        renamed = re.findall(r"'(\w+)' *:", " ".join(_RENAMED.findall(text)))
+        found += sorted({*_REGISTERED.findall(text), *renamed})
+    return found
 
 
 def lazy_names() -> Mapping[str, PartConfig]:
     """{name: config} of every classification and segmentation model of torchvision."""
-    return {arch: TorchvisionConfig(name="torchvision", arch=arch) for arch in torchvision_archs()}
+    return {arch: TorchvisionConfig(name="torchvision", arch=arch) for arch in registered("torchvision")}
 
 
 @models.register("torchvision", TorchvisionConfig)
@@ -164,7 +184,6 @@ def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size
     """
     import torchvision.models as zoo
 
-    check_known("model.arch", config.arch, torchvision_archs(), "torchvision")
     options: dict[str, Any] = {}
     if config.arch.startswith("vit_"):
         options["image_size"] = ImageSize.of(image_size).height  # and refuses others than square ones
