@@ -22,7 +22,7 @@ class EffLoopError(Exception):
     """A failure whose message is the whole explanation.
 
     The command line prints the message as one line, without a traceback, and exits with
-    `exit_code`. Everything else that is raised is a bug of EffLoop's and keeps its traceback.
+    `exit_code`. Everything else that is raised is a bug, a plugin's or EffLoop's, and keeps its traceback.
     """
 
     exit_code = 2
@@ -38,6 +38,10 @@ class DataError(EffLoopError):
 
 class WorkerError(EffLoopError):
     """A worker process that ended before its work did."""
+
+
+class PluginError(EffLoopError):
+    """An exception that somebody's plugin raised, which is its cause."""
 
 
 class RankError(EffLoopError):

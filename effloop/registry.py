@@ -9,7 +9,9 @@ import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from omegaconf import MISSING
 
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, EffLoopError, PluginError, reason
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -212,20 +214,50 @@ def load_plugins() -> list[str]:
     Returns the packages' import names, in order.
     """
     for path in plugin_files():
-        try:
+        with _importing(f"plugins: {path.name}", "fix it"):
             importlib.import_module(path.stem)
-        except Exception as error:
-            raise ConfigError(
-                f"plugins: {path.name} does not import: {type(error).__name__}: {error}; fix it"
-            ) from error
     modules = []
     for point in sorted(entry_points(group=PLUGIN_GROUP), key=lambda point: point.name):
-        try:
+        with _importing(f"plugin '{point.name}' ({point.value})", "fix or uninstall it"):
             point.load()
-        except Exception as error:
-            raise ConfigError(
-                f"plugin '{point.name}' ({point.value}) does not import: {type(error).__name__}: {error}; "
-                "fix or uninstall it"
-            ) from error
         modules.append(point.module)
     return modules
+
+
+@contextmanager
+def _importing(what: str, fix: str) -> Iterator[None]:
+    try:
+        yield
+    except EffLoopError as error:
+        raise ConfigError(f"{what}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{what} does not import: {type(error).__name__}: {error}; {fix}") from error
+
+
+# Exceptions that plugins raise.
+
+
+def explained(error: BaseException) -> EffLoopError | None:
+    """The failure that an exception is: itself, or one of a plugin's, or of a file's beside one; None for a bug."""
+    if isinstance(error, EffLoopError):
+        return error
+    packages = {point.module.partition(".")[0] for point in entry_points(group=PLUGIN_GROUP)}
+    folders = {os.path.realpath(path.parent) for path in plugin_files()}
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        top, file = frame.f_globals.get("__name__", "").partition(".")[0], os.path.realpath(frame.f_code.co_filename)
+        beside = any(file.startswith(os.path.join(folder, top)) for folder in folders)
+        if top not in ("", "effloop") and (top in packages or beside):
+            place = f"{os.path.relpath(file)}:{line}, in {frame.f_code.co_name}"
+            what = f"{type(error).__name__}: {reason(error)[:200]}"
+            found = PluginError(f"plugin: {what} ({place}); its traceback is above")
+            found.__cause__ = error
+            return found
+    return None
+
+
+def line_of(error: EffLoopError) -> str:
+    """The line of a failure; where an exception of a plugin's is its cause, that one's traceback is printed before."""
+    cause = error.__cause__
+    if isinstance(error, PluginError) or (cause and isinstance(explained(cause), PluginError)):
+        traceback.print_exception(cause)
+    return str(error)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import effloop
 from effloop import registry
 from effloop.cli.command import Command, commands, options_of
-from effloop.errors import BUG, ConfigError, EffLoopError, InterruptedRunError, PreemptedRunError, printable_lines
+from effloop.errors import BUG, ConfigError, InterruptedRunError, PreemptedRunError, printable_lines
 from effloop.system.processes import command_timed, discard_output, escaped_output, limit_spinning
 
 MODULES = {
@@ -46,11 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             with command_timed(whole_process=whole_process):
                 return _dispatch(args)
-        except EffLoopError as error:
-            if debug and not isinstance(error, InterruptedRunError | PreemptedRunError):
-                raise
-            print(f"effloop: {printable_lines(str(error))}", file=sys.stderr)
-            return error.exit_code
         except BrokenPipeError:  # whoever read our output has gone
             discard_output()
             return 141
@@ -58,8 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("effloop: interrupted", file=sys.stderr)
             return InterruptedRunError.exit_code
         except Exception as error:
-            if debug:
+            if debug and not isinstance(error, InterruptedRunError | PreemptedRunError):
                 raise
+            if found := registry.explained(error):
+                print(f"effloop: {printable_lines(registry.line_of(found))}", file=sys.stderr)
+                return found.exit_code
             traceback.print_exc()
             what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}".removesuffix(": ")
             print(f"effloop: bug: {printable_lines(what)}; please report it with the lines above", file=sys.stderr)

@@ -20,7 +20,7 @@ from effloop.convert.work import WorkFolder
 from effloop.data.decode import Decoder
 from effloop.data.image.header import Encoded
 from effloop.data.source import Kind, sources
-from effloop.data.source.base import Source
+from effloop.data.source.base import Source, fingerprint_of
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
@@ -243,7 +243,7 @@ class _Conversion:
         written, to = self.work.written(out), self.options.to
         for split, source in self.splits.items():
             wanted = records[split].fingerprint()
-            if copied and wanted != source.fingerprint():
+            if copied and wanted not in (source.fingerprint(), fingerprint_of(source)):  # a plugin's may be another one
                 raise DataError(
                     f"{source.where} has changed while it was read, or its keys, labels or sizes don't match its "
                     "fingerprint; convert again"

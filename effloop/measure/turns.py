@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from effloop.config.overrides import key_of
-from effloop.errors import PROGRAM, ConfigError, EffLoopError
-from effloop.registry import choices, plugin_words
+from effloop.errors import PROGRAM, ConfigError
+from effloop.registry import choices, explained, line_of, plugin_words
 from effloop.system.hardware import keep_freed_memory
 from effloop.system.memory import memory_of
 from effloop.system.signals import ignore_interrupts
@@ -166,7 +166,8 @@ def _serve(requests: Connection, build: Callable[[], Callable[[], Any]], reuse_m
         try:
             found = call()
         except Exception as error:  # of a baseline's, any
-            line = str(error) if isinstance(error, EffLoopError) else f"{type(error).__name__}: {error}"
+            failure = explained(error)
+            line = line_of(failure) if failure else f"{type(error).__name__}: {error}"
         requests.send((line, None if call is build else found))
         return found
 

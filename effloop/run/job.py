@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import traceback
 
-from effloop.errors import BUG, EffLoopError, InterruptedRunError, PreemptedRunError, reason
+from effloop.errors import BUG, InterruptedRunError, PreemptedRunError, reason
+from effloop.registry import explained, line_of
 from effloop.run import run
 from effloop.run.spec import JobState, RunSpec
 from effloop.system import processes
@@ -31,12 +32,12 @@ def main() -> int:
     except PreemptedRunError as error:
         state.write("preempted", str(error))
         return error.exit_code
-    except EffLoopError as error:
-        state.write("failed", str(error))
-        if job["debug"]:
-            traceback.print_exc()
-        return error.exit_code
     except Exception as error:
+        if found := explained(error):
+            state.write("failed", line_of(found))
+            if job["debug"]:
+                traceback.print_exc()
+            return found.exit_code
         traceback.print_exc()
         state.write("failed", f"{type(error).__name__}: {reason(error)}")
         return BUG

@@ -31,6 +31,7 @@ from effloop.parallel.failures import (
     reporter,
 )
 from effloop.parallel.rendezvous import START_TIMEOUT_S, RankGroup, join
+from effloop.registry import explained, line_of
 from effloop.run.spec import RunSpec, from_newest_checkpoint
 from effloop.run.training import announce_end, train
 from effloop.runs.environment import effloop_version
@@ -158,7 +159,8 @@ def rank_session(env: RankEnv, scratch: Path | None = None, timeout_s: float = 0
         if not scratch and not env.rank:  # else the launcher says it
             print(f"effloop: {interrupt.__cause__ or 'interrupted'}", file=sys.stderr)
         code = InterruptedRunError.exit_code
-    except Exception as error:
+    except Exception as raised:
+        error = (failure_kind(raised) == "crash" and explained(raised)) or raised  # not where another rank has gone
         code = BUG if failure_kind(error) == "crash" else getattr(error, "exit_code", EffLoopError.exit_code)
         _report(env, error, session)
     _end(env, code)
@@ -172,7 +174,7 @@ def _report(env: RankEnv, error: Exception, session: RankSession | None) -> None
     elif str(error):
         composing = session is not None and env.rank == 0 and not session.shared
         final = composing and kind == "failed"  # another start would compose the same
-        reporter.report(env.rank, str(error), "final" if final else kind)
+        reporter.report(env.rank, line_of(error), "final" if final else kind)
     if session is not None:
         session.fail()
 

@@ -1,4 +1,4 @@
-"""`cached_property` without a lock."""
+"""`cached_property` without a lock, and `default_property`, which isn't cached."""
 
 from __future__ import annotations
 
@@ -24,3 +24,17 @@ else:
             if found is self:
                 found = instance.__dict__[self.attrname] = self.func(instance)
             return found
+
+
+if TYPE_CHECKING:
+    default_property = property
+else:
+
+    class default_property:  # noqa: N801  as property
+        """A property that an attribute of the same name, if an object has one, takes the place of."""
+
+        def __init__(self, of: Any) -> None:
+            self.of = of
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            return self if instance is None else self.of(instance)

@@ -144,8 +144,9 @@ def test_that_does_not_import(tmp_path: Path, text: str) -> None:
     install(tmp_path / "site", "broken_for_effloop", {"__init__.py": text})
     code, out, err = call("list", cwd=tmp_path, path=tmp_path / "site", forked=False)
     assert (code, out) == (2, "")
-    assert err.startswith("effloop: plugin 'broken_for_effloop' (broken_for_effloop) does not import: ")
-    assert err.count("\n") == 1
+    assert err.splitlines()[-1].startswith(
+        "effloop: plugin 'broken_for_effloop' (broken_for_effloop) does not import: "
+    )
 
 
 MINE = '''
@@ -301,4 +302,57 @@ def test_file_that_cannot_be_used(words: list[str], line: str, mine: list[str], 
     (tmp_path / "json.py").write_text("")
     (tmp_path / "broken.py").write_text("nothing")
     code, out, err = call(f"data.root={photos}", *words, "image_size=16", cwd=tmp_path)
-    assert (code, out, err) == (2, "", f"effloop: {line}\n")
+    assert (code, out, err.splitlines()[-1]) == (2, "", f"effloop: {line}")
+    assert err.startswith("Traceback" if "broken.py" in line else "effloop: ")
+
+
+RAISING = """
+import os
+from helper import fail
+from effloop.data.augment.operation import PixelOperation, bernoulli, operation
+from effloop.task import Classification, ClassificationConfig, tasks
+
+@tasks.register("raising", ClassificationConfig)
+class Raising(Classification):
+    def loss(self, outputs, targets):
+        return outputs["x"] if os.environ["WHERE"] == "loss" else super().loss(outputs, targets)
+
+@operation
+class Raises(PixelOperation):
+    def __init__(self, p: float = 1.0):
+        self.p = p
+
+    def draw(self, keys, sizes):
+        return bernoulli(keys, self.p)
+
+    def apply_inplace(self, image, drawn, row):
+        if os.environ["WHERE"] == "operation":
+            fail(row)
+
+    def apply_batch(self, images, drawn):
+        return images
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "words", "place"),
+    [
+        ("loss", [], "raising.py:10, in loss"),
+        ("operation", ["engine=threads", "num_workers=1"], "helper.py:2, in fail"),
+        ("operation", ["engine=processes", "num_workers=1"], "helper.py:2, in fail"),
+        pytest.param("loss", ["parallel=ddp"], "raising.py:10, in loss", marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_plugin_raises(
+    where: str, words: list[str], place: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the main thread, another one, a worker process or a rank; what is raised elsewhere is a bug."""
+    (tmp_path / "raising.py").write_text(RAISING)
+    (tmp_path / "helper.py").write_text("def fail(row):\n    raise KeyError(row)\n")
+    monkeypatch.setenv("WHERE", where)
+    parts = ["plugins=[raising.py]", "task=raising", "+augment.ops.x={op: Raises}", "record.tensorboard=false"]
+    code, _, err = call(f"data.root={photos}", *TINY, *parts, *words, cwd=tmp_path)
+    assert code == 2
+    assert "Traceback (most recent call last)" in err
+    assert f"({place}); its traceback is above" in err.splitlines()[-1]
+    assert "effloop: bug" not in err

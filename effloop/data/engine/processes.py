@@ -30,8 +30,9 @@ from effloop.data.engine.shared import SharedRing, SharedSlots
 from effloop.data.in_progress import NONE, in_progress
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
-from effloop.errors import ConfigError, DataError, EffLoopError, WorkerError
+from effloop.errors import ConfigError, DataError, EffLoopError, PluginError, WorkerError
 from effloop.lazy import Tensor, torch
+from effloop.registry import explained
 from effloop.system import processes, signals
 from effloop.system.hardware import keep_freed_memory
 from effloop.system.processes import is_stopped
@@ -47,7 +48,7 @@ STOP = JOB.pack(-1, 0, 0, 0, 0)
 ANSWER = struct.Struct("<3q")
 """Answer about a run: slot, first row, outcome; then text, if it failed, or JSON of what was skipped."""
 
-FILLED, FAILED = -1, -2
+FILLED, FAILED, THEIRS = -1, -2, -3  # the last is of a plugin
 
 REPORTED: tuple[type[EffLoopError], ...] = (DataError, ConfigError, EffLoopError)
 """Errors that are passed on to the loop as they are. A run's outcome is the index of the first that matches."""
@@ -101,8 +102,10 @@ class Worker:
             skipped = self.plan.fill(request, images, start, stop)
         except EffLoopError as error:
             return next(n for n, kind in enumerate(REPORTED) if isinstance(error, kind)), _encoded(str(error))
-        except Exception:
+        except Exception as error:
             trace = traceback.format_exc()[-_TRACEBACK:]
+            if found := explained(error):
+                return THEIRS, _encoded(f"{found}\n{trace}")
             return FAILED, _encoded(f"engine: in worker {self.number} (pid {os.getpid()}):\n{trace}")
         return FILLED, json.dumps([astuple(each) for each in skipped]).encode() if skipped else b""
 
@@ -167,6 +170,9 @@ class PendingBatch:
         """Raise what went wrong, if anything did."""
         if self.failure:
             _, kind, text = self.failure
+            if kind == THEIRS:
+                line, _, trace = text.partition("\n")
+                raise PluginError(line) from RuntimeError(trace)
             raise RuntimeError(text) if kind == FAILED else REPORTED[kind](text)
 
 
@@ -248,6 +254,7 @@ class Pool:
         Raises:
             DataError: a sample can't be read or decoded; the message names it.
             EffLoopError: another expected error in a worker.
+            PluginError: an exception of a plugin's in a worker; its cause has the traceback.
             RuntimeError: any other exception in a worker; the message has its traceback.
             WorkerError: a worker has died or hangs, or the workers belong to another process.
         """

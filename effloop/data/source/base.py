@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,9 +19,9 @@ from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.image.mask import IGNORED, PLAIN, MaskFormat, decode_mask, mask_digest
 from effloop.data.in_progress import in_progress
-from effloop.errors import DataError
-from effloop.registry import Registry
-from effloop.system.cached import cached_property
+from effloop.errors import ConfigError, DataError
+from effloop.registry import F, PartConfig, Registry
+from effloop.system.cached import cached_property, default_property
 
 WHOLE = "."
 """The split of data that has no splits: all samples."""
@@ -79,12 +81,15 @@ class Source(ABC):
     classes: tuple[str, ...]
     labels: NDArray[Any]
 
+    def __init_subclass__(cls) -> None:
+        _check_names(cls.__name__, vars(cls))
+
     @classmethod
     def claims(cls, root: Path) -> bool:
         """Whether `root` looks like a dataset in this format; used by `data=auto`."""
         return False
 
-    @property
+    @default_property
     def targets(self) -> NDArray[Any]:
         """(len, ...) what a model learns: `targets[ids]` is what a batch holds.
 
@@ -102,7 +107,7 @@ class Source(ABC):
         masks = (decode_mask(self.read_mask(index), self.mask_format) for index in range(len(self)))
         return np.frombuffer(b"".join(map(mask_digest, masks)), np.uint8).reshape(len(self), -1)
 
-    @property
+    @default_property
     def target_names(self) -> tuple[str, ...]:
         """Names of what the K outputs of a model are: the classes, or of each of the numbers."""
         return self.classes
@@ -193,7 +198,7 @@ class Source(ABC):
     def will_need(self, indices: Sequence[int]) -> None:  # noqa: B027  a hint
         """Announce which samples are read next, so that the kernel can fetch them concurrently."""
 
-    @property
+    @default_property
     def where(self) -> str:
         """The file or folder of this split, for messages."""
         return type(self).__name__
@@ -241,7 +246,87 @@ def at_most(labels: NDArray[Any], largest: int) -> NDArray[Any]:
     return labels if largest > np.iinfo(labels.dtype).max else np.minimum(labels, largest)
 
 
-sources: Registry[Source] = Registry(
+# What a source of a plugin's may get wrong: said when its class is made, registered, or built for a split.
+
+
+def _check_names(owner: str, names: Mapping[str, Any]) -> None:
+    """Refuse what takes the place of a method of every source and can't be called as it is, or the other way round."""
+    for name, own in names.items():
+        base = None if name.startswith("_") else getattr(Source, name, None)
+        good = callable(base) == (callable(own) or isinstance(own, classmethod))
+        takes = ", ".join(inspect.signature(base).parameters) if callable(base) else ""
+        if base is not None and good and isinstance(own, FunctionType):
+            try:
+                inspect.signature(own).bind(*takes.split(", "))
+            except TypeError:
+                good = False
+        if base is not None and not good:
+            what = f"a method of every source, {name}({takes})" if callable(base) else "no method of a source"
+            raise ConfigError(f"{owner}: '{name}' is {what}; rename yours")
+
+
+class SourceRegistry(Registry[Source]):
+    """The sources; those of plugins are checked."""
+
+    def register(self, name: str, config: type[PartConfig]) -> Callable[[F], F]:
+        def add(factory: F) -> F:
+            if lacking := sorted(getattr(factory, "__abstractmethods__", ())):
+                raise ConfigError(f"data={name}: {factory.__qualname__} lacks {' and '.join(lacking)}")
+            try:
+                inspect.signature(factory).bind(config, "train")
+            except TypeError as error:
+                raise ConfigError(f"data={name}: {factory.__qualname__} gets a config and a split: {error}") from None
+            return registered(factory)
+
+        registered = super().register(name, config)
+        return add
+
+    def build(self, config: PartConfig, /, *args: Any, **kwargs: Any) -> Source:
+        source = super().build(config, *args, **kwargs)
+        if type(source).__module__.partition(".")[0] != "effloop":
+            _check(source, f"data={config.name}")
+        return source
+
+
+def _check(source: Source, name: str) -> None:
+    """Refuse attributes or a first sample that aren't as `Source` says; lists and tensors become tuples and arrays."""
+
+    def need(good: bool, what: str) -> None:
+        if not good:
+            raise ConfigError(f"{name}: {what}")
+
+    need(isinstance(source, Source), "is not derived from effloop.data.source.Source")
+    _check_names(name, vars(source))
+    need(hasattr(source, "classes") and hasattr(source, "targets"), "has no classes or no labels; set both")
+    for each, kind in {"kind": Kind, "note": str, "columns": tuple | list, "about": Mapping | None}.items():
+        of = f"{each} is {(own := getattr(source, each))!r}"
+        need(isinstance(own, kind), f"{of}; of every source it is a {getattr(kind, '__name__', kind)}: rename yours")
+    if not len(source):
+        raise DataError(f"{name}: {source.where} has no samples")
+    names, targets, key = source.classes, np.asarray(source.targets), source.raw_key(0)
+    listed = not isinstance(names, str | None) and len({*map(str, names)}) == len(names)
+    need(listed, f"classes are {names!r}; set different names, or none where targets are numbers")
+    source.classes = tuple(map(str, names))
+    if source.kind is Kind.classes and source.classes:
+        whole = targets.ndim == 1 and targets.dtype.kind in "iub"
+        good = whole and targets.min(initial=0) >= 0 and targets.max(initial=0) < len(names)
+        of = f"labels are {targets.dtype} {targets.shape}" + (f" up to {targets.max(initial=0)}" if whole else "")
+        need(good, f"{of}; set (N,) whole numbers from 0 to {len(names) - 1}, the places of their classes in classes")
+        if targets.dtype.kind != "u":
+            source.labels = targets.astype(np.min_scalar_type(int(targets.max(initial=0))))
+    need(len(source) == len(targets), f"has {len(source)} samples by len() and {len(targets)} targets")
+    need(isinstance(key, bytes), f"raw_key(0) is {key!r}; return bytes, such as b'train/0'")
+    with suppress(DataError):
+        data = source.read(0)
+        need(isinstance(data, Encoded), f"read(0) returns a {type(data).__name__}; return the bytes of an image file")
+    if type(source).fingerprint is not Source.fingerprint:
+        found = source.fingerprint()
+        parts = [found.get(part) for part in ("samples", "bytes", "sha256")] if isinstance(found, dict) else []
+        good = [*map(type, parts)] == [int, int, str] and parts[0] == len(source)
+        need(good, f"fingerprint() is {found!r}; return samples (as len()), bytes (0 if unknown) and sha256 (a text)")
+
+
+sources: Registry[Source] = SourceRegistry(
     "data",
     {
         "auto": "effloop.data.source.auto",
