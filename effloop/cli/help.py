@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field
 from enum import Enum
 from itertools import islice
+from typing import Any
+
+import yaml
 
 from effloop.cli.command import Command, Option, command, options_of
 from effloop.config import Config, hydra_setup
@@ -103,7 +108,8 @@ def show_choices(options: ListOptions, _: list[str]) -> int:
         raise ConfigError(f"list: '{what}' is neither a group nor a key; have {', '.join(GROUPS)}, keys, ops{hint}")
     if what in keys:
         key = keys[what]
-        rows = [("meaning", key.meaning), ("takes", key.allowed), ("default", key.default), ("only with", key.owners)]
+        rows = [("meaning", key.meaning), ("takes", key.allowed), ("default", key.default)]
+        rows += [("set by", set_by(what)), ("only with", key.owners)]
         lines += [key.name, *in_columns((name, text) for name, text in rows if text)]
     elif what not in ("ops", "augment.ops"):
         only = {key.name: f"; only {key.owners.replace(',', ', ')}" if key.owners else "" for key in within}
@@ -130,6 +136,22 @@ def choices_of(group: str, *, lazy: bool = False) -> dict[str, str]:
         if lazy:
             found = {name: f"{group}={config.name} by name" for name, config in parts.named_lazily().items()} | found
     return dict(sorted(found.items()))
+
+
+def set_by(key: str) -> str:
+    """What parts and experiments that set keys of other groups set this one to: `[0.5,0.5,0.5] (model=net)`."""
+    found: dict[str, list[str]] = {}
+    texts = {f"{group}={name}": hydra_setup.yaml_text(group, name) for group in GROUPS for name in choices_of(group)}
+    for name, text in texts.items():
+        if "@package _global_" in text.partition("\n")[0] and f"{key.rpartition('.')[2]}:" in text:
+            tree: Any = None
+            with suppress(yaml.YAMLError):  # choosing a broken one says what is wrong
+                tree = yaml.safe_load(text)
+            for part in key.split("."):
+                tree = tree.get(part) if isinstance(tree, Mapping) else None
+            if tree is not None:
+                found.setdefault(json.dumps(tree, default=str), []).append(name)
+    return ", ".join(f"{value} ({', '.join(names)})" for value, names in found.items())
 
 
 def overview(commands: Iterable[Command]) -> str:

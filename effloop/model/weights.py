@@ -100,19 +100,25 @@ def _found(
     """Weights by their names where they are from, and in words where that is and what mean and std they expect."""
     path = weights_file(weights)
     names = zoo.names() if zoo and path is None else []
+    expected: Normalisation | None
     if zoo and weights in names:
         where, (found, expected) = f"{zoo.package}'s {weights}", zoo.weights(weights, image_size)
     elif path is not None:
         content = _read(path)
-        where, found, expected = str(path), _tensors(content, path), _normalisation(content) or normalisation
+        where, found, expected = str(path), _tensors(content, path), _normalisation(content)
     else:
         known = f"; or a name that {zoo.package} has for {zoo.arch}: {choices(weights, names)}" if zoo and names else ""
         raise ConfigError(f"{_KEY}: '{weights}' is not there; name a run folder or a file{known}")
+    if expected is None:
+        return found, where, ""
     if len(normalisation[0]) == 1:
         of_grey = [(round(sum(values) / len(values), 6),) for values in expected]  # as `data.mean` is
         expected = of_grey[0], of_grey[1]
     mean, std = (f"[{','.join(map(str, values))}]" for values in expected)
-    return found, where, "" if expected == normalisation else f"; they expect data.mean={mean} data.std={std}"
+    pair = f"data.mean={mean} data.std={std}"
+    if expected == normalisation:
+        return found, where, f"; images are normalised for them, by {pair}"
+    return found, where, f"; images aren't normalised for them: set {pair}"
 
 
 def _normalisation(content: Any) -> Normalisation | None:

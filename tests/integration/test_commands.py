@@ -64,6 +64,17 @@ def test_list_of_a_group(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert {"cnn", "small_resnet", "resnet50", "vit_b_16"} <= set(names)
 
 
+def test_list_of_a_key_says_what_sets_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that brings weights, or an experiment, the user's among them."""
+    _write(here / "configs/experiment/mine.yaml", "# @package _global_\ndata: {mean: [0.5, 0.5, 0.5]}\n")
+    _write(here / "configs/experiment/broken.yaml", "# @package _global_\ndata: {mean: [0.5,\n")
+    assert main(["list", "data.mean"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "default [0.485, 0.456, 0.406] set by [" in out
+    assert "[0.49804, 0.49804, 0.49804] (model=efficientnet_lite0)" in out
+    assert "[0.5, 0.5, 0.5] (experiment=mine)" in out
+
+
 def test_list_shows_the_users_configs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write(here / "configs/experiment/night.yaml", "# @package _global_\n# Twelve hours.\nepochs: 9\n")
     assert main(["list", "experiment"]) == 0
@@ -133,7 +144,7 @@ class TestEval:
         for path, which in ((finished, "best"), (finished / "checkpoints/last.ckpt", "last")):
             assert main(["eval", str(path)]) == 0
             out = capsys.readouterr().out
-            assert f"epoch {summary[which]['epoch']}, on 13 images in 3 classes" in out
+            assert f"epoch {summary[which]['epoch']}, float32, on 13 images in 3 classes" in out
             assert f"{summary[which]['top1']:.2%}" in out
             assert f"{summary[which]['loss']:.4f}" in out
 

@@ -78,8 +78,9 @@ class DataConfig(PartConfig):
             can't be read in place, divisions, entropy indexes; null is $XDG_CACHE_HOME/effloop or ~/.cache/effloop.
         channels: 3 is RGB. 1 is grey, from the decoder to the model, in a third of the memory: of a colour JPEG its
             luminance as it is stored, of other colours Pillow's formula (0.299 R + 0.587 G + 0.114 B).
-        mean, std: (R, G, B) in units of 0-1, used to normalize on the device. If both are null, images stay uint8. With
-            `channels=1` one number each; three are averaged.
+        mean, std: (R, G, B) in units of 0-1, used to normalize on the device; by default ImageNet's. Pretrained weights
+            expect those of their training, which the line `weights` at the beginning of a run names. If both are null,
+            images stay uint8. With `channels=1` one number each; three are averaged.
     """
 
     root_is_path: ClassVar[bool] = True

@@ -260,7 +260,12 @@ def download(folder: Path, repository: str, state: dict[str, Tensor]) -> None:
     [
         ("test_resnet", "DEFAULT", "timm/test_resnet.r160_in1k", ""),
         ("test_resnet.r160_in1k", "DEFAULT", "timm/test_resnet.r160_in1k", ""),
-        ("test_vit", "r160_in1k", "timm/test_vit.r160_in1k", "; they expect data.mean=[0.5,0.5,0.5] data.std="),
+        (
+            "test_vit",
+            "r160_in1k",
+            "timm/test_vit.r160_in1k",
+            "; images aren't normalised for them: set data.mean=[0.5,0.5,0.5] data.std=",
+        ),
     ],
 )
 def test_timms_weights_by_name(arch: str, name: str, repository: str, expects: str, huggingface: Path) -> None:
