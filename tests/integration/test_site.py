@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 WIDER = """return [document.scrollingElement.scrollWidth - document.documentElement.clientWidth,
     [...document.images].filter(image => !image.naturalWidth).map(image => image.src)]"""
 """Pixels by which a page is wider than the window, and pictures that aren't there."""
+LINKS = "return [...document.links].map(link => link.href.split('#')[0])"
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -47,11 +48,14 @@ def test_pages_are_as_wide_as_the_window(site: tuple[str, list[str]], browser: A
     address, pages = site
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    found = {}
+    found, links = {}, set()
     for page in pages:
         browser.get(f"{address}/{page}/")
         found[page] = browser.execute_script(WIDER)
+        links |= {link for link in browser.execute_script(LINKS) if link.startswith(address)}
     assert {page: each for page, each in found.items() if each != [0, []]} == {}
+    there = {f"{address}/{page}/".replace("/./", "/") for page in pages}
+    assert {link for link in links if link.replace("/./", "/") not in there} == set()
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
