@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
@@ -36,6 +37,18 @@ def exif(orientation: int) -> bytes:
     block = Image.Exif()
     block[0x0112] = orientation
     return block.tobytes()
+
+
+HEIC = zlib.decompress(
+    base64.b85decode(
+        "c-muNV30{GsVvAy%}izhg51nBLl8SRGck>Ufw3kxwIq=N0u(b+a*CjAhJwuG5(YG&l$nzcHpIn&fe{FSfN=qY27)XgR?f`KO9S&jqM|@"
+        "fDif5KQI>27V)7MamgK^f{K+gRDge@VG7FOPfpjTQnKL6ZNN56Bk=zG{KYxGxU|`^9P5|nVaA4$N{Qn=MfElEM8HD6^F*zgxB{iKG8PQ"
+        "}GC^WK8d$n%Xvj>U`4m2<@@HBvgTatjP*<2V879Z>c+98~rpHq~VoKpc5<z-+4Dq#@GEG|feddvZeHIj1@K@O9Ex?KQ7|NsC029Ra~(i"
+        "cE9NW37kA`_&MnS+A^q&~AC7Z%3AU}J4$VrFdtvWs$45<y{{rop(L^F+>UIomgVAJ%c&f00~x)24b)b@P1YmhFajjyBi|i_NwDQ@buu;"
+        "F`g8`F#JaO5NqBPgymzSU&vcnXY)H<8yF|!o^D*3})M(^-qw_HDH>u?8v&_v->~%-de)C_qc-5)m`WN08E*I_y"
+    )
+)
+"""24 x 16 pixels as a phone stores them: (10 column, 15 row, 128)."""
 
 
 def png(width: int, height: int, bits: int, colour: int, rows: bytes = b"", extra: bytes = b"") -> bytes:

@@ -317,7 +317,7 @@ def _options() -> dict[str, Case]:
     needs = ("kinds", *RECODING[1:])
     for decoder in ("auto", "opencv", "pillow", "turbojpeg"):
         key = f"all kinds, decode={decoder}"
-        cases[key] = Case(key, needs, batches(kinds, "val", f"decode={decoder}", *UINT8))
+        cases[key] = Case(key, needs, batches(kinds, "val", f"decode={decoder}", "decode.exif=false", *UINT8))
     cases["normalised val"] = Case("normalised val", DECODING, batches(photos, "val"))
     cases["embedded"] = Case("embedded", DECODING[1:], batches(nowhere, "train", *UINT8))
     cases["embedded val"] = Case("embedded val", DECODING[1:], batches(nowhere, "val", *UINT8))

@@ -73,14 +73,16 @@ def build_loader(
     check_limits(config, parallel, on_host=parallel.device.type == "cpu")
     train, found = split == "train" and not evaluate, resolved(config, parallel)
     loader = split_loader(found, tasks.build(config.task), split, parallel, train=train, classes=classes)
-    _check(found, parallel, {split: loader})
+    loader.note = _check(found, parallel, {split: loader})
     return loader
 
 
-def _check(config: Resolved, parallel: Slice, loaders: Mapping[str, Loader]) -> None:
-    """Check samples before the first step, and warn of those that will be skipped; raises as `check_samples`."""
+def _check(config: Resolved, parallel: Slice, loaders: Mapping[str, Loader]) -> str:
+    """Check samples before the first step, and warn of those that will be skipped; returns a line about those that EXIF
+    turns, and raises as `check_samples`.
+    """
     words = {"data": config.data.name.replace("auto", ""), "data.root": config.data.root}
-    line = check_samples(
+    line, turned = check_samples(
         {split: loader.plan for split, loader in loaders.items()},
         config.data.check,
         config.num_workers,
@@ -90,6 +92,7 @@ def _check(config: Resolved, parallel: Slice, loaders: Mapping[str, Loader]) -> 
     )
     if line and not parallel.rank:
         warn(line)
+    return turned
 
 
 def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader:
@@ -239,13 +242,13 @@ def build_data(environment: Environment) -> Data:
     config, task, parallel = environment.config, environment.task, environment.parallel
     train = split_loader(config, task, "train", parallel, train=True)
     val = split_loader(config, task, "val", parallel, train=False)
-    _check(config, parallel, {"train": train, "val": val})
+    note = _check(config, parallel, {"train": train, "val": val})
     batches, largest = _stages(environment, train)
     fingerprints = {"train": train.plan.source.fingerprint(), "val": val.plan.source.fingerprint()}
     fingerprints |= {name: manifest.fingerprint() for name, manifest in remote_files(config.data).items()}
     check_same_classes(train.plan.source, val.plan.source)
     parallel.assert_equal("the data", json.dumps(fingerprints, sort_keys=True))
-    notes = [*dict.fromkeys(split.plan.source.note for split in (train, val) if split.plan.source.note)]
+    notes = [*dict.fromkeys(filter(None, (train.plan.source.note, val.plan.source.note, note)))]
     if line := train.plan.order.describe():
         notes.append(line)
     download, lines = remote_facts(config.data)

@@ -113,8 +113,11 @@ def _open_splits(
                 reported.add(str(error))
             except DataError:
                 failed.append(error)
-    for note in filter(None, (source.note for source in opened.values())):
-        warn(note)
+    for source in opened.values():
+        if source.note:
+            warn(source.note)
+        if source.left_out:
+            warn(f"{source.where}: left out are {source.left_out}")
     if failed and opened:
         raise DataError(f"{failed[0]}; or take '{next(iter(opened))}' alone: set split={next(iter(opened))}")
     if failed:

@@ -56,9 +56,9 @@ def show(options: ShowOptions, overrides: list[str]) -> int:
                 f"{pixels / 1e6:.1f} million pixels; at most {_MAX_PIXELS // 10**6} are allowed: set fewer samples or "
                 "epochs, or a smaller image_size"
             )
-        if source.targets_note:
+        if source.targets_note or source.left_out:
             print(loader.describe())
-        if line := loader.plan.order.describe():
+        for line in filter(None, (loader.note, loader.plan.order.describe())):
             print(line)
         picture = grid.draw(loader.preview(samples, epochs))
     run_dir = claim_run_dir(run.folder)

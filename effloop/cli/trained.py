@@ -82,6 +82,8 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     found = trained.evaluate(loader, options.tta, scorers)
     speed = len(source) / (time.perf_counter() - started)
     print(f"{trained.describe()}, on {loader.describe()}, {speed:,.0f} images/s", flush=True)
+    if loader.note:
+        print(loader.note)
     details, scored = scorers[-1].details(source.target_names)
     full_size = _full_size(options, trained, source) if trained.task.spatial else []
     _print_scores(options, trained, [*((str(trained.config.size), scored, scores) for scores in found), *full_size])
@@ -270,6 +272,8 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     if shown:
         _show(shown, len(predictions), ".4f" if trained.task.digits else ".6g")
     _warn(predictions, f"they have the values of {options.like}" if options.like else "they have no scores")
+    if note := predictions.note():
+        print(note)
     places = [str(place) for place in (options.out, options.masks) if place]
     to = f" -> {', '.join(places)}" if places else ""
     what = f"{len(predictions):,} image{'s' * (len(predictions) != 1)}"

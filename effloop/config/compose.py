@@ -332,7 +332,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
     """
     load_plugins()  # which may have one of the parts
     if isinstance(plain, dict):
-        plain = _upgraded({"profile": {"name": "none"}, **plain})  # runs of earlier versions have no profile
+        plain = _upgraded(plain)
     parts = [plain.get(group) for group in Config.GROUPS] if isinstance(plain, dict) else [None]
     if not all(isinstance(part, dict) and "name" in part for part in parts):
         raise ConfigError(f"{where} is not a config that EffLoop wrote")
@@ -364,8 +364,13 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
 
 
 def _upgraded(plain: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A saved config with keys that were renamed since, and without removed ones: null, a default, of no result."""
-    kept = dict(plain)
+    """A saved config with keys that were renamed since, and without removed ones: null, a default, of no result.
+
+    Runs of earlier versions have no profile, and turned no images.
+    """
+    kept = {"profile": {"name": "none"}, **plain}
+    if isinstance(decode := kept.get("decode"), dict):
+        kept["decode"] = {"exif": False, **decode}
     for key, instead in REMOVED.items():
         group, _, name = key.partition(".")
         if isinstance(values := kept.get(group), dict) and name in values:

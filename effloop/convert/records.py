@@ -286,7 +286,8 @@ class Inspector:
     def _look(self, source: Source, sample: int) -> Encoded:
         data = read(source, sample)
         with _named(source, sample):
-            check_mask(source, sample, *check_image(data, self.decoder), whole=self.whole)
+            info = check_image(data, self.decoder)
+            check_mask(source, sample, info.height, info.width, whole=self.whole)
             if self.whole:
                 self.decoder.decode(data)
         return data

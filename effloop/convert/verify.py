@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from effloop.convert.records import differs_from, each_sample
-from effloop.data.check import check_mask
+from effloop.data.check import check_mask, is_turned, turned_line
 from effloop.data.decode import Decoder
 from effloop.data.image.jpeg import matches
 from effloop.data.source.base import Kind, Source, classes_without_samples, targets_of
@@ -31,6 +31,7 @@ class SplitReport:
     source: Source
     bytes: int = 0  # of the encoded images that could be read
     decoded: int = 0  # samples, whole and without a warning
+    note: str = ""  # on images that EXIF turns
     problems: int = 0
     empty: list[str] = field(default_factory=list)  # classes without samples; worth a note, but no problem
 
@@ -58,24 +59,26 @@ def verify(
     reports = {}
     with Meter() as meter:
         for name, source in splits.items():
-            before, report = len(problems), SplitReport(source, empty=classes_without_samples(source))
+            before, count, report = len(problems), 0, SplitReport(source, empty=classes_without_samples(source))
             try:
                 source.verify_index()
             except DataError as error:
                 problems.append(str(error))
             found = each_sample(source, partial(_check, source, decoder), num_threads, meter, name)
-            for sample, (num_bytes, decoded, wrong) in enumerate(found):
+            for sample, (num_bytes, decoded, turned, wrong) in enumerate(found):
                 report.bytes += num_bytes
                 report.decoded += decoded
+                count += turned
                 problems += [f"{source.name(sample)} {what}" for what in wrong]
+            report.note = turned_line(count, f"{len(source):,} images in {source.where}", decoder)
             report.problems = len(problems) - before
             reports[name] = report
     return reports
 
 
-def _check(source: Source, decoder: Decoder, sample: int) -> tuple[int, bool, list[str]]:
-    """A sample's bytes, whether it was decoded, and what is wrong with it."""
-    num_bytes, decoded, wrong = 0, False, []
+def _check(source: Source, decoder: Decoder, sample: int) -> tuple[int, bool, bool, list[str]]:
+    """A sample's bytes, whether it was decoded, whether EXIF turns it, and what is wrong with it."""
+    num_bytes, decoded, turned, wrong = 0, False, False, []
     if problem := _wrong_target(source, sample):
         wrong.append(problem)
     try:
@@ -88,13 +91,14 @@ def _check(source: Source, decoder: Decoder, sample: int) -> tuple[int, bool, li
         if index and source.stores_indexes and not matches(data, index):
             wrong.append("has an entropy index of other bytes; convert it again")
         whole = decoder.decode(data)
-        decoded = True
+        decoded, info = True, decoder.read_info(data)
+        turned = is_turned(data, info, decoder)
         if index and differs_from(whole, decoder, data, index):
             wrong.append("has an entropy index by which a crop has other pixels than the image; set data.index=none")
-        check_mask(source, sample, *decoder.size(data), whole=True)
+        check_mask(source, sample, info.height, info.width, whole=True)
     except DataError as error:
         wrong.append(str(error))
-    return num_bytes, decoded, wrong
+    return num_bytes, decoded, turned, wrong
 
 
 def _wrong_target(source: Source, sample: int) -> str | None:
@@ -123,6 +127,8 @@ def show(reports: Mapping[str, SplitReport], problems: Sequence[str]) -> None:
         if report.source.targets_note:
             print(f"{name}: {len(report.source):,} images{targets_of(report.source)}")
     for name, report in reports.items():
+        if report.note:
+            print(f"of note: {report.note}")
         if report.empty:
             names = ", ".join(report.empty[:8]) + (", …" if len(report.empty) > 8 else "")
             of = f"{len(report.empty):,} of its {len(report.source.classes):,} classes"

@@ -10,8 +10,9 @@ import numpy as np
 
 from effloop.data.bad import quota
 from effloop.data.decode import Decoder
-from effloop.data.image.header import Encoded
+from effloop.data.image.header import NEEDS_PLUGIN, Encoded, Header
 from effloop.data.image.mask import check_size, check_values, decode_mask, largest_value, mask_digest, mask_size
+from effloop.data.image.orientation import read_orientation
 from effloop.data.plan import Plan
 from effloop.data.source import Kind, Source
 from effloop.data.source.base import target_bytes
@@ -27,6 +28,7 @@ class Looked(NamedTuple):
     looked_at: int
     bad: list[str]  # a line for each that can't be used
     expected: int  # bad ones in all; where not all were looked at twice as many, to be sure
+    turned: int  # by their EXIF orientation, or would be with `decode.exif`
 
 
 def check_samples(
@@ -37,7 +39,7 @@ def check_samples(
     skip: bool = False,
     max_errors: float = 0.01,
     verify: str = "verify data.root=PATH",
-) -> str:
+) -> tuple[str, str]:
     """Check the checksum, header and end of up to `limit` samples of each split, evenly spread, and of those that the
     index says are bad; and that their masks, where targets are masks, are as large as they are.
 
@@ -50,7 +52,7 @@ def check_samples(
         verify: the command that checks every sample of this data.
 
     Returns:
-        A line about those that are bad; empty if none is.
+        A line about those that are bad, and one about those that EXIF turns; empty if there are none.
 
     Raises:
         DataError: samples can't be used, with `skip` too many; the message names the first 20, says how many there are
@@ -59,13 +61,16 @@ def check_samples(
     """
     found = {split: look(plan, limit, num_threads) for split, plan in plans.items()}
     bad = {split: each for split, each in found.items() if each.bad}
+    looked_at = sum(each.looked_at for each in found.values())
+    turned = sum(each.turned for each in found.values())
+    note = turned_line(turned, f"{looked_at:,} images looked at", next(iter(plans.values())).decoder)
     if not bad:
-        return ""
+        return "", note
     lines = [line for each in bad.values() for line in each.bad]
-    of = f"{len(lines):,} of the {sum(each.looked_at for each in found.values()):,} samples looked at can't be used"
+    of = f"{len(lines):,} of the {looked_at:,} samples looked at can't be used"
     of += f" ({', '.join(f'{len(each.bad):,} of {split}' for split, each in bad.items())})"
     if skip and all(len(each.bad) <= quota(max_errors, each.samples) for each in bad.values()):
-        return f"on_error=skip: {of}: {few(lines)}"
+        return f"on_error=skip: {of}: {few(lines)}", note
     more = f"max_errors={max(each.expected for each in bad.values())}"
     fits = all(each.expected <= quota(max_errors, each.samples) for each in bad.values())
     fix = f"set on_error=skip{'' if fits else f' {more}'} to do without {'it' if len(lines) == 1 else 'them'}; "
@@ -82,15 +87,17 @@ def look(plan: Plan, limit: int, num_threads: int) -> Looked:
     if limit:
         ids = np.union1d(ids, bad_ones)
     known_bad = frozenset(bad_ones.tolist())
+    turned: list[int] = []
 
     def check(sample: int) -> tuple[int, int] | str:
         try:
             with plan.error_context(sample):
                 data = plan.source.read(sample)
                 plan.source.verify(sample)
-                size = check_image(data, plan.decoder)
-                check_mask(plan.source, sample, *size, whole=sample in known_bad)
-                return size
+                info = check_image(data, plan.decoder)
+                check_mask(plan.source, sample, info.height, info.width, whole=sample in known_bad)
+                turned.extend([sample] * is_turned(data, info, plan.decoder))
+                return info.height, info.width
         except DataError as error:
             return str(error)
 
@@ -102,11 +109,25 @@ def look(plan: Plan, limit: int, num_threads: int) -> Looked:
     if sizes := [each for each in found if not isinstance(each, str)]:
         plan.augment.check(np.unique(np.array(sizes, np.int64), axis=0))
     bad = [each for each in found if isinstance(each, str)]
-    return Looked(count, len(ids), bad, len(bad) and (1 + (len(ids) < count)) * len(bad) * count // len(ids))
+    expected = len(bad) and (1 + (len(ids) < count)) * len(bad) * count // len(ids)
+    return Looked(count, len(ids), bad, expected, len(turned))
 
 
-def check_image(data: Encoded, decoder: Decoder) -> tuple[int, int]:
-    """(height, width) of an image whose header and end are in order.
+def is_turned(data: Encoded, info: Header, decoder: Decoder) -> bool:
+    """Whether an image has an EXIF orientation by which it is turned, or would be with `decode.exif`."""
+    known = decoder.exif or not info.format  # a plugin's decoder may read what Pillow doesn't
+    return (info.orientation if known else read_orientation(data, info)) != 1
+
+
+def turned_line(count: int, of: str, decoder: Decoder) -> str:
+    """A line about images that `is_turned` has found; empty if there are none."""
+    done = "upright by their EXIF tag; torchvision's ImageFolder leaves them as stored, as decode.exif=false does"
+    todo = "by their EXIF tag; decode.exif=true turns them upright"
+    return f"{count:,} of {of} are turned {done if decoder.exif else todo}" if count else ""
+
+
+def check_image(data: Encoded, decoder: Decoder) -> Header:
+    """The header of an image, if that and its end are in order.
 
     A file without its format's end marker is decoded, because it may still be complete.
 
@@ -116,7 +137,7 @@ def check_image(data: Encoded, decoder: Decoder) -> tuple[int, int]:
     info = decoder.read_info(data)
     if not info.complete:
         decoder.decode(data)
-    return info.height, info.width
+    return info
 
 
 def check_mask(source: Source, sample: int, height: int, width: int, *, whole: bool = False) -> None:
@@ -138,7 +159,13 @@ def check_mask(source: Source, sample: int, height: int, width: int, *, whole: b
 
 
 def listed(what: str, lines: Sequence[str], fix: str) -> str:
-    """A message about bad samples: a single one in one line, several in a line each, up to 20 of them."""
+    """A message about bad samples: a single one in one line, several in a line each, up to 20 of them; those that need
+    the same plugin count as one.
+    """
+    alike: dict[str, list[str]] = {}
+    for line in lines:
+        alike.setdefault(line.partition(NEEDS_PLUGIN)[2] or line, []).append(line)
+    lines = [same[0] + f" ({len(same):,} such images)" * (len(same) > 1) for same in alike.values()]
     if len(lines) == 1:
         return f"{lines[0]}; {fix}"
     more = [f"and {len(lines) - _NAMED:,} more"] if len(lines) > _NAMED else []

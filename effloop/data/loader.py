@@ -35,6 +35,7 @@ class Loader:
         engine: the workers that load it.
         transfer: copies it to the device and normalises it there.
         ledger: lists what `on_error=skip` did without; None where a bad sample is an error.
+        note: a line for users about what the check of samples has found, if there is something to say.
     """
 
     def __init__(self, plan: Plan, engine: Engine, transfer: Transfer, ledger: Ledger | None = None) -> None:
@@ -42,6 +43,7 @@ class Loader:
         self.engine = engine
         self.transfer = transfer
         self.ledger = ledger
+        self.note = ""
         self._epochs = itertools.count()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -70,7 +72,8 @@ class Loader:
         source = self.plan.source
         describe = getattr(source, "describe", None)  # of a cache around it
         cache = f", cache: {describe()}" if describe else ""
-        return f"{len(source):,} image{'s' * (len(source) != 1)}{targets_of(source)}, {source.where}{cache}"
+        left = f" (left out: {source.left_out})" if source.left_out else ""
+        return f"{len(source):,} image{'s' * (len(source) != 1)}{targets_of(source)}, {source.where}{left}{cache}"
 
     def epoch(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         """The batches of one epoch on the device, starting at a position.

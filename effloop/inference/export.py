@@ -281,10 +281,13 @@ def describe(trained: Trained, options: ExportOptions) -> dict[str, Any]:
 def preprocessing(config: Config) -> list[dict[str, Any]]:
     """The steps from a file's bytes to the model's input, as the validation split goes through them."""
     grey = {"channels": "grey", "grey": "a JPEG's luminance; else round(0.299 R + 0.587 G + 0.114 B)"}
-    window = {} if config.decode.window is None else {"window": config.decode.window}
+    deep: dict[str, Any] = {"grey_of_16_bits": "value // 256"}
+    if config.decode.window is not None:
+        scaled = "clip(round((value - low) * 255 / (high - low)), 0, 255); auto: an image's own least and greatest"
+        deep = {"window": config.decode.window, "grey_of_16_bits": scaled}
     exif = {"exif_orientation": "applied" if config.decode.exif else "not applied"}
     return [
-        {"step": "decode", **({"channels": "RGB"} if config.data.channels == 3 else grey), **window, **exif},
+        {"step": "decode", **({"channels": "RGB"} if config.data.channels == 3 else grey), **deep, **exif},
         *_to_size(config),
         {"step": "scale", "divide_by": 255, "dtype": "float32"},
         {"step": "normalize", "mean": config.data.mean, "std": config.data.std},

@@ -27,6 +27,7 @@ from effloop.batch import ImageSize
 from effloop.config import Config
 from effloop.data.augment.base import Evaluation, RecipeConfig
 from effloop.data.bad import OnBad
+from effloop.data.check import is_turned, turned_line
 from effloop.data.decode.common import to_pixels
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.image.mask import IGNORED
@@ -64,13 +65,16 @@ def _values(column: NDArray[np.float32] | Sequence[str], digits: int | None) -> 
 
 @dataclass(frozen=True)
 class SizedPlan(Plan):
-    """A plan for threads that leaves out samples which can't be loaded, and notes images' sizes, {sample: size}."""
+    """A plan for threads that leaves out samples which can't be loaded, and notes sizes and which images EXIF turns."""
 
     on_bad: OnBad = OnBad.leave_out
     sizes: dict[int, ImageSize] = field(default_factory=dict)
+    turned: set[int] = field(default_factory=set)
 
     def read(self, ids: NDArray[np.int64]) -> Read:
         encoded, infos = super().read(ids)
+        looked_at = zip(ids.tolist(), encoded, infos, strict=True)
+        self.turned.update(sample for sample, data, info in looked_at if is_turned(data, info, self.decoder))
         self.sizes.update(zip(ids.tolist(), (ImageSize(*size) for size in infos.sizes.tolist()), strict=True))
         return encoded, infos
 
@@ -89,6 +93,10 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self._plan.source)
+
+    def note(self) -> str:
+        """A line about images that EXIF turns, complete after the last batch; empty if there are none."""
+        return turned_line(len(self._plan.turned), f"{len(self):,} images", self._plan.decoder)
 
     def columns(self, top: int = 1, *, every: bool = False) -> Iterator[tuple[NDArray[np.int64], Columns]]:
         """A batch's ids and the columns of `Task.predictions`; samples with a problem have empty texts and NaN."""

@@ -22,6 +22,7 @@ from effloop.batch import ImageSize
 from effloop.checkpoint import files
 from effloop.config import Config
 from effloop.config.overrides import key_of
+from effloop.config.schema import word
 from effloop.data.loader import Loader
 from effloop.data.source import Source
 from effloop.data.source.base import WHOLE, NoSplitError
@@ -112,6 +113,9 @@ class Trained:
         facts = files.read(path) if kind is None else _exported_facts(kind(), path)
         config = config_of(facts, overrides, path)
         check_same_model(config, facts)
+        if config.decode.exif != (turned := facts["config"]["decode"].get("exif", False)):
+            now, then = word(config.decode.exif), word(turned)
+            warn(f"decode.exif={now}: the model was trained with {then}, and may score otherwise on turned images")
         if kind and config.size != (size := ImageSize(*facts["input"]["shape"][2:])):
             raise ConfigError(f"image_size: {config.size}, but the exported file takes {size}; export the run again")
         task = tasks.build(config.task)

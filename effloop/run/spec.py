@@ -13,6 +13,7 @@ from typing import Any
 from effloop import config as configs
 from effloop.checkpoint import files
 from effloop.config import Config
+from effloop.config.overrides import key_of
 from effloop.errors import PROGRAM, CheckpointError, ConfigError
 from effloop.registry import plugin_words
 from effloop.runs.folder import TIMESTAMP, check_free, check_no_run, has_checkpoints, holds_run
@@ -114,7 +115,10 @@ def planned(spec: RunSpec) -> RunSpec:
     if not holds_run(spec.folder):
         return spec
     config = configs.load(spec.folder / CONFIG)
-    _check_same(config, spec.config, spec.folder)
+    now = spec.config
+    if not any(key_of(each) == "decode.exif" for each in overrides):  # whose default was false
+        now = replace(now, decode=replace(now.decode, exif=config.decode.exif))
+    _check_same(config, now, spec.folder)
     return from_newest_checkpoint(replace(spec, config=config))
 
 

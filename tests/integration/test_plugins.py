@@ -128,7 +128,7 @@ def test_packages(tmp_path: Path) -> None:
     assert "32 images in 2 classes, stripes:train" in said["train"][1]
     config = yaml.safe_load((tmp_path / "outputs/x/config.yaml").read_text())
     assert config["data"]["count"] == 32
-    common = {"region": True, "dct_scaling": False, "max_pixels": 178_956_970, "exif": False, "window": None}
+    common = {"region": True, "dct_scaling": False, "max_pixels": 178_956_970, "exif": True, "window": None}
     assert config["decode"] == {"name": "negative", "white": 254, **common}
     assert (tmp_path / "outputs/x/checkpoints/best.ckpt").is_file()
 

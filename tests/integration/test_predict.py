@@ -152,7 +152,7 @@ class TestLoad:
         """In whatever form the image is given, which isn't changed."""
         data = encode(photo(), "JPEG", exif=exif(6))
         image = Image.open(io.BytesIO(data))
-        for words, same in ((["decode.exif=true"], False), ([], True)):
+        for words, same in (([], False), (["decode.exif=false"], True)):
             model = effloop.load(finished, words)
             turned, given, plain = model.preprocess([data, image, encode(photo(), "JPEG")])
             assert torch.equal(turned, given)

@@ -34,14 +34,15 @@ class DecodeConfig(PartConfig):
             `auto` and `turbojpeg`, with the libjpeg-turbo of Pillow's wheels. The pixels are the same to the bit.
             Damage outside of the crop is not noticed. Crops of [0.08, 1] of 500x375 take 0.59 ms instead of 1.1 with an
             index (120 KB), 0.66 with markers and 0.94 without (105 KB).
-        exif: turn images as their EXIF orientation says, before anything else sees them.
+        exif: turn images as their EXIF orientation says, before anything else sees them, as viewers do; false takes
+            pixels as they are stored, as torchvision's ImageFolder does.
         window: of grey images with more than 8 bits: [low, high] become 0 and 255, what is between them follows
             linearly, the rest is clipped, as a window of DICOM; [0,4095] for 12 bits in 16. `auto` takes each image's
             own least and greatest value. null takes the high byte: [0,65535], rounded down.
     """
 
     region: bool = True
-    exif: bool = False
+    exif: bool = True
     dct_scaling: bool = False
     max_pixels: int = 178_956_970  # Pillow's own limit for an error, twice its limit for a warning
     window: Any = None

@@ -282,9 +282,7 @@ class PlainDecoder(Decoder):
 
     def read_infos(self, images: EncodedImages) -> Headers:
         """As `read_info`, which a subclass overrides with it."""
-        if self.exif:  # any may be turned
-            return super().read_infos(images)
-        headers = read_headers(images, lambda row: self.read_info(images[row]))
+        headers = read_headers(images, lambda row: self.read_info(images[row]), turn=self.exif)
         pixels = headers.sizes.prod(axis=1)
         if pixels.max(initial=0) > self.config.max_pixels:
             self.read_info(images[int(pixels.argmax())])  # which refuses it

@@ -156,16 +156,17 @@ class Headers:
         return (self[row] for row in range(len(self)))
 
 
-def read_headers(images: EncodedImages, read: Callable[[int], Header]) -> Headers:
+def read_headers(images: EncodedImages, read: Callable[[int], Header], *, turn: bool = False) -> Headers:
     """Headers of several images, of the usual ones in one call of C code, which releases the GIL: 0.1 µs each.
 
     Args:
         images: encoded.
         read: reads the header of one of them, which isn't usual; by its place.
+        turn: a JPEG that its EXIF orientation turns isn't usual.
     """
     rows = np.empty(len(images), ROW)
-    left = function("effloop_headers", "pplp", "l")(
-        address(images.addresses), address(images.sizes), len(images), address(rows)
+    left = function("effloop_headers", "pplip", "l")(
+        address(images.addresses), address(images.sizes), len(images), turn, address(rows)
     )
     headers = Headers(rows, {})
     for row in np.flatnonzero(rows["kind"] == Kind.other).tolist() if left else ():

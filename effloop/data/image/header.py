@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
 import struct
@@ -19,14 +20,37 @@ EXTENSIONS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
     **dict.fromkeys((".png", ".apng"), "PNG"),
     **{".webp": "WEBP", ".bmp": "BMP", ".dib": "DIB", ".ppm": "PNM", ".pgm": "PNM", ".pbm": "PPM", ".pnm": "PPM"},
-    **{".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF", ".avif": "AVIF", ".ico": "ICO", ".icns": "ICNS", ".tga": "TGA"},
+    **{
+        ".gif": "GIF",
+        ".tif": "TIFF",
+        ".tiff": "TIFF",
+        ".avif": "AVIF",
+        ".avifs": "AVIF",
+        ".ico": "ICO",
+        ".icns": "ICNS",
+        ".tga": "TGA",
+    },
     **dict.fromkeys((".jp2", ".j2k", ".jpx", ".jpc"), "JPEG2000"),
+    **{".heic": "HEIF", ".heif": "HEIF", ".hif": "HEIF", ".jxl": "JXL"},
     **{".pcx": "PCX", ".dds": "DDS", ".psd": "PSD", ".sgi": "SGI", ".qoi": "QOI"},
 }
 """Of the files that are read as images -> the format they usually have; a file's content decides."""
 
 _LEFT_OUT = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG", "IM", "IMT", "IPTC", "PCD", "SPIDER"})
 """Formats that run another program, have no pixels that Pillow decodes, or aren't recognised by their first bytes."""
+
+PLUGINS = {
+    "HEIF": ("pi_heif.HeifImagePlugin", "pi_heif.options", "heic"),
+    "JXL": 2 * ("pillow_jxl.JpegXLImagePlugin",) + ("jxl",),
+}
+"""Formats that a plugin adds to Pillow -> its module, where its threads are set, and the extra that installs it."""
+
+NEEDS_PLUGIN = "which needs a plugin of Pillow: pip install"
+"""In the message about an image whose plugin isn't installed."""
+
+_PLUGIN_MAGIC = re.compile(
+    rb"(?P<HEIF>.{4}ftyp.{0,56}?(hei[cmsx]|hev[cmsx]))|(?P<JXL>\xff\n|\0\0\0\x0cJXL )", re.DOTALL
+)
 
 _SHORTEST = 12
 """Bytes of the shortest header with an image's size."""
@@ -41,6 +65,8 @@ def open_other(data: bytes | bytearray | memoryview) -> Image.Image:
         DataError: none of them, or damaged within its header.
     """
     Image.init()
+    if found := _PLUGIN_MAGIC.match(bytes(data[:72])):
+        _load_plugin(str(found.lastgroup))
     prefix, file, refusal = bytes(data[:16]), io.BytesIO(data), ""
     for name in [each for each in Image.ID if each not in _LEFT_OUT]:
         factory, accept = Image.OPEN[name]
@@ -61,6 +87,15 @@ def open_other(data: bytes | bytearray | memoryview) -> Image.Image:
     if refusal and len(data) < _SHORTEST:
         raise DataError(f"is no image: it has {len(data)} bytes")
     raise DataError(refusal) if refusal else not_an_image(data)
+
+
+def _load_plugin(of: str) -> None:
+    module, threads, extra = PLUGINS[of]
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise DataError(f"is a {extra.upper()} image, {NEEDS_PLUGIN} 'effloop[{extra}]'") from None
+    vars(importlib.import_module(threads))["DECODE_THREADS"] = 0  # EffLoop brings its own
 
 
 def not_an_image(data: bytes | bytearray | memoryview) -> DataError:
@@ -245,7 +280,7 @@ def _png_chunks_plain(data: Encoded) -> bool:
 # WebP: a RIFF file that begins with a VP8 (lossy), VP8L (lossless) or VP8X (extended) chunk.
 
 _WEBP_CHUNK = struct.Struct("<4sI")
-_WEBP_ALPHA, _WEBP_ANIMATION = 0x10, 0x02
+_WEBP_ALPHA, _WEBP_EXIF, _WEBP_ANIMATION = 0x10, 0x08, 0x02
 
 
 def _read_webp(data: Encoded) -> Header:
@@ -266,6 +301,17 @@ def _read_webp(data: Encoded) -> Header:
         width, height = int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
         return _header("WEBP", height, width, not data[20] & (_WEBP_ALPHA | _WEBP_ANIMATION), complete)
     raise DataError(f"is a damaged WEBP: no pixels' header in its first chunk, {kind!r}")
+
+
+def webp_exif(data: Encoded) -> bytes:
+    """EXIF data of a WebP that `read_header` has read; empty where it has none."""
+    at = 12
+    while data[12:16] == b"VP8X" and data[20] & _WEBP_EXIF and at + 8 <= len(data):
+        kind, length = _WEBP_CHUNK.unpack_from(data, at)
+        if kind == b"EXIF":
+            return bytes(data[at + 8 : at + 8 + length])
+        at += 8 + length + length % 2
+    return b""
 
 
 # BMP: a file header that says where the pixels start, and an info header of one of several lengths.

@@ -203,7 +203,10 @@ def mask_size(data: Encoded) -> tuple[int, int]:
 def check_size(mask: tuple[int, ...], height: int, width: int) -> None:
     """Refuse a mask of another size than its image, by a DataError that begins with "has a mask ..."."""
     if mask != (height, width):
-        turned = ", or set decode.exif=true if the image is to be turned as its EXIF says" * (mask == (width, height))
+        turned = (
+            ", or set decode.exif=true or false, as the mask was drawn: on the image turned by its EXIF tag, or stored"
+        )
+        turned *= mask == (width, height)
         raise DataError(
             f"has a mask of {mask[0]} x {mask[1]} pixels (height x width), the image has {height} x {width}; give both "
             f"the same size{turned}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.image.header import Encoded, Header, open_other, png_chunks
+from effloop.data.image.header import Encoded, Header, open_other, png_chunks, webp_exif
 
 _TRANSPOSED = frozenset({5, 6, 7, 8})
 _ROWS_FLIPPED, _COLUMNS_FLIPPED = frozenset({3, 4, 7, 8}), frozenset({2, 3, 6, 7})  # after transposing
@@ -17,23 +18,25 @@ _ROWS_FLIPPED, _COLUMNS_FLIPPED = frozenset({3, 4, 7, 8}), frozenset({2, 3, 6, 7
 def read_orientation(data: Encoded, header: Header) -> int:
     """The EXIF orientation of an image, 1 to 8; 1 where it has none. 4 µs for a JPEG without, 10 with.
 
-    A TIFF's is 1: Pillow turns its pixels while it decodes them.
+    A TIFF's and a HEIC's is 1: Pillow turns their pixels while it decodes them; a JPEG XL's, too, unless that has
+    a whole JPEG in it (`jbrd`).
     """
+    found: Iterator[bytes]
     match header.format:
         case "JPEG":
             segments = _jpeg_segments(data, header.sof_at)
-            found = (part[6:] for kind, part in segments if kind == 0xE1 and part[:6] == b"Exif\0\0")
+            found = (part for kind, part in segments if kind == 0xE1 and part[:6] == b"Exif\0\0")
         case "PNG":
             found = (bytes(data[start:end]) for kind, start, end in png_chunks(data) if kind == b"eXIf")
-        case "WEBP":  # not by `getexif`, which raises where it is damaged
-            exif = open_other(data).info.get("exif", b"") if header.complete else b""
-            return _orientation(exif.removeprefix(b"Exif\0\0"))
-        case "BMP" | "PNM" | "TIFF":
+        case "WEBP":
+            found = iter([webp_exif(data)])
+        case "BMP" | "PNM" | "GIF" | "TIFF" | "HEIF":
             return 1
-        case _:
-            value: int = open_other(data).getexif().get(_TAG, 1)
-            return value if value in range(1, 9) else 1
-    return next(map(_orientation, found), 1)
+        case "JXL" if not re.search(b"jbrd", data):
+            return 1
+        case _:  # not by `getexif`, which raises where it is damaged
+            found = iter([open_other(data).info.get("exif", b"")])
+    return next((_orientation(exif.removeprefix(b"Exif\0\0")) for exif in found), 1)
 
 
 def upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:

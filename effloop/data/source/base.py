@@ -61,6 +61,7 @@ class Source(ABC):
             are numbers.
         labels: (len,) class indices, in the smallest unsigned integer type; unset if `targets` are something else.
         note: a line for users about how the split was found, if there is something to say.
+        left_out: number and kinds of files beside the images that aren't taken for images, such as `2 .txt, 1 .webm`.
         targets_note: how it was found out what the targets are, for users; empty where the format says it.
         columns: names of what else is known of each sample, such as the patient it is of; see `column`.
         about: how the images were encoded, as in `writing.Dataset.about`; None where nothing says it.
@@ -72,6 +73,7 @@ class Source(ABC):
     kind: Kind = Kind.classes
     any_kind: ClassVar[bool] = False
     note: str = ""
+    left_out: str = ""
     targets_note: str = ""
     columns: tuple[str, ...] = ()
     about: Mapping[str, Any] | None = None

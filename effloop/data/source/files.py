@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, Source, printable
-from effloop.data.source.storage.loose import SOUGHT, folders, images_in, read_file
+from effloop.data.source.storage.loose import SOUGHT, folders, images_in, kinds_of, left_out, read_file
 from effloop.data.source.view import View
 from effloop.errors import DataError
 
@@ -68,22 +69,25 @@ def find_images(paths: Sequence[Path]) -> Images:
     """The images that paths name, in this order, each once: files, which are taken whatever their names are; folders,
     whose images are taken with those in all folders below, sorted; or patterns such as `photos/**/*.jpg`.
     """
-    found: dict[bytes, None] = {}
+    found, kinds = dict[bytes, None](), Counter[bytes]()
     for path in dict.fromkeys(paths):
         before = len(found)
         matches = [path] if os.path.lexists(path) else map(Path, sorted(glob.glob(str(path), recursive=True)))
         for match in matches:
-            found.update(dict.fromkeys(_below(os.fsencode(match)) if os.path.isdir(match) else [os.fsencode(match)]))
+            name = os.fsencode(match)
+            found.update(dict.fromkeys(_below(name, kinds) if os.path.isdir(match) else [name]))
         if len(found) == before and os.path.isdir(path):
             raise DataError(f"'{path}' has no images ({SOUGHT}); name another folder")
         if len(found) == before and not os.path.lexists(path):
             what = "matches nothing" if glob.has_magic(str(path)) else "is not there"
             raise DataError(f"'{path}' {what}; name images, folders of images, or patterns such as 'photos/*.jpg'")
     names = ", ".join(printable(os.fsencode(path)) for path in paths[:3])
-    return Images([*found], names + (f" and {len(paths) - 3} more" if len(paths) > 3 else ""))
+    source = Images([*found], names + (f" and {len(paths) - 3} more" if len(paths) > 3 else ""))
+    source.left_out = left_out(kinds_of(kinds))
+    return source
 
 
-def _below(folder: bytes) -> Iterator[bytes]:
+def _below(folder: bytes, kinds: Counter[bytes]) -> Iterator[bytes]:
     """Paths of the images in a folder and those below, sorted within each folder."""
     for each in sorted(folders(folder), key=os.fsdecode):
-        yield from (entry.path for entry in images_in(each))
+        yield from (entry.path for entry in images_in(each, kinds))

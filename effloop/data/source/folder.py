@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ from effloop.data.source.storage.loose import (
     folders,
     images_in,
     is_folder,
+    kinds_of,
     open_listing,
     size_of,
 )
@@ -59,7 +61,7 @@ class FolderSource(LooseSource):
             )
         path, identity = os.fsencode(folder), os.fsencode(folder.resolve())
         same = {"root": str(folder), "extensions": [*header.EXTENSIONS]}
-        index = open_listing(config, identity, same, "empty", lambda _: _scan(path))
+        index = open_listing(config, identity, same, "kinds", lambda _: _scan(path))
         self._open(
             index, None, Facts(path, printable(path), {"root": identity.hex()}, names=tuple(index.meta["classes"]))
         )
@@ -104,16 +106,19 @@ def _scan(root: bytes) -> Listing:
             f"{printable(root)} has no class folders with images ({SOUGHT}); "
             "it should hold one folder per class: set data.root=PATH"
         )
-    empty = []
+    empty, kinds = [], Counter[bytes]()
     for label, name in enumerate(classes):
         before = len(files)
         for folder in sorted(folders(os.path.join(root, name)), key=os.fsdecode):
             visited[folder] = folder_times(folder)  # before it is read: what is added meanwhile changes them
-            for entry in images_in(folder):
+            for entry in images_in(folder, kinds):
                 files.add(entry.path[len(root) + 1 :], label, size_of(entry.path))
         if len(files) == before:
             empty.append(printable(name))
-    return {"classes": [*map(printable, classes)], "empty": empty, **files.meta()}, {"": files}, visited
+    facts: dict[str, Any] = {"classes": [*map(printable, classes)], "empty": empty, "kinds": kinds_of(kinds)}
+    if stray := len(images_in(root, Counter())):
+        facts["kinds"]["in no class folder"] = stray
+    return facts | files.meta(), {"": files}, visited
 
 
 TABLE, _FILE_NAME = "metadata.csv", "file_name"

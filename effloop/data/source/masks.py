@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from effloop.data.source.storage.loose import (
     LooseSource,
     folders,
     images_in,
+    kinds_of,
     open_listing,
     read_file,
     size_of,
@@ -151,10 +153,12 @@ def _lacking(root: Path, split: str, config: MasksConfig) -> NoSplitError:
 # Which mask is of which image.
 
 
-def pairs(layout: Layout, visit: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """Paths of the images and of their masks, in the images' order; `visit` gets the folders that were read."""
-    images = _files(layout.images, layout.image_end, visit)
-    masks = _files(layout.masks, layout.mask_end, visit)
+def pairs(layout: Layout, visit: list[bytes], kinds: Counter[bytes]) -> list[tuple[bytes, bytes]]:
+    """Paths of the images and of their masks, in the images' order; `visit` gets the folders that were read, `kinds`
+    counts files.
+    """
+    images = _files(layout.images, layout.image_end, visit, kinds)
+    masks = _files(layout.masks, layout.mask_end, visit, kinds)
     if not masks or not images:
         folder, what = (layout.images, "images") if masks else (layout.masks, "masks")
         raise DataError(f"{shown(folder)} has no {what}; put some there, or set data.root=PATH")
@@ -187,7 +191,7 @@ def _listed(path: Path) -> list[bytes]:
     return stems
 
 
-def _files(root: Path, end: str, visit: list[bytes]) -> dict[bytes, bytes]:
+def _files(root: Path, end: str, visit: list[bytes], kinds: Counter[bytes]) -> dict[bytes, bytes]:
     """{what a path has in common with its partner: the path}, in the order of torchvision's ImageFolder."""
     base, ending = os.fsencode(root), os.fsencode(end)
     found: dict[bytes, bytes] = {}
@@ -195,7 +199,7 @@ def _files(root: Path, end: str, visit: list[bytes]) -> dict[bytes, bytes]:
         raise DataError(f"{printable(base)} is no folder that is there; set data.root=PATH")
     for folder in sorted(folders(base), key=os.fsdecode):
         visit.append(folder)
-        for entry in images_in(folder):
+        for entry in images_in(folder, kinds):
             path = entry.path[len(base) + 1 :]
             stem = path[: path.rfind(b".")]
             if not stem.endswith(ending):
@@ -361,14 +365,12 @@ def _index(config: MasksConfig, root: Path, split: str, layout: Layout, form: Ma
     identity = f"{root.resolve()}\0{split}\0{replace(layout, classes=())}\0{form}"
 
     def read(folder: Path) -> Listing:
-        visited: list[bytes] = []
+        visited, kinds = list[bytes](), Counter[bytes]()
         images, masks = os.fsencode(layout.images), os.fsencode(layout.masks)
-        files, found = Listed(folder=folder, targets=MASKS), pairs(layout, visited)
+        files, found = Listed(folder=folder, targets=MASKS), pairs(layout, visited, kinds)
         for (image, mask), seen in in_parallel(found, lambda pair: look_at_file(os.path.join(masks, pair[1]), form)):
             files.add(image, 0, size_of(os.path.join(images, image)), target=seen.digest)
             files.add_mask_file(mask, os.path.join(masks, mask), seen)
-        return files.meta(), {"": files}, {each: folder_times(each) for each in visited}
+        return files.meta() | {"kinds": kinds_of(kinds)}, {"": files}, {each: folder_times(each) for each in visited}
 
-    return open_listing(
-        config, identity, {"files": states}, "largest_at", read, lambda _: {"": os.fsencode(layout.masks)}
-    )
+    return open_listing(config, identity, {"files": states}, "kinds", read, lambda _: {"": os.fsencode(layout.masks)})

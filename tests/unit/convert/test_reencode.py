@@ -20,8 +20,8 @@ from effloop.data.image.header import read_header
 from effloop.data.image.jpeg import read_layout
 from effloop.errors import DataError
 
-DECODER = decoders.build(decoders["auto"].config(name="auto"))
-UPRIGHT = decoders.build(decoders["auto"].config(name="auto", exif=True))
+DECODER = decoders.build(decoders["auto"].config(name="auto", exif=False))
+UPRIGHT = decoders.build(decoders["auto"].config(name="auto"))
 LARGE = photo(333, 250)
 GREY = LARGE[:, :, 0]
 

@@ -7,9 +7,11 @@ import os
 import stat
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +22,7 @@ from rich.filesize import decimal
 
 from effloop.data.image import header
 from effloop.data.image.encoded import EncodedImages
-from effloop.data.image.header import Encoded
+from effloop.data.image.header import PLUGINS, Encoded
 from effloop.data.image.mask import NO_DIGEST, PLAIN, MaskFormat
 from effloop.data.in_progress import in_progress
 from effloop.data.source.base import Kind, printable
@@ -166,10 +168,28 @@ def modified_ns(path: bytes | Path) -> int:
         raise unreadable(os.fsencode(path), error) from None
 
 
-def images_in(folder: bytes) -> list[os.DirEntry[bytes]]:
-    """The images in a folder, in the order of torchvision's ImageFolder."""
-    found = [e for e in entries(folder) if e.name[e.name.rfind(b".") :].lower() in ENDINGS and not is_folder(e)]
+def images_in(folder: bytes, kinds: Counter[bytes]) -> list[os.DirEntry[bytes]]:
+    """The images in a folder, in the order of torchvision's ImageFolder; `kinds` counts all files by their endings."""
+    found = [entry for entry in entries(folder) if not is_folder(entry)]
+    endings = [entry.name[entry.name.rfind(b".") :].lower() for entry in found]
+    kinds.update(endings)
+    if not ENDINGS.issuperset(endings):
+        found = [entry for entry, ending in zip(found, endings, strict=True) if ending in ENDINGS]
     return sorted(found, key=lambda entry: os.fsdecode(entry.name))
+
+
+def kinds_of(counted: Counter[bytes]) -> dict[str, int]:
+    """What `images_in` has counted, by endings that can be printed; files without one together."""
+    found: Counter[str] = Counter()
+    for ending, count in counted.items():
+        found[printable(ending) if ending.startswith(b".") else "without an ending"] += count
+    return dict(found)
+
+
+def left_out(kinds: Mapping[str, int]) -> str:
+    """Which files aren't taken for images: `2 .txt, 1 .webm`."""
+    ordered = sorted(kinds.items(), key=lambda each: (-each[1], each[0]))
+    return ", ".join(f"{count:,} {kind}" for kind, count in ordered if kind not in header.EXTENSIONS)
 
 
 def size_of(path: bytes) -> int:
@@ -383,6 +403,8 @@ class LooseSource(TableSource):
             raise DataError(f"the split '{split}' is gone since this run opened it; start the run again")
         self._prefix = "" if split is None else f"{[*splits].index(split)}/"
         self.columns, self.targets_note, self.mask_format = facts.columns, facts.note, facts.mask_format
+        self._kinds: Mapping[str, int] = index.meta.get("kinds", {})
+        self.left_out = left_out(self._kinds)
         keys = index.blobs(f"{self._prefix}key")
         self._files = Files(facts.folder, keys, index[f"{self._prefix}end"])
         self._mask_files: Files | None = None
@@ -432,7 +454,13 @@ class LooseSource(TableSource):
     def bad_samples(self) -> NDArray[np.int64]:
         ends = self._index[f"{self._prefix}end"]
         empty = np.flatnonzero(np.concatenate([[0], ends[:-1]]).astype(ends.dtype) == ends)
-        return np.union1d(empty, super().bad_samples())
+        return np.union1d(np.array([*empty, *self._without_plugin()], np.int64), super().bad_samples())
+
+    def _without_plugin(self) -> list[int]:
+        """Samples whose names end as those of a format whose plugin isn't installed."""
+        lacking = {name for name, (module, *_) in PLUGINS.items() if not find_spec(module.partition(".")[0])}
+        wanted = tuple(kind.encode() for kind in self._kinds if header.EXTENSIONS.get(kind) in lacking)
+        return [row for row in range(len(self)) if self.raw_key(row).lower().endswith(wanted)] if wanted else []
 
     def file_paths(self) -> Iterator[bytes]:
         masks = () if self._mask_files is None else range(len(self))
