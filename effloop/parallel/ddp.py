@@ -116,9 +116,10 @@ class Ddp(Parallel):
         if not any(parameter.requires_grad for parameter in step.parameters()):
             return step
         ddp = nn.parallel.DistributedDataParallel
-        # The argument's name since torch 2.15, and before: each rank keeps its own statistics until `average_buffers`.
-        buffers = ("forward_sync_buffers", "broadcast_buffers")
-        options: dict[str, Any] = dict.fromkeys(inspect.signature(ddp).parameters.keys() & buffers, False)
+        known = inspect.signature(ddp).parameters
+        # Each rank keeps its own statistics until `average_buffers`. The second name is of torch before 2.14.
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {buffers: False}
         with self._watchdog.waiting("to begin with the same weights"):
             return ddp(
                 step,

@@ -223,7 +223,7 @@ def test_an_image_too_small_for_a_crop_is_named(photos: Path, tmp_path: Path, na
     )
     wanted = (
         f"{root}/train/b/001.jpg can't be augmented: augment.ops.crop.size: 24x24 is more than the 20x20 pixels of an "
-        "image; set it smaller, resize before, or set padding"
+        "image; set it smaller, resize before, or set padding; set on_error=skip to do without it"
     )
     with closing(make_engine(name, plan, num_workers)) as engine, pytest.raises(DataError, match=line(wanted)):
         list(engine.stream(0))

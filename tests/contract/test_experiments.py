@@ -128,7 +128,7 @@ def test_fine_tuning_has_weights_of_its_own_and_their_normalisation() -> None:
 def test_embedded_is_the_default_run() -> None:
     recipe, default = (configs.to_dict(effloop.compose([*words, "run=run"])) for words in ([given("embedded")[0]], []))
     assert (recipe["data"].pop("name"), default["data"].pop("name")) == ("embedded", "auto")
-    of_others = dict.fromkeys(("targets", "classes", "image", "label", "mask", "colors"))
+    of_others = dict.fromkeys(("targets", "classes", "image", "label", "mask", "colors", "images"))
     of_others["reduce_zero"] = False
     assert {key: default["data"].pop(key) for key in of_others} == of_others  # of other formats
     assert recipe == default

@@ -166,7 +166,7 @@ def test_uint8_on_request(photos: Path) -> None:
 
 
 def test_batch_larger_than_the_split(photos: Path) -> None:
-    wanted = f"batch_size: 41 is more than the 40 samples of {photos}/train; set batch_size=40 or less"
+    wanted = f"batch_size: 41 is more than the 40 samples in {photos}/train; set batch_size=40 or less"
     with pytest.raises(ConfigError, match=line(f"{wanted}, or data.tail=wrap")):
         loader(photos, "batch_size=41")
     assert len(ids(loader(photos, "batch_size=41", "data.tail=wrap"))) == 41

@@ -132,7 +132,7 @@ def test_commands(refused: Refusal, args: str, words: str) -> None:
         pytest.param("epochs: [1,", "mine.yaml, line", id="4-broken"),
         pytest.param("- a", "experiment/mine", id="4-list"),
         pytest.param("defaults:\n  - /optim: sgd", "optim override 'override optim: sgd'", id="4-twice"),
-        pytest.param("defaults:\n  - override /optm: sgd", "Could not override 'optm", id="4-group"),
+        pytest.param("defaults:\n  - override /optm: sgd", "'optm' did you mean 'optim'?", id="4-group"),
         pytest.param("optim: sgd", "experiment/mine", id="4-part"),
         pytest.param("epohs: 2", "'epohs' did you mean 'epochs'?", id="1-key"),
     ],

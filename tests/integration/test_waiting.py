@@ -89,10 +89,10 @@ def test_what_is_no_file_is_refused(
 
 
 def test_a_file_of_200_gb_is_refused(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for split in ("train", "val"):
-        (tmp_path / "p" / split / "a").mkdir(parents=True)
-        for file in sorted((photos / split / "a").iterdir())[:4]:
-            (tmp_path / "p" / split / "a" / file.name).symlink_to(file)
+    for place in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / "p" / place).mkdir(parents=True)
+        for file in sorted((photos / place).iterdir())[:4]:
+            (tmp_path / "p" / place / file.name).symlink_to(file)
     with (tmp_path / "p/train/a/huge.jpg").open("wb") as file:
         file.truncate(200 * 10**9)
     assert train(tmp_path / "p", "batch_size=4", f"out={tmp_path}") == 2

@@ -30,7 +30,7 @@ def test_a_bad_sample_in_a_batchs_last_run(photos: Path, tmp_path: Path) -> None
     plan = make_plan(open_source("folder", shutil.copytree(photos, tmp_path / "copy")))
     bad = int(next(plan.requests(0)).ids[-1])
     Path(plan.source.where, plan.source.key(bad)).write_bytes(b"")
-    with pytest.raises(DataError, match=r"is empty \(0 bytes\)$"):
+    with pytest.raises(DataError, match=r"is empty \(0 bytes\); "):
         next(make_engine("threads", plan, 2, run_length=3).stream(0))
 
 
