@@ -71,7 +71,8 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     """Score a run's best checkpoint, or a file, and show where it fails.
 
     Scores of each class, the confusion matrix, calibration and the worst samples are also files, for the run's report.
-    Masks are scored at the model's size and, as predict writes them, at their images' own sizes.
+    Masks are scored at the model's size and, as predict writes them, at their images' own sizes. It computes in
+    float32, as predict and exported files do, whatever trained the run; amp=true computes as training with it did.
     """
     trained = Trained.open(options.run, overrides)
     loader = trained.loader(options.split)

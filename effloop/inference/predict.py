@@ -356,7 +356,7 @@ def load(run: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Predicto
 
     Args:
         run: a run folder, for its best checkpoint; a .ckpt file, or one by `effloop export`.
-        overrides: change the run's config, e.g. `["device=cpu", "num_workers=4"]`.
+        overrides: change the run's config, e.g. `["device=cpu", "amp=true"]`; else it computes in float32.
 
     Raises:
         CheckpointError, ConfigError: there is no such run, or it can't be loaded.
