@@ -15,7 +15,7 @@ _RATES = {
 
 
 def override(text: str, rate: float, why: str, *, exact: bool = True) -> Override:
-    return Override(text, why, exact, rate, rate / 1040, [f"effloop data.root=/data/pets {text}"])
+    return Override(text, why, exact, 1040.0, rate, rate / 1040, [f"effloop data.root=/data/pets {text}"])
 
 
 DECODE = Diagnosis(

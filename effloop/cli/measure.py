@@ -27,7 +27,7 @@ class DiagnoseOptions:
     Attributes:
         verify: try for longer, three times as many turns of each.
         top: how many overrides are tried.
-        seconds: that measuring takes, about; each override is then tried for about 10 s, at most 32.
+        seconds: that measuring takes, about; each override is then tried for about 10 s, at most 26.
         out: the folder for diagnosis.json and .html; without it outputs/diagnose/DATE/TIME.
     """
 

@@ -99,8 +99,7 @@ def ablate(config: Config, repeats: int, *, knobs: str = "all", work: str = "") 
     with scratch_folder(work) as scratch, loops.process_state_restored():
         with closing(Loop(base, scratch)) as usual:  # raises what is wrong with the config
             data = usual.loader.describe()
-        build = partial(Loop, scratch=scratch, turns=repeats)
-        rows = _compared({name: every[name] for name in names}, base, build, repeats)
+        rows = _compared({name: every[name] for name in names}, base, partial(Loop, scratch=scratch), repeats)
     return _report("ablate", base, rows, repeats, Column("off", "switched off by"), data)
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from statistics import median
 from tempfile import mkdtemp
 from typing import Any
 
@@ -45,7 +46,7 @@ from effloop.measure.measured import (
     verdict,
     workers_of,
 )
-from effloop.measure.turns import in_turns, ratio_of, run_command, scratch_folder
+from effloop.measure.turns import Turn, in_turns, run_command, scratch_folder
 from effloop.record.efficiency import Efficiency, Override, Stage, Verdict
 from effloop.registry import plugin_words
 from effloop.runs.environment import effloop_version
@@ -58,6 +59,9 @@ _SHORTEST_RUN = 4  # samples that a worker takes at a time, at least, unless eng
 _SERIAL = 1.4  # times that workers are slower than their stages, from which on they wait for each other's Python
 _LIGHTER = 0.7  # share of augmenting that is left without an operation that is worth naming
 _IMAGES = 256  # of a dataset, at least, by which a cache or a conversion is tried
+_BUILDING_S = 10.0  # that building both sides of a trial may take, with a copy of the data
+_LIMIT = 4  # times the seconds of a trial's turns after which no other begins, as each may take long
+_COPY_S, _COPY_BYTES = 5.0, 500_000_000  # that filling a cache, or converting, for a trial may take
 _HELPS = 1.03  # gain below which an override isn't listed
 _LITTLE_EVALUATION = 0.1  # of training's time, which fewer evaluations should come to
 
@@ -69,12 +73,10 @@ class Proposal:
     override: str  # words for the command line, or for `convert`
     why: str  # a few words
     exact: bool = True  # whether the same images are trained on, in the same precision
-    words: tuple[str, ...] = ()
-    share: float = 1.0  # of the epochs that have it, where it is tried as `words`
-    few: bool = False  # whether it is tried on some hundred images: caches are filled, and conversions written, before
+    copied: int = 0  # bytes of an image in a cache or a conversion, which are made before it is tried
     recipe: Mapping[str, Any] | None = None  # options of `convert`, where it is a conversion
     then: str = ""  # the override for the converted data
-    gain: float | None = None  # where it follows from what was measured, so that there is nothing to try
+    tried: bool = True  # whether it is about the training loop, in which it can be tried
 
 
 def proposals(found: Measured, bound: str, seconds: float = 0.0) -> Iterator[Proposal]:
@@ -98,7 +100,7 @@ def proposals(found: Measured, bound: str, seconds: float = 0.0) -> Iterator[Pro
             if bound == "augment":
                 yield from _less_augmenting(found, seconds)
             yield from _fewer_threads(found)
-        else:
+        elif bound != "start":
             yield from _faster_steps(found)
 
 
@@ -106,9 +108,7 @@ def _fewer_evaluations(found: Measured) -> Iterator[Proposal]:
     now = min(found.config.eval_every, found.config.epochs)
     wanted = math.ceil(now * found.evaluation_s / (_LITTLE_EVALUATION * found.epoch_s))
     if (every := min(found.config.epochs, wanted)) > now:
-        total = found.epoch_s + found.evaluation_s
-        gain = total / (found.epoch_s + found.evaluation_s * now / every)
-        yield Proposal(f"eval_every={every}", f"evaluation takes {found.evaluation:.0%} of the time", gain=gain)
+        yield Proposal(f"eval_every={every}", f"evaluation takes {found.evaluation:.0%} of the time", tried=False)
 
 
 def _more_workers(found: Measured) -> Iterator[Proposal]:
@@ -116,7 +116,7 @@ def _more_workers(found: Measured) -> Iterator[Proposal]:
     total, batch = found.loading.total, found.loader.plan.order.batch_per_rank
     engine = "" if found.config.engine.host_batches("cpu") else "engine=threads "
     if found.waits:
-        wanted = math.ceil(min(_MOST_WORKERS, found.cores * total.wall_s / max(total.cpu_s, 1e-9)))
+        wanted = math.ceil(min(_MOST_WORKERS, found.cores * found.loading.wall_s / max(total.cpu_s, 1e-9)))
         at_once = 2 * -(-batch // _SHORTEST_RUN)  # two batches are loaded at a time, run by run
         why = "loading waits, and not for a core"
         if wanted > at_once and hasattr(found.config.engine, "run_length"):
@@ -137,14 +137,18 @@ def _caches(found: Measured, bound: str) -> Iterator[Proposal]:
     if found.config.data.cache is not Cache.none or bound not in ("storage", "decode"):
         return
     if bound == "storage":
-        what, read, needed = "bytes", "read", int(source.fingerprint()["bytes"])
+        what, read, each = "bytes", "read", int(source.fingerprint()["bytes"]) // len(source)
     else:
-        sizes = _sizes(found)
-        pixels = sum(height * width for height, width in sizes) // len(sizes)
-        what, read, needed = "pixels", "decoded", 3 * pixels * len(source)
-    if needed < free:
+        what, read, each = "pixels", "decoded", _pixel_bytes(found)
+    if (needed := each * len(source)) < free:
         why = f"{read} once; {decimal(needed)} of the {decimal(free)} that it may take"
-        yield Proposal(f"data.cache={what}", why, few=True)
+        yield Proposal(f"data.cache={what}", why, copied=each)
+
+
+def _pixel_bytes(found: Measured) -> int:
+    """Of a decoded image, on average."""
+    sizes = _sizes(found)
+    return 3 * sum(height * width for height, width in sizes) // len(sizes)
 
 
 def _sizes(found: Measured) -> list[tuple[int, int]]:
@@ -164,9 +168,10 @@ def _less_decoding(found: Measured) -> Iterator[Proposal]:
         for tail, recipe in recipes.items():
             path = Path(local_name(root) if is_remote(root) else root)
             words = " ".join(f"{key}={value[0] if key == 'max_side' else value}" for key, value in recipe.items())
-            then = f"data.root={path.with_name(f'{path.name}-{tail}.effloop')}"
-            exact = tail == "raw"
-            yield Proposal(f"convert {words}", "less to decode", exact, few=True, recipe=recipe, then=then)
+            copy = path.with_name(f"{path.name}-{tail}.effloop")
+            then = f"data.root={copy if os.access(path.parent, os.W_OK) else copy.name}"
+            each, exact = _pixel_bytes(found), tail == "raw"
+            yield Proposal(f"convert {words}", "less to decode", exact, copied=each, recipe=recipe, then=then)
     if config.decode.name in ("pillow", "opencv"):
         yield Proposal("decode=auto", "decodes faster")
     if not config.decode.region:
@@ -218,8 +223,8 @@ def _faster_steps(found: Measured) -> Iterator[Proposal]:
         yield Proposal("precision=bf16", "a faster step", exact=False)
     if min(config.size) >= 64 and config.epochs > 1:
         half = ImageSize(*(max(1, side // 2) for side in config.size)).word
-        progressive, words = f"progressive=[{half},{config.size.word}]", (f"image_size={half}",)
-        yield Proposal(progressive, "half of the epochs at half the size", exact=False, words=words, share=0.5)
+        progressive = f"progressive=[{half},{config.size.word}]"
+        yield Proposal(progressive, "half of the epochs at half the size", exact=False)
     if not config.channels_last:
         yield Proposal("channels_last=true", "a faster step")
     if config.deterministic:
@@ -236,61 +241,81 @@ def tried(
     rounds: int,
     seconds: float,
     progress: Progress,
-) -> list[Override]:
+) -> tuple[list[Override], list[str]]:
     """What helps, the best first: each trains in turns with the run as it is, in this process.
 
-    `rounds` turns of so many `seconds`, after one to warm up; what can't be tried is left out.
+    `rounds` turns of so many `seconds`, after one to warm up, or as many as there is time for where updates take long;
+    what can't be tried is left out, and what there was no time for is returned beside.
     """
-    rows = []
+    rows, late = [], list[str]()
+    end = time.perf_counter() + len(offered) * (_BUILDING_S + _LIMIT * (rounds + 1) * seconds)
     with scratch_folder("") as scratch, process_state_restored(), ExitStack() as stack:
         usual: dict[int | None, Loop] = {}
         for each in offered:
-            rate, gain = None, each.gain
-            if gain is None:
-                progress(f"trying {each.override}")
-                few = max(_IMAGES, 4 * found.config.batch_size) if each.few else None
-                try:
-                    if few not in usual:
-                        usual[few] = stack.enter_context(closing(Loop(found.config, scratch, images=few)))
-                    ratio = _ratio(found, each, usual[few], few, scratch, rounds, seconds)
-                except InterruptedRunError:
-                    raise
-                except EffLoopError:  # a package is missing, a size is too small
-                    continue
-                ratio = 1 / (1 - each.share + each.share / ratio)
-                rate = found.images_per_s * ratio
-                gain = (found.epoch_s + found.evaluation_s) / (found.epoch_s / ratio + found.evaluation_s)
-            if gain >= _HELPS:
-                rows.append(Override(each.override, each.why, each.exact, rate, gain, commands(each, command)))
-    return sorted(rows, key=lambda row: -(row.gain or 0.0))
+            row = Override(each.override, each.why, each.exact, commands=commands(each, command))
+            if not each.tried:
+                rows.append(row)
+                continue
+            if time.perf_counter() > end:
+                late.append(each.override)
+                continue
+            progress(f"trying {each.override}")
+            images = _images(found, each)
+            try:
+                if images not in usual:
+                    usual[images] = stack.enter_context(closing(Loop(found.config, scratch, images=images)))
+                before, rate = _rates(found, each, usual[images], images, scratch, rounds, seconds)
+            except InterruptedRunError:
+                raise
+            except EffLoopError:  # a package is missing, a size is too small
+                continue
+            if rate >= _HELPS * before:
+                why = each.why + f"; tried on {images} of the images" * bool(images)
+                rows.append(replace(row, why=why, before=before, images_per_s=rate, gain=rate / before))
+    return sorted(rows, key=lambda row: -(row.gain or math.inf)), late
+
+
+def _images(found: Measured, each: Proposal) -> int | None:
+    """How many images a proposal is tried on; None is all of them."""
+    if not each.copied:
+        return None
+    most = min(_COPY_S * found.loader_per_s, _COPY_BYTES / each.copied)
+    images = max(_IMAGES, 4 * found.config.batch_size, int(most))
+    return images if images < found.loader.plan.order.num_samples else None
 
 
 _SPLITS = ("val", "folds", "fold", "group")
 
 
-def _ratio(
-    found: Measured, each: Proposal, usual: Loop, few: int | None, scratch: Path, rounds: int, seconds: float
-) -> float:
-    """Images/s with a proposal over images/s without."""
-    words: Sequence[str] = each.words or shlex.split(each.override)
+def _rates(
+    found: Measured, each: Proposal, usual: Loop, images: int | None, scratch: Path, rounds: int, seconds: float
+) -> tuple[float, float]:
+    """Images/s without and with a proposal."""
+    words = shlex.split(each.override)
     if each.recipe:
         copy = Path(mkdtemp(dir=scratch)) / "converted.effloop"
-        _convert(found.config, each.recipe, usual, copy, few or _IMAGES)
+        _convert(found.config, each.recipe, usual, copy, images)
         words = ["data=auto", f"data.root={copy}", "data.val_split=val"]
         words += [f"data.{key}=null" for key in _SPLITS]  # it has both
-        few = None
-    with closing(Loop(with_overrides(found.config, *words), scratch, images=few)) as changed:
-        sides = {"as it is": partial(usual.turn, seconds), "changed": partial(changed.turn, seconds)}
-        turns = in_turns(sides, rounds, warm_up=1)
-    return ratio_of(per_s(turns["changed"]), per_s(turns["as it is"]))[0]
+        images = None
+    fast = found.step_s * found.config.batch_size * found.config.accumulate < seconds  # else an update says it all
+    with closing(Loop(with_overrides(found.config, *words), scratch, images=images)) as changed:
+        sides, end = (partial(usual.turn, seconds), partial(changed.turn, seconds)), time.perf_counter()
+        end += _LIMIT * (rounds + 1) * seconds
+
+        def over(turns: Mapping[str, list[Turn]]) -> bool:
+            return len(turns["with"]) >= rounds or time.perf_counter() > end
+
+        turns = in_turns({"without": sides[0], "with": sides[1]}, over, warm_up=int(fast))
+    return median(per_s(turns["without"])), median(per_s(turns["with"]))
 
 
-def _convert(config: Config, recipe: Mapping[str, Any], usual: Loop, out: Path, images: int) -> None:
+def _convert(config: Config, recipe: Mapping[str, Any], usual: Loop, out: Path, images: int | None) -> None:
     """Write the first images of both splits, re-encoded; what `convert` prints is left out."""
     from effloop.convert.convert import ConvertOptions, convert
 
     opened = {split: open_split(config.data, split) for split in ("train", "val")}
-    splits = {split: View(source, np.arange(min(images, len(source)))) for split, source in opened.items()}
+    splits = {split: View(source, np.arange(len(source))[:images]) for split, source in opened.items()}
     with redirect_stdout(StringIO()):
         options = ConvertOptions("memmap", out, **recipe)
         convert(options, splits, usual.loader.plan.decoder, available_cores())
@@ -334,7 +359,7 @@ def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[
         held, best = verdict(found), None
         if efficiency.wait > _WAITS or held.bound == "evaluation":
             helps = next((each for each in proposals(found, held.bound) if each.exact), None)
-            best = helps and Override(helps.override, helps.why, gain=helps.gain)
+            best = helps and Override(helps.override, helps.why)
         known = [each for each in stages(found) if each.name in _STAGES]
         return {"stages": known, "verdict": held, "override": best}
     except KeyboardInterrupt:  # the run is done, and its summary is still to be written: also below
@@ -399,6 +424,11 @@ def _findings(found: Measured, config: Config, bound: str) -> list[str]:
     return lines
 
 
+def _not_tried(found: Measured, late: Sequence[str]) -> list[str]:
+    seconds = found.config.batch_size * found.config.accumulate / found.images_per_s
+    return [f"there was no time to try {', '.join(late)}: an update takes {seconds:.1f} s"] if late else []
+
+
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """The result, as `diagnosis.json` has it."""
@@ -436,7 +466,7 @@ def diagnose(config: Config, command: Sequence[str], seconds: float, *, top: int
             progress("what may help")
             offered = list(proposals(found, held.bound, seconds / 50))[:top]
             found.loader.close()  # its workers would take turns with those that are tried
-            overrides = tried(found, offered, command, rounds, min(1.0, max(0.2, seconds / 10)), progress)
+            overrides, late = tried(found, offered, command, rounds, min(1.0, max(0.2, seconds / 10)), progress)
         precision, on_gpu = found.config.precision, found.device.type == "cuda"
         assert precision is not None
         return Diagnosis(
@@ -451,7 +481,7 @@ def diagnose(config: Config, command: Sequence[str], seconds: float, *, top: int
             stages=stages(found),
             evaluation=found.evaluation,
             verdict=held,
-            findings=_findings(found, config, held.bound),
+            findings=[*_findings(found, config, held.bound), *_not_tried(found, late)],
             overrides=overrides,
             memory=found.memory,
         )

@@ -25,7 +25,7 @@ from effloop.config import Config
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.data.source import Cache, Tail
-from effloop.measure.turns import Turn
+from effloop.measure.turns import Turn, for_seconds
 from effloop.system.hardware import available_cores
 from effloop.system.memory import SavedForBackward
 from effloop.train.trainer import BatchStream, Trainer
@@ -35,6 +35,7 @@ TURN_S = 1.0  # seconds of one turn of a training loop
 _FILLING, _LEAST_UPDATES = 3, 4  # batches before the clock runs, and updates of a turn
 _LIMIT = 4  # times a turn's seconds after which it ends, however slowly batches come
 _UPDATES_S = 0.2  # of updates on batches in memory in one turn
+_WARM_UP_S = 2.0  # of updates before, from which on two of them do
 
 
 def alone(config: Config, *more: str) -> Config:
@@ -144,14 +145,9 @@ def reloaded(loader: Any, config: Config, workers: int, images: int | None = Non
 
 
 class Loop:
-    """A trainer that trains on what its loader loads, or the first `images` of it, for a turn at a time.
+    """A trainer that trains on what its loader loads, or the first `images` of it, for a turn at a time."""
 
-    `turns` are to be compared: they are spread over the run's epochs, whose image sizes may differ.
-    """
-
-    def __init__(
-        self, config: Config, scratch: Path, turns: int = 1, images: int | None = None, **options: Any
-    ) -> None:
+    def __init__(self, config: Config, scratch: Path, images: int | None = None, **options: Any) -> None:
         self.trainer = trainer_in(scratch, config, **options)
         self._open = ExitStack()
         self._open.enter_context(self.trainer.recorder)
@@ -161,11 +157,10 @@ class Loop:
             self.trainer.train = reloaded(self.trainer.train, config, num_workers(config), images)
             self._open.callback(self.trainer.train.close)
         self._flags = process_flags()
-        self._epochs = (
-            itertools.cycle(number * config.epochs // turns for number in range(turns))
-            if config.progressive
-            else itertools.count()
-        )
+        # The first epoch of each image size, or a new one for each turn.
+        stages = len(config.progressive)
+        firsts = [number * config.epochs // stages for number in range(stages)]
+        self._epochs = itertools.repeat(firsts) if stages else ([epoch] for epoch in itertools.count())
         if config.data.cache is not Cache.none:
             for _ in self.trainer.train.epoch(0):  # fills it
                 pass
@@ -177,10 +172,17 @@ class Loop:
         return self.trainer.train
 
     def turn(self, seconds: float | None = None) -> Turn:
-        """Train for a turn, in an epoch of its own, with the process's flags as this side's config sets them."""
+        """Train for a turn, in an epoch of its own, or in one of each image size, with the process's flags as this
+        side's config sets them.
+        """
         set_process_flags(self._flags)
-        with closing(endless(self.trainer.train, itertools.repeat(next(self._epochs)))) as batches:
-            return train_turn(self.trainer, batches, seconds)
+        epochs, parts = next(self._epochs), list[Turn]()
+        for epoch in epochs:
+            with closing(endless(self.trainer.train, itertools.repeat(epoch))) as batches:
+                parts.append(train_turn(self.trainer, batches, (seconds or TURN_S) / len(epochs)))
+        times = [1 / part.images_per_s for part in parts]  # of an image of each size, of which there are equally many
+        waited = sum(time * part.wait for time, part in zip(times, parts, strict=True))
+        return Turn(len(parts) / sum(times), waited / sum(times))
 
     def close(self) -> None:
         """Stop the workers, and what records."""
@@ -201,8 +203,9 @@ class Updates:
         self._next_groups = itertools.cycle(self.groups)
         self._flags = process_flags()
         trainer.model.train()
-        seconds_of(self.update, 3)  # compiles, allocates the optimizer's state
-        self._updates_per_turn = max(1, int(_UPDATES_S / seconds_of(self.update)))
+        for _ in for_seconds(range(4), _WARM_UP_S, 2):  # compiles, allocates the optimizer's state
+            seconds = seconds_of(self.update)
+        self._updates_per_turn = max(1, int(_UPDATES_S / seconds))
 
     @classmethod
     def of(cls, config: Config, scratch: Path) -> Updates:

@@ -135,6 +135,12 @@ class LoadingCosts:
     augment: Cost  # drawing, and everything else up to the row of the batch; on the host
     batch: Cost  # the rest: the order, the batch's memory and bookkeeping
     images: int  # so many were measured
+    queued_s: float = 0.0  # of an image, in which other programs had the cores
+
+    @property
+    def wall_s(self) -> float:
+        """Of an image by the clock, on cores that nothing else uses."""
+        return max(self.total.cpu_s, self.total.wall_s - self.queued_s)
 
     @property
     def total(self) -> Cost:
@@ -165,16 +171,24 @@ def loading_costs(plan: Plan, seconds: float, *, most: int = 512, at_once: int =
         timed["masks"] = Timed(plan.masks, "decode")
         decoders.append(timed["masks"])
     measured = replace(plan, **timed)
-    whole, count = Stopwatch(), 0
+    whole, count, queued_s = Stopwatch(), 0, -_queued_s()
     for request in for_seconds(_short_requests(plan, most, at_once), seconds):
         with whole:
             batch = measured.empty_batch(request)
             measured.fill(request, batch.images, 0, len(batch))
         count += len(batch)
+    queued_s += _queued_s()
     decoded = sum((each.watch.cost for each in decoders), Cost()) / count
     read, augmented = source.watch.cost / count, augment.watch.cost / count
     rest = whole.cost / count - read - decoded - augmented
-    return LoadingCosts(read, decoded, augmented, rest, count)
+    return LoadingCosts(read, decoded, augmented, rest, count, queued_s / count)
+
+
+def _queued_s() -> float:
+    """Seconds that this thread has waited for a core; 0 where the kernel doesn't count them, see proc(5)."""
+    with suppress(OSError):
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
 
 
 def _short_requests(plan: Plan, most: int, at_once: int = _RUN) -> Iterator[BatchRequest]:
@@ -289,8 +303,9 @@ def step_costs(trainer: Trainer, seconds: float) -> tuple[float, Mapping[tuple[s
     """
     updates, finder = Updates(trainer, 1), SyncFinder(trainer.precision.device)
     with finder:
-        updates.update()
-    turns = sorted(seconds_of(updates.update) for _ in for_seconds(range(200), seconds))
+        first = seconds_of(updates.update)
+    count = 200 if first < seconds else 0
+    turns = sorted(seconds_of(updates.update) for _ in for_seconds(range(count), seconds)) or [first]
     # The first quarter: what disturbs an update makes it longer, never shorter.
     return turns[len(turns) // 4] / updates.images, dict(finder.found)
 
@@ -344,6 +359,10 @@ _OVERHEAD = 0.25
 _STARVES = 0.25
 """Share of the loop's time that waits for data from which loading holds it back, whatever the step takes alone."""
 
+_SHORT, _AMPLE = 8, 1.5
+"""Batches of an epoch up to which its first one is what is waited for, where loading is so many times as fast as
+training: nothing is loaded ahead of an epoch."""
+
 _WAITS = 1.5  # times that loading takes longer than its cores compute, from which on more workers than cores help
 
 
@@ -394,7 +413,7 @@ class Measured:
     @property
     def waits(self) -> bool:
         """Whether loading waits, for a disk, a network or a sleep, more than its cores compute."""
-        return self.loading.total.wall_s > _WAITS * self.loading.total.cpu_s
+        return self.loading.wall_s > _WAITS * self.loading.total.cpu_s
 
     @property
     def slowest(self) -> str:
@@ -528,6 +547,12 @@ def verdict(found: Measured) -> Verdict:
             return Verdict("sync", f"sync-bound: the host waits for the GPU {count} times in each update")
         line = f"the training step alone could take {train} images/s, loading yields {load}; together {both}"
         return Verdict(bound, f"{bound}-bound: {line}")
+    if len(found.loader) <= _SHORT and found.loader_per_s > _AMPLE * trained:
+        batches = f"{len(found.loader)} batch{'es' * (len(found.loader) > 1)}"
+        line = f"epochs of {batches} wait for the first one, {found.wait:.0%} of the loop's time"
+        return Verdict(
+            "start", f"start-bound: {line}; loading yields {load} images/s, the step alone could take {train}"
+        )
     bound = found.slowest
     share = getattr(found.loading, bound).wall_s / found.loading.total.wall_s
     line = f"{bound}-bound: loading yields {load} images/s, {share:.0%} of it is {LOADING[bound]}"

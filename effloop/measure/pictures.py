@@ -15,6 +15,7 @@ from rich.text import Text
 
 from effloop.errors import ConfigError
 from effloop.measure.diagnose import Diagnosis
+from effloop.record.efficiency import Override
 from effloop.record.rows import finite
 from effloop.report.files import environment, stylesheet
 from effloop.report.values import as_number, to_text
@@ -112,13 +113,19 @@ def print_diagnosis(found: Diagnosis) -> None:
     table.add_column("why", overflow="fold", ratio=6)
     for number, each in enumerate(pipeline.overrides, 1):
         cells = [f"{number}{'' if each.exact else '*'}", each.override]
-        cells += [format_rate(each.images_per_s), format_gain(each.gain), each.why]
+        cells += [_rates(each), format_gain(each.gain), each.why]
         table.add_row(*map(Text, cells), style="bold green" if number == 1 else "")
     console.print(table)
     changing = "" if all(each.exact for each in pipeline.overrides) else "; * changes what is trained"
-    console.print(Text(f"images/s of the training loop, measured in turns{changing}", style=_SOFT))
+    untried = "" if all(each.gain for each in pipeline.overrides) else "; - is not about the loop, and wasn't tried"
+    console.print(Text(f"images/s of the loop without and with it, in turns{changing}{untried}", style=_SOFT))
     for line in pipeline.overrides[0].commands:
         console.print(Text(f"1  {line}"), soft_wrap=True)
+
+
+def _rates(each: Override) -> str:
+    """Images/s without and with an override; a dash where it wasn't tried."""
+    return f"{format_rate(each.before)} → {format_rate(each.images_per_s)}" if each.gain else "-"
 
 
 def _stages_table(pipeline: Pipeline, width: int) -> Table:
@@ -166,7 +173,7 @@ def render_diagnosis(found: Diagnosis) -> str:
     pipeline, memory, facts = Pipeline(found), found.memory, facts_of(found)
     places = [(name, needed, memory["capacity"][name]) for name, needed in memory["total"].items()]
     jinja = environment()
-    jinja.filters |= {"rate": format_rate, "gain": format_gain, "share": format_share}
+    jinja.filters |= {"rate": format_rate, "rates": _rates, "gain": format_gain, "share": format_share}
     return jinja.get_template("diagnosis.html.j2").render(
         style=stylesheet(),
         version=found.version,

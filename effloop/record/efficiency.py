@@ -149,8 +149,9 @@ class Override:
     override: str  # words for the command line, or for `convert`
     why: str  # a few words
     exact: bool = True  # whether the same images are trained on, in the same precision
-    images_per_s: float | None = None  # of the training loop with it, measured; None where it wasn't tried
-    # seconds of an epoch with its evaluation now, over those with it; None where it wasn't tried
+    # images/s of the training loop without and with it, in turns, and their ratio; None where it wasn't tried
+    before: float | None = None
+    images_per_s: float | None = None
     gain: float | None = None
     commands: Sequence[str] = ()  # what to type for it
 
@@ -204,6 +205,5 @@ class Efficiency:
         if self.verdict:
             lines.append(f"bound  {self.verdict.line}")
         if self.override:
-            gain = f", about {self.override.gain:.2f}x" if self.override.gain else ""
-            lines.append(f"try    {self.override.override}{gain}: {self.override.why}")
+            lines.append(f"try    {self.override.override}: {self.override.why}")
         return lines

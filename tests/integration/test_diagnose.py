@@ -64,6 +64,7 @@ def test_slow_storage(tmp_path: Path) -> None:
     assert best["override"] == "data.cache=bytes" or re.fullmatch(r"num_workers=\d+", best["override"])
     assert best["exact"]
     assert best["images_per_s"] > 1.5 * found["images_per_s"]
+    assert best["gain"] == best["images_per_s"] / best["before"]
     assert best["commands"][0].startswith(f"effloop data=far data.root={root}")
     assert [each["name"] for each in found["stages"]] == [
         *("storage", "decode", "augment", "batch", "loader", "transfer", "step", "log", "loop")

@@ -28,7 +28,7 @@ STRANGE = replace(
     verdict=Verdict("decode", TEXT),
     findings=[TEXT],
     stages=[Stage(stage.name, stage.images_per_s, TEXT) for stage in DECODE.stages],
-    overrides=[Override(HOSTILE, HOSTILE, False, 1.0, 1.0, [HOSTILE])],
+    overrides=[Override(HOSTILE, HOSTILE, False, 1.0, 1.0, 1.0, [HOSTILE])],
 )
 
 
@@ -95,8 +95,8 @@ def test_prints_stages_in_order_with_the_wait_between(width: int, capsys: pytest
     assert next(line.split()[:3] for line in lines if "◀ " in line) == ["decode", "◀", "1,210"]
     assert re.search(r"wait +41 % +░", text)
     assert " ".join(DECODE.verdict.line.split()) in " ".join(text.split())
-    assert re.search(r"1 +data.cache=pixels +1,890 +1.82x", text)
-    assert re.search(r"3\* +decode.dct_scaling=true +1,102 ", text)
+    assert re.search(r"1 +data.cache=pixels +1,040 → 1,890 +1.82x", text)
+    assert re.search(r"3\* +decode.dct_scaling=true +1,040 → 1,102 ", text)
     assert "* changes what is trained" in text
     strange = "".join("".join(printed(STRANGE, width, capsys)).split())
     assert "\x1b" not in strange
@@ -117,7 +117,7 @@ def test_writes_its_files(tmp_path: Path) -> None:
 
 def test_page_has_everything() -> None:
     page = _Page(render_diagnosis(DECODE))
-    wanted = [DECODE.verdict.line, *DECODE.findings, "41 % of the loop", "8 % of an epoch", "1,890", "1.82x"]
+    wanted = [DECODE.verdict.line, *DECODE.findings, "41 % of the loop", "8 % of an epoch", "1,040 → 1,890", "1.82x"]
     wanted += [text for each in DECODE.overrides for text in (each.override, each.why)]
     wanted += [stage.detail for stage in DECODE.stages]
     wanted += ["changes what is trained", "effloop data.root=/data/pets num_workers=2"]
