@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
-from effloop.batch import Preview
+from effloop.batch import Batch, Preview
 from effloop.cli.command import RunOptions, command
 from effloop.config.overrides import key_of, quoted
 from effloop.data.check import listed
@@ -36,16 +37,18 @@ from effloop.data.source.tables import NoTargetsError
 from effloop.errors import PROGRAM, ConfigError, DataError, warn
 from effloop.inference import export as exporting
 from effloop.inference import predict as predicting
+from effloop.inference.ensemble import Average, open_runs
 from effloop.inference.formats import format_of
 from effloop.inference.predict import Columns, Mask, MaskFiles, Predictions
 from effloop.inference.submission import Id, submission
+from effloop.inference.together import Together
 from effloop.inference.trained import Trained
 from effloop.measure.turns import output_folder, print_table
 from effloop.record.grid import encode
 from effloop.report.evaluation import EVALUATIONS, Evaluation, cell_text, write_evaluation
 from effloop.system.progress import Meter as Progress
 from effloop.task.details import NUM_BINS, Details, Row
-from effloop.train.evaluation import View, compare
+from effloop.train.evaluation import Scorer, View, compare
 
 _MAX_ROWS, _MAX_MISTAKES = 20, 8  # classes, and pairs of them that are confused, on the screen
 
@@ -55,14 +58,16 @@ class EvalOptions(RunOptions):
     """Options of `eval`.
 
     Attributes:
-        run: the folder of a run, a .ckpt file, or a file by export.
+        run: the folder of a run, a .ckpt file, or a file by export; of a sweep, or of RUN,RUN, the mean.
         split: val, train or any other split of the data, e.g. test; its images are never augmented.
         tta: test-time augmentation: the mean over each image and its mirror image.
+        average: of several runs: the mean of their probabilities, or of their logits.
         out: the folder for tables and pictures; without it RUN/eval/SPLIT, or FILE.eval/SPLIT.
     """
 
     split: str = "val"
     tta: tuple[View, ...] = ()
+    average: Average = "probabilities"
     out: Path | None = None
 
 
@@ -74,11 +79,13 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     Masks are scored at the model's size and, as predict writes them, at their images' own sizes. It computes in
     float32, as predict and exported files do, whatever trained the run; amp=true computes as training with it did.
     """
-    trained = Trained.open(options.run, overrides)
+    trained = open_runs(options.run, overrides, options.average, options.split)
     loader = trained.loader(options.split)
     if options.out:
         output_folder(options.out, "eval")
     source, scorers = loader.plan.source, trained.scorers(options.tta, keeps=True)
+    if isinstance(loader, Together) and loader.folds is not None:
+        scorers[-1] = Tabled(scorers[-1], source.target_names)
     started = time.perf_counter()
     found = trained.evaluate(loader, options.tta, scorers)
     speed = len(source) / (time.perf_counter() - started)
@@ -96,7 +103,7 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
             "split": options.split,
             "tta": [*options.tta],
             "model": str(trained.path),
-            "epoch": trained.facts["progress"]["epoch"] - 1,
+            "epoch": [each.epoch for each in trained.members] or trained.epoch,
             "data": source.where,
             "precision": trained.computes_in,
             "samples": scored,
@@ -104,7 +111,7 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
             "scores": found[-1],
             "full_size": full_size[0][2] if full_size else None,
         }
-        _write_details(options, Evaluation(told, source.target_names, details), trained, loader)
+        _write_details(options, scorers[-1], Evaluation(told, source.target_names, details), trained, loader)
     return 0
 
 
@@ -154,10 +161,39 @@ def _print_rows(rows: Sequence[Row], percent: bool, title: str = "") -> None:
     print_table([name.replace("_", " ") for name in rows[0]], cells, left=left, title=title)
 
 
-def _write_details(options: EvalOptions, found: Evaluation, trained: Trained, loader: Loader) -> None:
+class Tabled(Scorer):
+    """Another one, and the predictions for each sample, for a table."""
+
+    def __init__(self, scorer: Scorer, names: Sequence[str]) -> None:
+        super().__init__(scorer.task, scorer.metrics, keeps=True)
+        self.names = names
+        self._found: list[tuple[NDArray[np.int64], Columns]] = []
+
+    def add(self, outputs: Tensor, batch: Batch) -> None:
+        super().add(outputs, batch)
+        valid = batch.valid.cpu()
+        found = self.task.predictions(outputs.cpu()[valid], self.names, every=True)
+        self._found.append((batch.ids[valid].numpy(), found))
+
+    def write(self, path: Path, source: Source, folds: NDArray[np.int64]) -> None:
+        """A row for each sample, in the order of the data: its path, fold, predictions and target."""
+        ids = np.concatenate([ids for ids, _ in self._found])
+        order = np.argsort(ids)
+        samples = ids[order].tolist()
+        columns: dict[str, Any] = {"path": _paths(source, samples), "fold": [int(folds[each]) for each in samples]}
+        for name in self._found[0][1]:
+            values = np.concatenate([np.asarray(found[name]) for _, found in self._found])[order]
+            columns[_free(name, self._found[0][1])] = values if values.dtype == np.float32 else values.tolist()
+        with predicting.writing(path, self.task.digits) as write:
+            write({**columns, "target": [source.target_name(each) for each in samples]})
+
+
+def _write_details(options: EvalOptions, scorer: Scorer, found: Evaluation, trained: Trained, loader: Loader) -> None:
     """Write the files and say where they are, or why they can't be."""
     run, split = options.run, re.sub(r"[^\w-]", "_", options.split)
     beside = run / EVALUATIONS if run.is_dir() else run.with_name(f"{run.name}.{EVALUATIONS}")
+    if trained.members and not run.is_dir():  # the names of several runs
+        beside = Path("outputs") / EVALUATIONS / time.strftime("%Y-%m-%d/%H-%M-%S")
     folder = options.out or beside / split
     source, worst = loader.plan.source, [row["id"] for row in found.details.worst]
     try:
@@ -166,12 +202,16 @@ def _write_details(options: EvalOptions, found: Evaluation, trained: Trained, lo
         else:
             pictures = Preview(loader.pictures(worst)[:, None], rows=tuple(map(source.key, worst)), columns=("image",))
         names = write_evaluation(folder, found, _paths(source, worst), pictures)
+        if isinstance(scorer, Tabled) and isinstance(loader, Together) and loader.folds is not None:
+            scorer.write(folder / PREDICTIONS, source, loader.folds)
+            names = [*names, PREDICTIONS]
     except OSError as error:
         warn(f"'{error.filename or folder}' can't be written: {error.strerror}; set out=FOLDER for tables and pictures")
         return
     print(f"{folder}: {', '.join(names)}")
 
 
+PREDICTIONS = "predictions.csv"  # of folds, each sample's by the models that weren't trained on it
 Batches = Iterator[tuple[NDArray[np.int64], Columns]]  # ids of samples, and columns that they are the rows of
 _OWN = ("path", "target", "error")  # columns beside the task's
 _SHOWN = 20  # rows on the screen
@@ -218,7 +258,7 @@ class PredictOptions(RunOptions):
     """Options of `predict`.
 
     Attributes:
-        run: the folder of a run, for its best checkpoint, a .ckpt file, or a file by export.
+        run: the folder of a run, for its best checkpoint, a .ckpt file, or a file by export; as of eval several.
         paths: images, folders of images, or patterns in quotes such as 'photos/*.jpg'; or a dataset. Without any,
             the run's own data, or that of data.root.
         split: of a dataset: val, which is the default, train or any other.
@@ -230,7 +270,7 @@ class PredictOptions(RunOptions):
             predicted, or a column for each class or number, by its name.
         like: a file whose columns, rows and kinds of values the table has, such as Kaggle's sample_submission.csv.
         masks: of task=segmentation: the folder for a PNG file for each image, of its size, with its pixels' classes.
-        tta: test-time augmentation, as of eval.
+        tta, average: as of eval.
     """
 
     paths: tuple[Path, ...] = field(default=(), metadata={"positional": "PATH"})
@@ -243,6 +283,7 @@ class PredictOptions(RunOptions):
     like: Path | None = None
     masks: Path | None = None
     tta: tuple[View, ...] = ()
+    average: Average = "probabilities"
 
 
 @command("predict", PredictOptions, "outputs/first photos/ out=scores.csv")
@@ -255,7 +296,10 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     if options.out:
         predicting.check_writable(options.out)
     images, overrides = _images(options, overrides)
-    trained = Trained.open(options.run, overrides)
+    trained = open_runs(options.run, overrides, options.average, None if images else options.split or "val")
+    if trained.folds is not None:
+        eval_of = f"{PROGRAM} eval {shlex.quote(str(options.run))}"
+        raise ConfigError(f"predict: each run saw the others' folds; name images, or type {eval_of} for the folds")
     _check_options(options, trained)
     source, has_targets = (images, False) if images else _dataset(options, overrides, trained)
     form = None

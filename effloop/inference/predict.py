@@ -36,6 +36,7 @@ from effloop.data.plan import Plan, Read
 from effloop.data.source import Source
 from effloop.data.source.files import Images, Unlabelled
 from effloop.errors import ConfigError, DataError
+from effloop.inference.together import together
 from effloop.inference.trained import Trained
 from effloop.registry import either
 from effloop.report.values import cell_of, in_cell
@@ -85,7 +86,8 @@ class Predictions:
     def __init__(self, trained: Trained, source: Source, views: Collection[View] = ()) -> None:
         config = showing_all(trained.config) if trained.task.spatial else trained.config
         self.trained, self.views = trained, views
-        self.loader = loader_of(config, source, SizedPlan)
+        ways = trained.ways if len(trained.ways) > 1 else [config]
+        self.loader = together([loader_of(way, source, SizedPlan) for way in ways])
         assert isinstance(self.loader.plan, SizedPlan)
         self._plan = self.loader.plan
         self.problems: dict[int, str] = {}  # sample -> why it can't be used; complete after the last batch

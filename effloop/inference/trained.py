@@ -29,6 +29,7 @@ from effloop.data.source.base import WHOLE, NoSplitError
 from effloop.data.source.splits import has_splits, open_part, open_split, undivided
 from effloop.errors import CheckpointError, ConfigError, EffLoopError, warn
 from effloop.inference.formats import Format, format_of, one_line_errors, read_metadata
+from effloop.inference.together import together
 from effloop.precision import Precision, precisions
 from effloop.record import Metrics
 from effloop.runs.compare import inputs as differing_inputs
@@ -100,6 +101,9 @@ class Trained:
     model: nn.Module  # in eval mode, with the task's output transform: (N, 3, H, W) float32, normalised -> (N, K)
     precision: Precision  # autocast of the forward pass
     device: torch.device  # of the model
+    members: tuple[Trained, ...] = ()  # of a mean of several models
+    ways: tuple[Config, ...] = ()  # by which their images are prepared, where there are members
+    folds: Loader | None = None  # of the validation split, where each member scores what it wasn't trained on
 
     @classmethod
     def open(cls, path: Path, overrides: Sequence[str] = (), *, whole_process: bool = True) -> Self:
@@ -161,6 +165,11 @@ class Trained:
     def num_outputs(self) -> int:
         return int(self.facts["num_outputs"])
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that its weights are of, counted from 0."""
+        return int(self.facts["progress"]["epoch"]) - 1
+
     def network(self) -> nn.Module:
         """The same model before training, on the device."""
         return self.task.with_output_transform(_network(self.config, self.num_outputs, self.device))
@@ -171,19 +180,29 @@ class Trained:
         return "int8" if self.facts["int8"] else "float16 weights" if self.facts["half"] else self.precision.name
 
     def describe(self) -> str:
-        """The file, the epoch that its weights are of, and what it computes in."""
-        return f"{self.path}, epoch {self.facts['progress']['epoch'] - 1}, {self.computes_in}"
+        """The file, the epoch that its weights are of, and what it computes in; of a mean those of all members."""
+        if self.members:
+            epochs = ", ".join(str(each.epoch) for each in self.members)
+            how = "each for the fold that it hasn't seen" if self.folds is not None else "their mean"
+            return f"{self.path}: {len(self.members)} models, {how}, epochs {epochs}, {self.computes_in}"
+        return f"{self.path}, epoch {self.epoch}, {self.computes_in}"
 
     def loader(self, split: str = "val") -> Loader:
         """A split of the data, in order and never augmented: val, train or any other split of it, e.g. test; `val` is
         all of other data than the run's that has no splits.
         """
-        build = partial(build_loader, self.config, classes=list(self.classes), evaluate=True)
+        if self.folds is not None:
+            return self.folds
+
+        def build(split: str) -> Loader:
+            ways = self.ways or (self.config,)
+            return together([build_loader(way, split, classes=list(self.classes), evaluate=True) for way in ways])
+
         loader = self._or_whole(build, split, scored=True)
         self.task.num_outputs(loader.plan.source)  # refuses targets of another kind
         check_trained_on(self.facts, loader.plan.source)
         if split == "val":
-            self._check_divided_alike(loader.plan.source)
+            self.check_divided_alike(loader.plan.source)
         return loader
 
     def source(self, split: str = "val") -> Source:
@@ -191,7 +210,7 @@ class Trained:
         data = self.config.data
         if split == "val" and data.divides:
             with suppress(EffLoopError):  # opening the split reports what is wrong
-                self._check_divided_alike(open_split(data, split, self.classes))
+                self.check_divided_alike(open_split(data, split, self.classes))
         elif not data.divides:
             data = replace(data, allow_missing_classes=True)
         return self._or_whole(partial(open_part, data), split, scored=False)
@@ -210,7 +229,7 @@ class Trained:
                     return found
             raise
 
-    def _check_divided_alike(self, source: Source) -> None:
+    def check_divided_alike(self, source: Source) -> None:
         """Warn of a validation part that isn't the one that the run validated on."""
         trained_on = (self.facts.get("data") or {}).get("val")
         if not (self.config.data.divides and trained_on):
@@ -221,7 +240,7 @@ class Trained:
     def forward(self, images: Tensor) -> Tensor:
         """(N, C, H, W) float32, normalised, on the model's device -> (N, K) outputs, in `precision`."""
         dtype = self.precision.dtype
-        with torch.autocast(images.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+        with torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
             outputs: Tensor = self.model(images)
         return outputs
 

@@ -135,6 +135,8 @@ def template(photos: Path, finished: Path, tmp_path_factory: pytest.TempPathFact
     for run in (RUN, OTHER, "outputs/pets"):
         shutil.copytree(finished, place / run)
     make_sweep(place / "outputs/multirun/2026-11-21/10-52-00", {"lr": [0.001, 0.01]})
+    for job in make_sweep(place / "outputs/multirun/cv", {"seed": [1, 2]}).glob("?"):
+        shutil.copytree(finished, job, dirs_exist_ok=True)
     return place
 
 

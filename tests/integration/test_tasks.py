@@ -117,6 +117,20 @@ def test_exported(runs: dict[str, Path], task: str, to: str, option: str, tmp_pa
 
 
 @pytest.mark.parametrize("task", TASKS)
+def test_the_mean_of_models(runs: dict[str, Path], table: Path, task: str, tmp_path: Path) -> None:
+    """Of probabilities, or of numbers in their units, of which each model has a scale of its own."""
+    found, checkpoints = [], runs[task] / "checkpoints"
+    for number, run in enumerate(["best.ckpt", "last.ckpt", f"best.ckpt,{checkpoints}/last.ckpt"]):
+        out = tmp_path / f"{number}.csv"
+        words = ["scores=true"] * (task == "multilabel")
+        assert main(["predict", f"{checkpoints}/{run}", str(table), f"out={out}", *words]) == 0
+        names = [f"p_{name}" for name in NAMES[task]] if words else NAMES[task]
+        with out.open(newline="") as file:
+            found.append(torch.tensor([[float(row[name]) for name in names] for row in csv.DictReader(file)]))
+    torch.testing.assert_close(found[2], (found[0] + found[1]) / 2, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.slow
 def test_predicted(
     runs: dict[str, Path], table: Path, task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
