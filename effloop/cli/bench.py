@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from effloop import config as configs
 from effloop.cli.command import command
 from effloop.errors import ConfigError
-from effloop.measure.bench_inference import inference
-from effloop.measure.bench_loader import augment, loader, train
-from effloop.measure.bench_step import ablate, step
-from effloop.measure.bench_storage import storage
-from effloop.measure.benchmark import Report
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """What `bench what=NAME` does."""
 
-    # takes the config, the number of repeats and, by name, options; `overrides` are what the config is composed from
-    call: Callable[..., Report]
+    name: str  # of a function in a module of `effloop.measure`, which imports torch
     repeats: int  # the default of `repeats=`
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """Takes the config, the number of repeats and, by name, options, of which `overrides` are what the config is
+        composed from; returns a `Report`.
+        """
+        module, _, name = self.name.partition(".")
+        found: Callable[..., Any] = getattr(importlib.import_module(f"effloop.measure.{module}"), name)
+        return found
 
     @property
     def options(self) -> list[str]:
@@ -36,13 +40,13 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "step": Benchmark(step, 7),
-    "ablate": Benchmark(ablate, 5),
-    "loader": Benchmark(loader, 5),
-    "train": Benchmark(train, 5),
-    "storage": Benchmark(storage, 5),
-    "augment": Benchmark(augment, 3),
-    "inference": Benchmark(inference, 5),
+    "step": Benchmark("bench_step.step", 7),
+    "ablate": Benchmark("bench_step.ablate", 5),
+    "loader": Benchmark("bench_loader.loader", 5),
+    "train": Benchmark("bench_loader.train", 5),
+    "storage": Benchmark("bench_storage.storage", 5),
+    "augment": Benchmark("bench_loader.augment", 3),
+    "inference": Benchmark("bench_inference.inference", 5),
 }
 """Benchmarks by the names that `what=` takes."""
 

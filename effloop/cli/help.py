@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field
 from enum import Enum
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,6 +23,7 @@ from effloop.config import Config, hydra_setup
 from effloop.config.messages import keys_of, meant
 from effloop.errors import ConfigError
 from effloop.registry import Registry, groups
+from effloop.system.untrusted import SAFE_LOADER
 
 WIDTH = 80  # letters of a terminal
 GROUPS = (*Config.GROUPS, hydra_setup.EXPERIMENT)  # what parts are chosen for
@@ -91,7 +94,9 @@ class ListOptions:
 def show_choices(options: ListOptions, _: list[str]) -> int:
     """What can be chosen: parts, keys and what they mean, operations."""
     hydra_setup.prepare()
-    what, keys = options.what, keys_of()
+    what = options.what
+    group = (what or "").partition(".")[0]
+    keys = keys_of([group] if group in groups else groups)
     within = [key for name, key in keys.items() if what == "keys" or name == what or name.startswith(f"{what}.")]
     lines: list[str] = []
     if what in ("ops", "augment.ops"):
@@ -121,6 +126,15 @@ def show_choices(options: ListOptions, _: list[str]) -> int:
 
 def choices_of(group: str, *, lazy: bool = False) -> dict[str, str]:
     """{name: one line} of a group, in the order of the names."""
+    parts: Registry[object] | None = groups.get(group)
+    found = {name: parts[name].summary for name in parts} if parts is not None else {}
+    by_name = parts.named_lazily() if parts is not None and lazy else {}
+    named = {name: f"{group}={config.name} by name" for name, config in by_name.items()}
+    return dict(sorted({**named, **found, **_presets(group)}.items()))
+
+
+def _presets(group: str) -> dict[str, str]:
+    """{name: one line} of a group's YAML files."""
     hydra_setup.prepare()
     found: dict[str, str] = {}
     for folder in hydra_setup.config_folders():
@@ -130,23 +144,18 @@ def choices_of(group: str, *, lazy: bool = False) -> dict[str, str]:
                 comments = (line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
                 first = next((line.lstrip("# ") for line in comments if not line.startswith("# @package")), str(file))
                 found.setdefault(file.name.removesuffix(".yaml"), first)
-    parts: Registry[object] | None = groups.get(group)
-    if parts is not None:
-        found = {name: parts[name].summary for name in parts} | found
-        if lazy:
-            found = {name: f"{group}={config.name} by name" for name, config in parts.named_lazily().items()} | found
-    return dict(sorted(found.items()))
+    return found
 
 
 def set_by(key: str) -> str:
     """What parts and experiments that set keys of other groups set this one to: `[0.5,0.5,0.5] (model=net)`."""
     found: dict[str, list[str]] = {}
-    texts = {f"{group}={name}": hydra_setup.yaml_text(group, name) for group in GROUPS for name in choices_of(group)}
+    texts = {f"{group}={name}": hydra_setup.yaml_text(group, name) for group in GROUPS for name in _presets(group)}
     for name, text in texts.items():
         if "@package _global_" in text.partition("\n")[0] and f"{key.rpartition('.')[2]}:" in text:
             tree: Any = None
             with suppress(yaml.YAMLError):  # choosing a broken one says what is wrong
-                tree = yaml.safe_load(text)
+                tree = yaml.load(text, SAFE_LOADER)  # noqa: S506
             for part in key.split("."):
                 tree = tree.get(part) if isinstance(tree, Mapping) else None
             if tree is not None:
@@ -154,11 +163,11 @@ def set_by(key: str) -> str:
     return ", ".join(f"{value} ({', '.join(names)})" for value, names in found.items())
 
 
-def overview(commands: Iterable[Command]) -> str:
-    """All commands, all parts, and the keys that are changed most."""
+def overview(commands: Mapping[str, str]) -> str:
+    """All commands, `{name: its module}`, all parts, and the keys that are changed most; no command's is imported."""
     problem: list[str] = []
     try:
-        names = [(group, ", ".join(choices_of(group))) for group in GROUPS]
+        names = [(group, ", ".join(sorted({*groups.get(group, ()), *_presets(group)}))) for group in GROUPS]
     except ConfigError as error:  # a plugin that doesn't import
         names = [(group, ", ".join(parts)) for group, parts in groups.items()]
         problem = ["", f"effloop: {error}"]
@@ -167,9 +176,7 @@ def overview(commands: Iterable[Command]) -> str:
         "EffLoop trains image models on PyTorch as fast as the machine allows.",
         "  effloop [COMMAND] [OPTION=VALUE ...] [OVERRIDE ...]",
         "Commands, of which COMMAND --help shows the options; train if there is none:",
-        *in_columns(
-            (each.name, each.summary) for each in sorted(commands, key=lambda each: (each.name != "train", each.name))
-        ),
+        *in_columns(sorted(_summaries({*commands.values()}), key=lambda row: (row[0] != "train", row))),
         "",
         "Parts, each chosen by GROUP=NAME; list GROUP says what they are:",
         *in_columns(names, max_lines=2),  # of more there are too many to be named here
@@ -180,6 +187,16 @@ def overview(commands: Iterable[Command]) -> str:
         *problem,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _summaries(modules: Collection[str]) -> Iterator[tuple[str, str]]:
+    """(name, first line of the docstring) of the commands of modules, by their text: most import torch."""
+    for module in modules:
+        for node in ast.parse(Path(__file__).with_name(f"{module}.py").read_text("utf-8")).body:
+            if isinstance(node, ast.FunctionDef):
+                for each in node.decorator_list:
+                    if isinstance(each, ast.Call) and ast.unparse(each.func) == "command":
+                        yield ast.literal_eval(each.args[0]), (ast.get_docstring(node) or "").partition("\n")[0]
 
 
 def of_command(command: Command) -> str:
@@ -208,6 +225,6 @@ def _meaning(option: Option) -> str:
 
 def _keys() -> Iterator[tuple[str, str]]:
     """The keys of the config's root with their defaults, as typed, and what they mean."""
-    for key in keys_of().values():
+    for key in keys_of(()).values():
         if "" in key.defaults:
             yield f"{key.name}={key.default}", key.meaning

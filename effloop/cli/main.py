@@ -76,7 +76,7 @@ def _dispatch(args: list[str]) -> int:
     if {"-h", "--help"} & {*args}:
         from effloop.cli.help import of_command, overview
 
-        print(of_command(command_named(name)) if name else overview(map(command_named, MODULES)), end="")
+        print(of_command(command_named(name)) if name else overview(MODULES), end="")
         return 0
     if "--version" in args:
         print(f"effloop {effloop.__version__}")

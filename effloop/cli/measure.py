@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,13 +12,16 @@ from rich.console import Console
 
 from effloop import config as configs
 from effloop.cli.command import command
+from effloop.config import Config
+from effloop.data.source.splits import open_part
 from effloop.errors import ConfigError
-from effloop.measure import diagnose as measuring
-from effloop.measure import lr as range_test
-from effloop.measure import tune as tuning
-from effloop.measure.memory import memory_table
-from effloop.measure.pictures import print_diagnosis, write_diagnosis
-from effloop.measure.turns import output_folder, run_command
+
+
+def _composed(overrides: Sequence[str]) -> Config:
+    """The config; what is wrong with it, or with the training split, is said before torch is imported."""
+    config = configs.compose(overrides)
+    open_part(config.data, "train")
+    return config
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,12 @@ def diagnose(options: DiagnoseOptions, overrides: list[str]) -> int:
 
     Takes what `train` takes, measures each stage on this data, model and machine, and trains nothing that is kept.
     """
-    config = configs.compose(overrides)
+    config = _composed(overrides)
+    from effloop.measure import diagnose as measuring
+    from effloop.measure.memory import memory_table
+    from effloop.measure.pictures import print_diagnosis, write_diagnosis
+    from effloop.measure.turns import output_folder
+
     folder = output_folder(options.out, "diagnose")
     rounds = 9 if options.verify else 3
     found = measuring.diagnose(config, overrides, options.seconds, top=options.top, rounds=rounds)
@@ -78,7 +87,10 @@ def tune(options: TuneOptions, overrides: list[str]) -> int:
     Takes what train takes, and trains for some seconds with each of a few settings. On this machine, for this data and
     these settings, num_workers=auto takes what was found from then on.
     """
-    config = configs.compose(overrides)
+    config = _composed(overrides)
+    from effloop.measure import tune as tuning
+    from effloop.measure.turns import output_folder, run_command
+
     folder = output_folder(options.out, "tune")
     curve = tuning.tune(config, minutes=options.minutes)
     curve.print()
@@ -120,7 +132,10 @@ def lr(options: LrOptions, overrides: list[str]) -> int:
 
     Takes what train takes.
     """
-    config = configs.compose(overrides)
+    config = _composed(overrides)
+    from effloop.measure import lr as range_test
+    from effloop.measure.turns import output_folder, run_command
+
     folder = output_folder(options.out, "lr")
     with Console(stderr=True).status(f"up to {options.updates} updates"):
         found = range_test.lr_range(config, updates=options.updates, lowest=options.lowest, highest=options.highest)

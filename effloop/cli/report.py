@@ -10,8 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from effloop import config as configs
 from effloop.cli.command import RunOptions, command
 from effloop.config import Config
@@ -19,6 +17,7 @@ from effloop.config.schema import run_folder
 from effloop.data.source import DataConfig
 from effloop.data.source.splits import open_split
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, printable
+from effloop.lazy import torch
 from effloop.registry import load_plugins
 from effloop.report.files import PLOT, REPORT, SUMMARY, print_tables, write_report
 from effloop.run import run

@@ -6,11 +6,11 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from effloop.assemble.loader import build_loader
 from effloop.cli.command import command
 from effloop.config.compose import compose_run
 from effloop.config.overrides import is_sweep, only_shows, parse_flags
 from effloop.data.source import Tail
+from effloop.data.source.splits import open_part
 from effloop.errors import ConfigError
 from effloop.record import grid
 from effloop.runs.folder import RunInfo, claim_run_dir, unlock, write_run_info
@@ -44,6 +44,9 @@ def show(options: ShowOptions, overrides: list[str]) -> int:
         raise ConfigError(f"show: a picture is of a single run; leave out {' '.join(flags)}")
     run = compose_run(flags, overrides)
     config = run.config
+    open_part(config.data, options.split)  # fails before torch is imported
+    from effloop.assemble.loader import build_loader
+
     epochs = options.epochs or (8 if options.split == "train" else 1)
     few = replace(config, data=replace(config.data, tail=Tail.wrap))  # there may be fewer than a batch has
     with closing(build_loader(few, options.split)) as loader:

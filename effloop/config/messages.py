@@ -28,6 +28,7 @@ from effloop.config.overrides import FLAGS, REMOVED, RENAMED, key_of
 from effloop.config.schema import Config
 from effloop.errors import PROGRAM, ConfigError, reason
 from effloop.registry import Registry, choices, either, field_meanings, groups
+from effloop.system.untrusted import SAFE_LOADER
 
 _PLAIN = {
     bool: ("true", "false"),
@@ -86,8 +87,8 @@ def _of_parts(texts: Mapping[str, str], form: str) -> list[str]:
     return [form.format(text=text, parts=", ".join(names)) for text, names in parts.items()]
 
 
-def keys_of() -> dict[str, Key]:
-    """{name: key} of the root and of all parts, in the order of their fields; imports all parts."""
+def keys_of(of_groups: Collection[str] = groups) -> dict[str, Key]:
+    """{name: key} of the root and of the parts of some groups, which are imported, in the order of their fields."""
     found: dict[str, Key] = {}
     for name, (hint, value) in _fields(Config, _values("", hydra_setup.NAME)).items():
         if name in groups:
@@ -99,7 +100,7 @@ def keys_of() -> dict[str, Key]:
         else:
             _add(found, "", {name: (hint, value)}, field_meanings(Config))
     for group, parts in groups.items():
-        for name in parts:
+        for name in parts if group in of_groups else ():
             config = parts[name].config
             entries = {f"{group}.{each}": entry for each, entry in _fields(config, _values(group, name)).items()}
             entries.pop(f"{group}.name")
@@ -128,7 +129,7 @@ def _fields(kind: type, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]
 def _values(group: str, name: str) -> dict[str, Any]:
     """What EffLoop's or a plugin's YAML file of a part sets; of a preset, which sets several parts, nothing."""
     text = hydra_setup.yaml_text(group, name)
-    return {} if "@package" in text.partition("\n")[0] else yaml.safe_load(text) or {}
+    return {} if "@package" in text.partition("\n")[0] else yaml.load(text, SAFE_LOADER) or {}
 
 
 def _words(hint: Any) -> tuple[str, ...]:
@@ -222,7 +223,7 @@ def _line_of_text(error: BaseException, first: str, overrides: Sequence[str]) ->
 
 def _bad_value(key: str, error: BaseException, first: str, overrides: Sequence[str]) -> str:
     """`batch_size: 'abc' is not allowed; set a whole number`."""
-    keys, typed = keys_of(), {key_of(override): override for override in overrides}
+    keys, typed = keys_of([key.partition(".")[0]]), {key_of(override): override for override in overrides}
     if inner := [each for each in keys if each.startswith(f"{key}.")]:
         return f"{key}: it has keys of its own; set {either([f'{each}=VALUE' for each in inner])}"
     named = re.search(r"value '(.*?)'", first)  # may be a file's, whatever is typed

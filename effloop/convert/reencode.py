@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, JpegImagePlugin
 
@@ -16,6 +15,7 @@ from effloop.data.image.header import Encoded, Header, jpeg_sampling, open_other
 from effloop.data.image.jpeg import with_interval_lengths
 from effloop.data.image.orientation import read_orientation, with_orientation
 from effloop.errors import DataError, optional_package
+from effloop.lazy import torch
 
 SHORTEST_INTERVAL = 32
 """Pixels between two restart markers at `restart=auto`: this, or the next that divides a row. At 500x375, 4:2:0 and

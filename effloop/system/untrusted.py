@@ -17,7 +17,7 @@ MOST_YAML, MOST_JSON, MOST_ROWS = 4 << 20, 64 << 20, 512 << 20
 """Bytes of files that are read: 4 MiB of YAML take 3 s; a JSON file may have a name for each of many classes, a file
 of rows a line for each of many updates."""
 _DEEPEST = 100  # lists and dicts within each other, in YAML: more could end the process in C
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C: ten times as fast
+SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C: ten times as fast
 
 
 def read_text(path: Path, most: int) -> str:
@@ -100,13 +100,13 @@ def parse_yaml(text: str) -> Any:
     """
     try:
         depth = 0
-        for event in yaml.parse(text, Loader=_LOADER):
+        for event in yaml.parse(text, Loader=SAFE_LOADER):
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError(f"it has an alias, which EffLoop never writes: *{event.anchor}")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
                 raise ValueError("it is nested too deep")
-        loader = _LOADER(text)
+        loader = SAFE_LOADER(text)
         try:
             return loader.get_single_data()
         finally:
