@@ -129,7 +129,7 @@ def _fields(kind: type, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]
 def _values(group: str, name: str) -> dict[str, Any]:
     """What EffLoop's or a plugin's YAML file of a part sets; of a preset, which sets several parts, nothing."""
     text = hydra_setup.yaml_text(group, name)
-    return {} if "@package" in text.partition("\n")[0] else yaml.load(text, SAFE_LOADER) or {}
+    return {} if "@package" in text.partition("\n")[0] else yaml.load(text, SAFE_LOADER) or {}  # noqa: S506
 
 
 def _words(hint: Any) -> tuple[str, ...]:
