@@ -12,6 +12,7 @@ from pathlib import Path
 from runs import TINY
 
 import effloop
+from effloop.cli.main import MODULES
 
 _RUN = """
 import json, sys
@@ -60,3 +61,46 @@ def test_a_default_run_imports_the_core_and_what_it_has_chosen(photos: Path, tmp
     assert code == 0
     assert [name for name in imported if name.startswith(_NOT_CHOSEN)] == []
     assert len(imported) <= _MOST
+
+
+_WITHOUT_TORCH = """
+import contextlib, io, json, sys
+from effloop.cli.main import main
+for words, wanted in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        main(words.split())
+    assert wanted in out.getvalue(), (words, out.getvalue()[-200:])
+    assert not {"torch", "torchvision", "timm"} & {*sys.modules}, words
+"""
+
+
+def test_what_needs_no_torch_does_not_import_it(photos: Path, tmp_path: Path) -> None:
+    commands = {
+        "--help": "EffLoop trains image models",
+        **{f"{name} --help": f"effloop {name}" for name in MODULES if name not in ("eval", "export", "predict")},
+        **{f"list {what}": what for what in ("data", "augment", "optim.lr", "experiment")},
+        "list": "nuclei",
+        "list keys": "optim.lr",
+        "list model": "resnext101_32x8d",  # torchvision's, by its files
+        "list nosuch": "neither a group nor a key",
+        "optim.lr=abc": "optim.lr: 'abc' is not allowed; set a number",
+        "data=nosuch": "no choice 'nosuch'",
+        "optm.lr=1": "did you mean 'optim'?",
+        "--batch-size=4": "write batch_size=4",
+        "data.root=/nosuch": "'/nosuch' is not there",
+        "show data.root=/nosuch": "'/nosuch' is not there",
+        "verify data.root=/nosuch": "'/nosuch' is not there",
+        "tune data.root=/nosuch": "'/nosuch' is not there",
+        "parallel=ddp data.root=/nosuch": "'/nosuch' is not there",
+        "resume nosuch": "'nosuch' is not a run folder",
+        "report nosuch": "'nosuch' is not there",
+        "model=resnet19": "did you mean 'resnet18'?",
+        f"data.root={photos} model=torchvision model.arch=resnet19": "did you mean 'resnet18'?",
+        f"data.root={photos} model=timm model.arch=resnet19": "did you mean 'resnet18'?",
+        "model.arch=resnet19": "model=smp, model=timm or model=torchvision has it",
+        f"data.root={photos} task=multilabel --cfg job": "multilabel",
+    }
+    env = {**os.environ, "PYTHONPATH": str(Path(effloop.__file__).parents[1])}
+    command = [sys.executable, "-c", _WITHOUT_TORCH, json.dumps([*commands.items()])]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
