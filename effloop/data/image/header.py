@@ -93,7 +93,7 @@ def _load_plugin(of: str) -> None:
     module, threads, extra = PLUGINS[of]
     try:
         importlib.import_module(module)
-    except ModuleNotFoundError:
+    except ImportError:
         raise DataError(f"is a {extra.upper()} image, {NEEDS_PLUGIN} 'effloop[{extra}]'") from None
     vars(importlib.import_module(threads))["DECODE_THREADS"] = 0  # EffLoop brings its own
 
