@@ -79,6 +79,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __repr__(self) -> str:
+        each = {"images": self.images, "targets": self.targets}
+        of = ", ".join(f"{key} {tuple(value.shape)} {value.dtype}" for key, value in each.items()).replace("torch.", "")
+        return f"Batch({of}, on {self.images.device}; {int(self.valid.sum())} of {len(self)} are valid)"
+
 
 @dataclass(frozen=True, slots=True)
 class Preview:

@@ -11,6 +11,7 @@ from torch import nn
 from effloop import config as configs
 from effloop.config import Config
 from effloop.errors import PROGRAM, ConfigError, DataError
+from effloop.registry import groups
 from effloop.runs.reader import flatten, format_value
 from effloop.task import Labelled
 
@@ -113,9 +114,12 @@ def changed_values(config: Config, state: Mapping[str, Any]) -> list[str]:
     """A line about keys of which a resumed run has another value than its checkpoint; empty if there are none."""
     from effloop.runs import compare  # only where there is something to compare
 
-    then = configs.to_dict(configs.from_dict(state["config"], (), "the checkpoint's config"))  # with keys new since
-    then["resume"] = config.resume
-    found = "; ".join(compare.configs(then, configs.to_dict(config)))
+    now, saved = configs.to_dict(config), state["config"]
+    given = now["model"]["name"] not in groups["model"]  # a module, which no config describes
+    saved = {**saved, "model": {"name": "cnn"}} if given else saved
+    then = configs.to_dict(configs.from_dict(saved, (), "the checkpoint's config"))  # with keys new since
+    then |= {"resume": config.resume} | ({"model": now["model"]} if given else {})
+    found = "; ".join(compare.configs(then, now))
     return [f"config not what the checkpoint was trained with: {found}"] if found else []
 
 

@@ -14,6 +14,7 @@ from effloop.data.source import Kind, Source
 from effloop.data.source.base import class_counts, pixel_counts
 from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError
+from effloop.lazy import nn
 from effloop.parallel import Parallel, Slice, own_slice, parallels
 from effloop.precision import Precision, PrecisionConfig, precisions
 from effloop.runs import findings
@@ -110,6 +111,7 @@ class Environment:
     parallel: Parallel
     precision: Precision
     notes: list[str]  # lines for users
+    module: nn.Module | None = None  # that was given to `build_trainer`; None is what the config describes
 
     def fitted(self, source: Source) -> Environment:
         """The same with a task that knows the training split, which has to have the scores that the config names."""

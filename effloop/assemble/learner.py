@@ -98,8 +98,8 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     config, parallel, precision = environment.config, environment.parallel, environment.precision
     if config.probe:
         check_probe(config, parallel)
-    num_outputs = environment.task.num_outputs(data.train.plan.source)
-    model = build_model(config, num_outputs, parallel.device)
+    num_outputs = environment.task.num_outputs(data.train.source)
+    model = build_model(config, num_outputs, parallel.device, environment.module)
     notes = _load(model, environment, data, start)
     found = None
     if advise or parallel.world_size > 1 or config.model.freeze:  # else nobody needs it
@@ -135,7 +135,7 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
         with checks.fitting("resume"):  # before there is a new run folder
             world_size = environment.parallel.world_size
             checks.check_resumable(config, start.state, world_size=world_size, in_place=start.in_place)
-            checks.check_trained_on(start.state, data.train.plan.source)
+            checks.check_trained_on(start.state, data.train.source)
             notes += checks.changed_values(environment.recorded, start.state)
             notes += checks.check_same_data(start.state, data.fingerprints, in_place=start.in_place)
             checks.check_position(start.state, len(data.batches) * data.batches.global_batch)

@@ -233,7 +233,7 @@ class Data:
     @property
     def target_names(self) -> list[str]:
         """Names of the outputs: the classes, or of each of the numbers."""
-        return list(self.train.plan.source.target_names)
+        return list(self.train.source.target_names)
 
 
 @opening_once()

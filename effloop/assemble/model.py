@@ -22,14 +22,14 @@ from effloop.precision import Precision
 from effloop.task import Task, is_spatial
 
 
-def build_model(config: Resolved, num_outputs: int, device: torch.device) -> nn.Module:
+def build_model(config: Resolved, num_outputs: int, device: torch.device, given: nn.Module | None = None) -> nn.Module:
     """The model on its device, in its memory layout, compiled if asked for; refused if it can't take the images."""
     wanted = config.model.num_classes
     if wanted is not None and wanted != num_outputs:
         raise ConfigError(
             f"model.num_classes: {wanted}, but the data has {num_outputs}; set model.num_classes={num_outputs} or null"
         )
-    model = _tried(config, num_outputs)
+    model = _tried(config, num_outputs) if given is None else given
     if config.model.freeze:
         freeze(model, config.model.freeze)
     if config.model.checkpointing:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.filesize import decimal
-from torch import Tensor
+from torch import Tensor, nn
 
 from effloop import config as configs
 from effloop.assemble.checks import fitting
@@ -64,6 +65,9 @@ def checkpoint_bytes(learner: Learner) -> int:
 def build_trainer(
     config: Config,
     *,
+    model: nn.Module | None = None,
+    train: Iterable[Any] | None = None,
+    val: Iterable[Any] | None = None,
     run_dir: Path | None = None,
     overrides: Sequence[str] = (),
     resume: Path | None = None,
@@ -74,6 +78,13 @@ def build_trainer(
 
     Args:
         config: from `compose`.
+        model: a module to train: (N, C, H, W) float32 -> (N, K) outputs; None builds `config.model`.
+        train: batches to train on instead of `config.data`, with `val`: a DataLoader, or another iterable with a length
+            that begins anew in each epoch, of (images, targets). Images are (N, C, H, W) floats, taken as they are, or
+            uint8, (N, C, H, W) or (N, H, W, C), which `data.mean` and `data.std` normalise; targets (N,) class indices,
+            (N, K) flags, (N,) or (N, K) float numbers or (N, H, W) masks, as the task wants them. Or of `Batch`es. Of
+            several ranks each gives its own part. To resume, the same are given again.
+        val: batches to validate on.
         run_dir: the run folder; None is `{config.out}/{config.run}`.
         overrides: what the config was composed from, or changed by since, for the run folder.
         resume: a checkpoint of `run_dir`, which must be given then, to continue in that same folder; or `run_dir`, to
@@ -88,8 +99,13 @@ def build_trainer(
         raise ConfigError("resume: continues in the run's own folder; give run_dir, or set config.resume")
     began, started_s = time.perf_counter(), seconds_of_command()
     environment = build_environment(config)
-    data = build_data(environment)
-    environment = environment.fitted(data.train.plan.source)
+    if model is None and train is None and val is None:
+        data = build_data(environment)
+    else:
+        from effloop.assemble.given import build_given  # by few programs
+
+        environment, data = build_given(environment, model, train, val)
+    environment = environment.fitted(data.train.source)
     start = Start.of(environment.config, resume)
     learner = build_learner(environment, data, start, advise)
     facts = {"classes": data.classes, **data.fingerprints}
@@ -169,7 +185,7 @@ def _trainer(
         accumulate=config.accumulate,
         scaler=environment.precision.scaler,
         run_dir=run_dir,
-        name=data.train.plan.source.name,
+        name=data.train.source.name,
         saved=checkpoints.close,
     )
     trainer = Trainer(
@@ -208,7 +224,7 @@ def _checkpoints(environment: Environment, data: Data, run_dir: Path) -> Checkpo
         "config": configs.to_dict(environment.recorded),
         "classes": data.classes,
         "target_names": data.target_names,
-        "num_outputs": environment.task.num_outputs(data.train.plan.source),
+        "num_outputs": environment.task.num_outputs(data.train.source),
         "data": data.fingerprints,
         "world_size": environment.parallel.world_size,
     }

@@ -391,9 +391,10 @@ def _upgraded(plain: Mapping[Any, Any]) -> dict[Any, Any]:
 def _part_of_saved(group: str, name: str) -> type[PartConfig]:
     """The config class of a part that a saved config names."""
     if name not in groups[group]:
+        module = " give it to build_trainer(model=) as the run did," * (group == "model")
         raise ConfigError(
-            f"{group}: the run's '{name}' is not here; install the package that it is of, or add plugins=[FILE.py] "
-            "if it is in a file"
+            f"{group}: the run's '{name}' is not here;{module} install the package that it is of, or add "
+            "plugins=[FILE.py] if it is in a file"
         )
     return groups[group][name].config
 

@@ -16,7 +16,7 @@ from effloop.data.bad import Ledger
 from effloop.data.engine import Engine
 from effloop.data.order import BatchRequest, without_repeats
 from effloop.data.plan import Plan, to_native_byteorder
-from effloop.data.source import Kind
+from effloop.data.source import Kind, Source
 from effloop.data.source.base import targets_of
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError
@@ -58,9 +58,14 @@ class Loader:
         return len(self.plan.order)
 
     @property
+    def source(self) -> Source:
+        """The samples of the split."""
+        return self.plan.source
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Class names, in the order of their labels."""
-        return self.plan.source.classes
+        return self.source.classes
 
     @property
     def global_batch(self) -> int:

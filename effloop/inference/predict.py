@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 from torch import Tensor, nn
 
 from effloop.assemble.loader import loader_of
@@ -239,8 +239,9 @@ def share_columns(masks: Sequence[Mask | None], names: Sequence[str]) -> dict[st
 
 # A trained model for other programs: a module with its classes and its preprocessing.
 
-# The path of a file, an encoded image, Pillow's image, or (H, W, 3) RGB or (H, W, 1) grey uint8.
-ImageLike = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[np.uint8]
+# The path of a file, an open binary file, an encoded image, Pillow's image, or pixels: uint8, an array (H, W) or
+# (H, W, C), or a tensor (C, H, W), of 1 (grey), 3 (RGB) or 4 channels (RGBA), or a uint16 array (H, W).
+ImageLike = str | os.PathLike[str] | BinaryIO | bytes | bytearray | memoryview | Image.Image | NDArray[Any] | Tensor
 
 
 class Predictor(nn.Module):
@@ -286,7 +287,8 @@ class Predictor(nn.Module):
         """Predict each image.
 
         Args:
-            images: paths, encoded images, Pillow's images or (H, W, C) uint8 arrays, in any mixture; or one of these.
+            images: paths, binary files that are open, encoded images, Pillow's images, arrays (H, W) or (H, W, C) or
+                tensors (C, H, W) of uint8, C being 1, 3 or 4 (RGBA), in any mixture; or one of these.
             top: how many classes of each, the most probable first.
             every: add `p_NAME`, the probability of each class.
 
@@ -313,8 +315,9 @@ class Predictor(nn.Module):
     def _given(self, images: Iterable[ImageLike] | ImageLike) -> tuple[Images, Config]:
         given: Any = images
         alone = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
-        single = isinstance(given, alone) or (isinstance(given, np.ndarray) and given.ndim == 3)
-        each: list[Any] = [given] if single else list(given)
+        pixels = isinstance(given, np.ndarray | Tensor) and given.ndim in (2, 3)
+        single = isinstance(given, alone) or pixels or hasattr(given, "read")
+        each: list[Any] = [given] if single or not hasattr(given, "__iter__") else list(given)
         if not each:
             raise ConfigError("images: there are none; give a list of paths, encoded images, or arrays")
         config = self._trained.config
@@ -327,6 +330,9 @@ class Predictor(nn.Module):
         return source, config
 
 
+_PIXELS = (("uint8",), ("uint8", 3), ("uint8", 4), ("uint16",))  # dtype and channels, none of (H, W)
+
+
 def _encoded(image: ImageLike, name: str, config: Config) -> Encoded:
     """An encoded image, of a file or as raw pixels; Pillow's image stays as it is."""
     if isinstance(image, str | os.PathLike):
@@ -334,23 +340,34 @@ def _encoded(image: ImageLike, name: str, config: Config) -> Encoded:
             return Path(image).read_bytes()
         except OSError as error:
             raise DataError(f"{name} can't be read: {error.strerror}") from None
+    if hasattr(image, "read"):
+        image = image.read()
     if isinstance(image, bytes | bytearray | memoryview):
         return image
-    pixels: Any = image
-    if isinstance(image, Image.Image):
-        try:
-            turned = ImageOps.exif_transpose(image) if config.decode.exif else image.copy()
-            pixels = to_pixels(turned, config.data.channels, config.decode.window)
-        except MemoryError:
-            raise  # about the machine, not about the image
-        except Exception as error:  # a damaged file can make Pillow raise nearly anything
-            raise DataError(f"{name} can't be decoded: {' '.join(str(error).split())}") from error
-    if isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] in (1, 3):
-        return pnm_header(*pixels.shape) + pixels.tobytes()
-    of = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(image).__name__
-    raise ConfigError(
-        f"images: {name} is {of}; give a path, encoded bytes, Pillow's image or (H, W, 3) or (H, W, 1) uint8"
-    )
+    opened: Any = image
+    if isinstance(image, ImageFile.ImageFile) and image.tile and image.fp and not image.tell():  # as it is in its file
+        image.fp.seek(0)
+        return image.fp.read()
+    if isinstance(image, Tensor) and image.ndim == 3:
+        opened = image.permute(1, 2, 0).numpy(force=True)
+    if isinstance(opened, np.ndarray) and opened.ndim == 3 and opened.shape[2] == 1:
+        opened = opened[:, :, 0]
+    if isinstance(opened, np.ndarray) and opened.ndim > 1 and (opened.dtype.name, *opened.shape[2:]) in _PIXELS:
+        opened = Image.fromarray(opened)
+    if not isinstance(opened, Image.Image):
+        of = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, np.ndarray | Tensor) else type(image).__name__
+        raise ConfigError(
+            f"images: {name} is {of}; give a path, an open binary file, encoded bytes, Pillow's image or uint8 pixels: "
+            "an array (H, W) or (H, W, C), or a tensor (C, H, W), of 1, 3 or 4 channels"
+        )
+    try:
+        turned = ImageOps.exif_transpose(opened) if config.decode.exif else opened.copy()
+        pixels = to_pixels(turned, config.data.channels, config.decode.window)
+    except MemoryError:
+        raise  # about the machine, not about the image
+    except Exception as error:  # a damaged file can make Pillow raise nearly anything
+        raise DataError(f"{name} can't be decoded: {' '.join(str(error).split())}") from error
+    return pnm_header(*pixels.shape) + pixels.tobytes()
 
 
 def load(run: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Predictor:

@@ -128,9 +128,14 @@ class TestLoad:
         model = effloop.load(finished)
         path = sorted((photos / "val" / "a").iterdir())[0]
         with Image.open(path) as image:
-            forms = [path, str(path), path.read_bytes(), image, np.asarray(image)]
+            pixels = np.array(image)
+            alpha = np.dstack([pixels, pixels[:, :, 0]])
+            tensors = [torch.from_numpy(each).permute(2, 0, 1) for each in (pixels, alpha)]
+            forms = [path, str(path), path.read_bytes(), io.BytesIO(path.read_bytes()), image, pixels, alpha, *tensors]
             found = model.predict(forms, top=3, every=True)
-        assert len(found) == 5
+        grey = model.preprocess([pixels[:, :, 0], pixels[:, :, :1], tensors[0][:1], Image.fromarray(pixels[:, :, 0])])
+        assert torch.equal(grey, grey[:1].expand_as(grey))
+        assert len(found) == len(forms)
         assert all(row == found[0] for row in found)
         assert [*found[0]] == ["class", "score", "class_2", "score_2", "class_3", "score_3", "p_a", "p_b", "p_c"]
         assert model.predict(path, top=3, every=True) == found[:1]
@@ -171,11 +176,14 @@ class TestLoad:
         [
             ([], ConfigError, "images: there are none"),
             ([photo(), 3], ConfigError, "images: image 1 is int; give a path"),
+            (3, ConfigError, "images: image 0 is int; give a path"),
+            (torch.rand(3, 8, 8), ConfigError, "images: image 0 is torch.float32 (3, 8, 8); give a path"),
+            (io.StringIO("text"), ConfigError, "images: image 0 is str; give a path"),
             ([photo(), b"junk of some bytes"], DataError, "image 1 is not an image that Pillow reads"),
             (
                 [Image.open(io.BytesIO(encode(photo(), "JPEG")[:900]))],
                 DataError,
-                "image 0 can't be decoded: image file is",
+                "image 0 is a truncated JPEG: ends after 900 bytes",
             ),
         ],
     )
