@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from effloop.batch import Batch
 from effloop.errors import how_ended, printable
@@ -33,6 +30,11 @@ from effloop.record.rows import (
 )
 from effloop.record.sinks import AppendFile, EpochReport, Sink, Sinks, StepReport
 from effloop.task import Meter, Task, score_names
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+    from rich.table import Table
 
 
 @dataclass
@@ -98,6 +100,8 @@ class StandardOutput(Sink):
 
     def __init__(self, console: Console, meters: Sequence[Meter]) -> None:
         self._console, self._meters = console, meters
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
         self._bar = Progress(TextColumn("epoch {task.fields[epoch]}"), *columns, console=console, transient=True)
         self._task: TaskID | None = None
@@ -135,6 +139,8 @@ class StandardOutput(Sink):
 
 def summary_table(summary: Mapping[str, Any], meters: Sequence[Meter]) -> Table:
     """A table of the best and the last scores of a run."""
+    from rich.table import Table
+
     table = Table(title=f"result ({summary['precision']})")
     for heading in ("", "best", "last"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -221,6 +227,8 @@ class RunRecorder(Recorder):
         if self._writes:
             self._open("log.txt", LogFile)
         if self._writes and config.console:
+            from rich.console import Console
+
             self._sinks.open("the standard output", lambda: StandardOutput(Console(), task.meters))
 
     def __enter__(self) -> RunRecorder:

@@ -38,7 +38,6 @@ from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
 from effloop.errors import PROGRAM, ConfigError, DataError, printable_lines
 from effloop.system.files import locked, remove_stale
-from effloop.system.progress import Meter, duration
 
 _VERSION = 1  # of what is copied: another number gives other files
 _PER_SAMPLE = 64  # bytes of a sample's columns, about
@@ -116,6 +115,8 @@ class ImportedSource(PackedSource):
 
     def _write(self, path: Path, files: Sequence[Path], states: list[Any]) -> None:
         """Make the copy, and say so."""
+        from effloop.system.progress import Meter, duration  # by rich, which composing does without
+
         started = time.monotonic()
         with self.reading_originals():
             found = self.contents(files)
