@@ -22,7 +22,7 @@ from effloop.data.plan import Plan
 from effloop.data.source import Source, Tail, sources
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, writers
 
-TABLES = ("csv", "tsv", "jsonl")
+TABLES = ("csv", "tsv", "jsonl", "parquet")
 """Formats of a table that `data=csv` reads."""
 
 READ_BY = {"zarr2": "zarr", "n5": "zarr", **{f"table.{ending}": "csv" for ending in TABLES}}
@@ -78,6 +78,9 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    elif path.suffix == ".parquet":
+        arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+        parquet.write_table(arrow.Table.from_pylist([*rows]), path)
     else:
         with open(path, "w", newline="") as file:
             table = csv.DictWriter(file, [*rows[0]], delimiter="\t" if path.suffix == ".tsv" else ",")

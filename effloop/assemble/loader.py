@@ -86,9 +86,8 @@ def _check(config: Resolved, parallel: Slice, loaders: Mapping[str, Loader]) -> 
         {split: loader.plan for split, loader in loaders.items()},
         config.data.check,
         config.num_workers,
-        skip=config.on_error is OnError.skip,
-        max_errors=config.max_errors,
-        verify=shlex.join(["verify", *(f"{key}={value}" for key, value in words.items() if value)]),
+        config.max_errors if config.on_error is OnError.skip else None,
+        shlex.join(["verify", *(f"{key}={value}" for key, value in words.items() if value)]),
     )
     if line and not parallel.rank:
         warn(line)

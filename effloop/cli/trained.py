@@ -433,15 +433,10 @@ def _free(name: str, columns: Columns) -> str:
 
 def _show(rows: Sequence[dict[str, Any]], count: int, form: str) -> None:
     """Print rows as a table, without columns that have nothing in them, and paths from the folder that all are in."""
-    title = f"the first {len(rows)} of {count:,} images" if count > len(rows) else ""
+    table = Table(title=f"the first {len(rows)} of {count:,} images" if count > len(rows) else None)
     folders = [os.path.dirname(row.get("path", "")) for row in rows]
-    if len({os.path.isabs(folder) for folder in folders}) == 1 and (common := os.path.commonpath(folders)) not in (
-        "",
-        "/",
-    ):
-        rows = [{**row, "path": os.path.relpath(row["path"], common)} for row in rows]
-        title += f"{' ' if title else 'paths '}below {common}"
-    table = Table(title=Text(title))
+    if len({os.path.isabs(folder) for folder in folders}) == 1 and os.path.commonpath(folders) not in ("", "/"):
+        rows = [{**row, "path": os.path.relpath(row["path"], os.path.commonpath(folders))} for row in rows]
     names = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
     for name in names:
         is_text = any(isinstance(row[name], str) for row in rows)

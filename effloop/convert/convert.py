@@ -91,12 +91,11 @@ class ConvertOptions:
                     raise ConfigError(f"{other}: contradicts {key}={value}; drop one of them")
         if self.shuffle and "train" not in self.splits:
             raise ConfigError("shuffle: only the training split is shuffled; drop it, or split=val")
-        if not os.path.isdir(self._out.parent):  # unlike Path's own, it never raises
-            raise ConfigError(
-                f"out: '{self.out}' can't be made, the folder {self._out.parent} is not there; make it or set out=PATH"
-            )
         if not self._out.name:
             raise ConfigError(f"out: '{self.out}' has no name; set out=PATH")
+        place = next(each for each in self._out.parents if os.path.exists(each))  # unlike Path's own, it never raises
+        if not place.is_dir():
+            raise ConfigError(f"out: '{self.out}' can't be made, {place} is not a folder; set out=PATH")
 
     @property
     def _out(self) -> Path:

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -47,8 +47,9 @@ class WorkFolder:
             ConfigError: it can't be made or written, another process holds it, an output is there already, or the disk
                 is full.
         """
+        missing = [each for each in self.path.parents if not os.path.isdir(each)]
         try:
-            self.path.mkdir(exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             with locked(self.path) as free:
                 if not free:
                     raise ConfigError(
@@ -74,6 +75,10 @@ class WorkFolder:
                     shutil.rmtree(self.path, ignore_errors=True)
         except OSError as error:
             raise ConfigError(f"out: {describe_failure(self.path, error)}; set out=PATH") from error
+        finally:
+            for each in missing:
+                with suppress(OSError):  # it has the output
+                    each.rmdir()
 
     def written(self, out: Path) -> Path:
         """An output while it is here."""

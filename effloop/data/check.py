@@ -24,7 +24,6 @@ _NAMED = 20
 class Looked(NamedTuple):
     """What was found in a split."""
 
-    samples: int
     looked_at: int
     bad: list[str]  # a line for each that can't be used
     expected: int  # bad ones in all; where not all were looked at twice as many, to be sure
@@ -35,9 +34,7 @@ def check_samples(
     plans: Mapping[str, Plan],
     limit: int,
     num_threads: int,
-    *,
-    skip: bool = False,
-    max_errors: float = 0.01,
+    max_errors: float | None = None,
     verify: str = "verify data.root=PATH",
 ) -> tuple[str, str]:
     """Check the checksum, header and end of up to `limit` samples of each split, evenly spread, and of those that the
@@ -47,16 +44,15 @@ def check_samples(
         plans: split -> plan, whose source and decoder are used.
         limit: 0 checks none.
         num_threads: how many are checked at the same time.
-        skip: bad ones are skipped, `max_errors` of each split at most.
-        max_errors: as of the config.
+        max_errors: how many of each split may be bad, as of the config; None allows none.
         verify: the command that checks every sample of this data.
 
     Returns:
         A line about those that are bad, and one about those that EXIF turns; empty if there are none.
 
     Raises:
-        DataError: samples can't be used, with `skip` too many; the message names the first 20, says how many there are
-            in all splits, and how to do without them.
+        DataError: more can't be used; the message names the first 20, says how many there are in all splits, and how
+            to do without them.
         ConfigError: an image is too small for the augmentation recipe.
     """
     found = {split: look(plan, limit, num_threads) for split, plan in plans.items()}
@@ -69,14 +65,13 @@ def check_samples(
     lines = [line for each in bad.values() for line in each.bad]
     of = f"{len(lines):,} of the {looked_at:,} samples looked at can't be used"
     of += f" ({', '.join(f'{len(each.bad):,} of {split}' for split, each in bad.items())})"
-    if skip and all(len(each.bad) <= quota(max_errors, each.samples) for each in bad.values()):
+    if max_errors and all(len(each.bad) <= quota(max_errors, len(plans[split].source)) for split, each in bad.items()):
         return f"on_error=skip: {of}: {few(lines)}", note
-    more = f"max_errors={max(each.expected for each in bad.values())}"
-    fits = all(each.expected <= quota(max_errors, each.samples) for each in bad.values())
-    fix = f"set on_error=skip{'' if fits else f' {more}'} to do without {'it' if len(lines) == 1 else 'them'}; "
+    most, them = max(each.expected for each in bad.values()), "it" if len(lines) == 1 else "them"
+    skip = f"set on_error=skip max_errors={most} to do without {them}; "
     if any(len(each.bad) == each.looked_at for each in bad.values()):
-        fix = ""  # nothing would be left
-    raise DataError(listed(of, lines, f"{fix}{PROGRAM} {verify} checks every sample"))
+        skip = ""  # nothing would be left
+    raise DataError(listed(of, lines, f"{skip}{PROGRAM} {verify} checks every sample"))
 
 
 def look(plan: Plan, limit: int, num_threads: int) -> Looked:
@@ -110,7 +105,7 @@ def look(plan: Plan, limit: int, num_threads: int) -> Looked:
         plan.augment.check(np.unique(np.array(sizes, np.int64), axis=0))
     bad = [each for each in found if isinstance(each, str)]
     expected = len(bad) and (1 + (len(ids) < count)) * len(bad) * count // len(ids)
-    return Looked(count, len(ids), bad, expected, len(turned))
+    return Looked(len(ids), bad, expected, len(turned))
 
 
 def is_turned(data: Encoded, info: Header, decoder: Decoder) -> bool:

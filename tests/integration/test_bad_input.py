@@ -211,14 +211,14 @@ def _(place: Place) -> str:
 typed(
     "21 empty file",
     "data.root=data",
-    "{here}/data/train/b/007.jpg is empty (0 bytes); set on_error=skip to do without it; {program} verify data.root=data checks every sample",
+    "{here}/data/train/b/007.jpg is empty (0 bytes); set on_error=skip max_errors=1 to do without it; {program} verify data.root=data checks every sample",
     lambda place: place.victim().write_bytes(b""),
 )
 
 
 @row(
     "22 truncated",
-    "{here}/data/train/b/007.jpg is a truncated JPEG: ends after 500 bytes without its end marker; set on_error=skip to do without it; {program} verify data.root=data checks every sample",
+    "{here}/data/train/b/007.jpg is a truncated JPEG: ends after 500 bytes without its end marker; set on_error=skip max_errors=1 to do without it; {program} verify data.root=data checks every sample",
 )
 def _(place: Place) -> str:
     victim = place.victim()
@@ -248,7 +248,7 @@ def _(place: Place) -> str:
 typed(
     "25 pixel bomb",
     "data.root=data",
-    "{here}/data/train/b/007.jpg is too large: 40000 x 50000 (height x width) are 2,000,000,000 pixels; allowed are 178,956,970; if that is intended, set decode.max_pixels=2000000000; set on_error=skip to do without it; {program} verify data.root=data checks every sample",
+    "{here}/data/train/b/007.jpg is too large: 40000 x 50000 (height x width) are 2,000,000,000 pixels; allowed are 178,956,970; if that is intended, set decode.max_pixels=2000000000; set on_error=skip max_errors=1 to do without it; {program} verify data.root=data checks every sample",
     lambda place: place.victim().write_bytes(png(50_000, 40_000, 8, 2, b"\0" * 40_000)),
 )
 
@@ -265,7 +265,7 @@ def _(place: Place) -> str:
 typed(
     "27 file name",
     "data.root=data",
-    "{here}/data/train/b/\\xff\\n\\x1b[31m.jpg is empty (0 bytes); set on_error=skip to do without it; {program} verify data.root=data checks every sample",
+    "{here}/data/train/b/\\xff\\n\\x1b[31m.jpg is empty (0 bytes); set on_error=skip max_errors=1 to do without it; {program} verify data.root=data checks every sample",
     lambda place: Path(os.fsdecode(os.fsencode(place.data() / "train/b") + b"/\xff\n\x1b[31m.jpg")).touch(),
 )
 typed(

@@ -45,7 +45,11 @@ BAD = {
     "colour": (_colours, ["data.colors={root}/colors"], "d.jpg has a mask with the colour 7 7 7 (row 0, column 0)"),
     "value": (_save(np.full((33, 40), 3, np.uint8)), [], "d.png has the value 3; allowed are 0 to 2, and 255"),
     "size": (_save(mask_of(40, 33, 0)), [], "d.jpg has a mask of 40 x 33 pixels (height x width), the image has 33"),
-    "cut": (_cut, [], "bytes; copy or write it again; set on_error=skip to do without it; effloop verify data.root="),
+    "cut": (
+        _cut,
+        [],
+        "bytes; copy or write it again; set on_error=skip max_errors=1 to do without it; effloop verify data.root=",
+    ),
     "no masks": (_empty, [], "train/masks has no masks"),
     "no mask": (lambda root: (root / "train/masks/d.png").unlink(), [], "1 of 4 have no mask in "),
     "twice": (lambda root: Image.new("L", (40, 33)).save(root / "train/masks/d.pgm"), [], "d.pgm and d.png differ in"),

@@ -16,6 +16,7 @@ from effloop.data.source import tables
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, ScanError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.files import Images
+from effloop.data.source.formats import parquet_files
 from effloop.data.source.masks import (
     format_of,
     in_parallel,
@@ -286,7 +287,7 @@ class Rows:
             if found is None:
                 self._num_missing += 1
                 if len(self._missing) < _LISTED:
-                    self._missing.append(f"'{printable(path[:_SHOWN])}' (line {number:,})")
+                    self._missing.append(f"'{printable(path[:_SHOWN])}' ({part.table.unit} {number:,})")
                 continue
             key, status = found
             split.add(key, label, status.st_size, target=target)
@@ -390,11 +391,13 @@ class CsvSource(LooseSource):
     @classmethod
     def claims(cls, root: Path) -> bool:
         if root.is_file():
-            return root.suffix.lower() in tables.ENDINGS
+            ending = root.suffix.lower()
+            return ending in tables.ENDINGS and (ending != parquet_files.ENDING or parquet_files.holds_paths(root))
         if (root / TARGETS).is_file():  # what `convert to=folder` wrote, of any splits
             return any(table_of(root, path.name) for path in root.iterdir() if path.is_dir())
         images = root / "train"  # its folders would be classes, which need no table
-        if not root.is_dir() or table_of(root, "train") is None:
+        table = table_of(root, "train") if root.is_dir() else None
+        if table is None or not cls.claims(table):
             return False
         return not images.is_dir() or not any(path.is_dir() for path in images.iterdir())
 

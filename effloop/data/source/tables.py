@@ -1,4 +1,4 @@
-"""Tables in files, read row by row: CSV, TSV, JSON lines; and what the targets in them are.
+"""Tables in files, read row by row: CSV, TSV, JSON lines, parquet; and what the targets in them are.
 
 Every value is text, whatever the format.
 """
@@ -26,7 +26,7 @@ class NoTargetsError(ScanError):
     """A table has no column that looks like targets."""
 
 
-ENDINGS = (".csv", ".tsv", ".jsonl")  # of files that `data=auto` takes for tables
+ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")  # of files that may be tables
 Row = tuple[int, Sequence[str]]  # number of a row, and its values in some columns
 _SNIFFED = 1 << 16  # bytes
 
@@ -38,10 +38,11 @@ class Table:
     path: Path
     columns: tuple[str, ...]  # their names
     rows: Callable[[Sequence[int]], Iterator[Row]]  # of the columns at these places; raises a DataError with the row
+    unit: str = "line"  # that a row is, for messages
 
     def at(self, number: int) -> str:
         """A row, for messages."""
-        return f"{shown(self.path)}, line {number:,}"
+        return f"{shown(self.path)}, {self.unit} {number:,}"
 
     def first(self, names: Iterable[str]) -> int | None:
         """The place of the first of these columns that is there, in any case."""
@@ -66,6 +67,10 @@ def open_table(path: Path) -> Table:
     try:
         with open(path, "rb") as file:
             start = file.read(_SNIFFED)
+        if start[:4] == b"PAR1":
+            from effloop.data.source.formats import parquet_files
+
+            return _of_objects(path, lambda _: parquet_files.Table(path).objects(), "row")
         encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         if encoding != "utf-16" and b"\0" in start:
             raise DataError(f"{shown(path)} is no text; name a table in CSV, TSV or JSON lines")
@@ -73,7 +78,7 @@ def open_table(path: Path) -> Table:
         if text[:1] == "[":
             raise DataError(f"{shown(path)} is one JSON list; write its objects one a line, as JSON lines")
         if text[:1] == "{":
-            return _json_lines(path, encoding)
+            return _of_objects(path, lambda table: _json_lines(table, encoding))
         return _delimited(path, encoding, max(",;\t", key=text.partition("\n")[0].count))
     except OSError as error:
         raise DataError(f"{shown(path)} can't be read: {error.strerror or error}") from None
@@ -115,30 +120,34 @@ def _records(path: Path, encoding: str, delimiter: str) -> Iterator[tuple[int, l
             raise DataError(f"{shown(path)} is no text in {encoding}: {error.reason}; save it as UTF-8") from None
 
 
-def _json_lines(path: Path, encoding: str) -> Table:
-    """An object a line; the columns are the keys of the first one."""
+def _json_lines(table: Table, encoding: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """An object a line."""
+    with open(table.path, encoding=encoding, errors="surrogateescape") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{table.at(number)}: no JSON: {error}; write an object a line") from None
+            if not isinstance(found, dict):
+                raise DataError(f"{table.at(number)}: a JSON {type(found).__name__}; write an object a line")
+            yield number, found
 
-    def objects() -> Iterator[tuple[int, dict[str, Any]]]:
-        with open(path, encoding=encoding, errors="surrogateescape") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    found = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{table.at(number)}: no JSON: {error}; write an object a line") from None
-                if not isinstance(found, dict):
-                    raise DataError(f"{table.at(number)}: a JSON {type(found).__name__}; write an object a line")
-                yield number, found
+
+def _of_objects(
+    path: Path, objects: Callable[[Table], Iterator[tuple[int, dict[str, Any]]]], unit: str = "line"
+) -> Table:
+    """Rows that are objects with their numbers; the columns are the keys of the first one."""
 
     def rows(places: Sequence[int]) -> Iterator[Row]:
         chosen = [names[place] for place in places]
-        for number, found in objects():
+        for number, found in objects(table):
             yield number, _texts(table, number, map(found.get, chosen))
 
-    table = Table(path, (), rows)
-    names = tuple(next(objects())[1])
-    return (table := Table(path, tuple(map(shown, names)), rows))
+    table = Table(path, (), rows, unit)
+    names = tuple(next(objects(table), (0, dict[str, Any]()))[1])
+    return (table := Table(path, tuple(map(shown, names)), rows, unit))
 
 
 def _texts(table: Table, number: int, values: Iterable[object]) -> list[str]:
@@ -339,8 +348,8 @@ def kind_of(columns: Sequence[Column]) -> Kind:
     if column.has("text") and column.has("whole", "point", "real"):
         number = next(column.first[form] for form in ("whole", "point", "real") if form in column.first)
         raise column.first["text"].error(
-            f"in the column '{column.name}', which has numbers ('{number.text}', line "
-            f"{number.number:,}); correct the row, or set task=classification to take all as names"
+            f"in the column '{column.name}', which has numbers ('{number.text}', "
+            f"{number.table.unit} {number.number:,}); correct the row, or set task=classification to take all as names"
         )
     few = len(column.different) <= max(FEW, column.count // 2)
     return Kind.classes if column.has("text") or (few and not column.has("real", "not finite")) else Kind.numbers

@@ -132,11 +132,12 @@ def test_refusals(words: list[str], wanted: str, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("a", "can't be made, the folder {folder} is not there; make it or set out=PATH"),
+        ("a", "can't be made, {folder} is not a folder; set out=PATH"),
         ("a" * 300, "is not allowed; set a PATH on this machine, whose names have at most 255 bytes"),
     ],
 )
-def test_folder_that_is_not_there(name: str, wanted: str, tmp_path: Path) -> None:
+def test_folder_that_cant_be_made(name: str, wanted: str, tmp_path: Path) -> None:
     folder = tmp_path / name
+    (tmp_path / "a").touch()
     with pytest.raises(ConfigError, match=line(f"out: '{folder}/b' {wanted.format(folder=folder)}")):
         parse("to=memmap", f"out={folder}/b")

@@ -40,6 +40,14 @@ def test_outputs_appear_together_with_ordinary_permissions(mask: int, tmp_path: 
         assert stat.S_IMODE((tmp_path / path).stat().st_mode) == mode & ~mask
 
 
+def test_folders_are_made_and_none_is_left_empty(tmp_path: Path) -> None:
+    make(tmp_path / "a/b/x", tmp_path / "a/b/y")
+    assert sorted(path.name for path in (tmp_path / "a/b").iterdir()) == ["x", "y"]
+    with pytest.raises(DataError), WorkFolder([tmp_path / "a/c/d/x"]).held():
+        raise DataError("a bad image")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+
+
 def test_what_a_killed_conversion_has_left_is_removed(tmp_path: Path) -> None:
     left = tmp_path / ".x.partial"
     (left / "0").mkdir(parents=True)

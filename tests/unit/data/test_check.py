@@ -12,7 +12,7 @@ from effloop.data.plan import Plan
 from effloop.errors import PROGRAM, DataError
 
 VERIFY = f"{PROGRAM} verify data.root=PATH checks every sample"
-FIX = f"set on_error=skip to do without it; {VERIFY}"
+FIX = f"set on_error=skip max_errors=1 to do without it; {VERIFY}"
 
 
 @pytest.fixture
@@ -109,13 +109,11 @@ def test_both_splits_are_counted(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"^{re.escape(of)}; set on_error=skip max_errors=2 to do without them; "):
         check_samples(plans, 99, 2)
     with pytest.raises(DataError, match=f"^{re.escape(of)}; set on_error=skip max_errors=2 to do without them; "):
-        check_samples(plans, 99, 2, skip=True, max_errors=1)
-    assert check_samples(plans, 99, 2, skip=True, max_errors=2)[0].startswith(
-        f"on_error=skip: {of}: {file(plans['train'], 1)} "
-    )
+        check_samples(plans, 99, 2, max_errors=1)
+    assert check_samples(plans, 99, 2, max_errors=2)[0].startswith(f"on_error=skip: {of}: {file(plans['train'], 1)} ")
     with pytest.raises(DataError, match=r" is empty .* set on_error=skip max_errors=13 to do without it; "):
         check_samples({"val": plans["val"]}, 2, 2)
-    assert check_samples({"val": plans["val"]}, 99, 2, skip=True)[0].endswith(
+    assert check_samples({"val": plans["val"]}, 99, 2, max_errors=0.01)[0].endswith(
         f"{file(plans['val'], 0)} is empty (0 bytes)"
     )
 

@@ -148,7 +148,7 @@ def has_split(name: str) -> bool:
 # What labels mean: classes, several of them a sample, or numbers.
 
 _ROW_BYTES = 16  # of memory for what a label becomes
-_MOST_CLASSES = 1 << 20  # without names; see `indexed`
+_MOST_CLASSES, _MOST_FLAGS = 1 << 20, 1 << 14  # without names; see `indexed` and `tables`
 
 
 def flat(labels: StoredArray) -> NDArray[Any]:
@@ -248,9 +248,13 @@ def _infer_objects(labels: Sequence[NDArray[Any]], name: str, names: Sequence[st
     """Of texts, or of lists of texts or classes' numbers."""
     rows = [*chain.from_iterable(labels)]
     lists = any(not isinstance(row, str) for row in rows)
-    found = {*chain.from_iterable(rows)} if lists else {*rows}
-    numbers = not all(isinstance(each, str) for each in found)
+    types = {type(each) for each in (chain.from_iterable(rows) if lists else rows)}
+    if len(types) > 1 or types - {str, int}:
+        raise DataError(f"{name} has lists with other than texts alone or whole numbers alone; correct them")
+    found, numbers = {*chain.from_iterable(rows)} if lists else {*rows}, types == {int}
     texts = names or ([] if numbers else sorted(found))
+    if numbers and not texts and 1 < max(found) < _MOST_FLAGS:  # below they may be flags
+        texts = [*map(str, range(max(found) + 1))]
     if lists and not texts:
         raise DataError(
             f"{name} has lists of numbers without names; name the classes in a targets.json beside it: "

@@ -88,7 +88,11 @@ class ParquetSource(IndexedSource, ImportedSource):
     @classmethod
     def claims(cls, root: Path) -> bool:
         first = root if root.is_file() else parquet_files.first_file(root)
-        return first is not None and first.suffix.lower() == parquet_files.ENDING
+        if first is None or first.suffix.lower() != parquet_files.ENDING:
+            return False
+        from effloop.data.source.table_source import CsvSource  # of files that have images' paths
+
+        return any(root.glob("*.index")) or not CsvSource.claims(root)
 
     def base(self) -> Path:
         return expand_root(self.config).absolute()
@@ -116,16 +120,6 @@ class ParquetSource(IndexedSource, ImportedSource):
         root = self.base()
         beside = [file for file in (root / CARD, root / NAMES, *said(root)) if file.is_file()]
         return [*dict.fromkeys([*self.shards(root), *beside, *self._all_files()])]
-
-    def _all_files(self) -> list[Path]:
-        """Those of all splits."""
-        return [*dict.fromkeys(chain(*map(self._files_of, sorted({*self._counted(), self.split}))))]
-
-    def _files_of(self, split: str) -> list[Path]:
-        try:
-            return self._of_split(split).shards(self.base())
-        except NoSplitError:
-            return []
 
     def _table(self, file: Path) -> Table:
         return Table(file, self.config.image, self.config.label, self.config.mask)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -123,6 +123,13 @@ def _paths(config: Mapping[str, Any], split: str | None = None) -> Iterator[str]
             for each in patterns if isinstance(patterns, list) else [patterns]:
                 if isinstance(each, str) and each.strip("./"):
                     yield each
+
+
+def holds_paths(path: Path) -> bool:
+    """Whether a file has no images but their paths, by its first rows."""
+    with Table(path) as table:
+        images = table.images_in()
+        return not images or all(each is None for column in next(table._parts(images), []) for each in column)
 
 
 # A file, and its columns.
@@ -263,6 +270,16 @@ class Table:
                     found.append(values.to_pylist())
                 yield found
 
+    def objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Each row of a file of paths, from 1 on: column -> value; of a named class its name, or None, of an image its
+        path.
+        """
+        named, numbers = {column: names_in(feature) for column, feature in self.features.items()}, count(1)
+        with self._reading():
+            for batch in self._file.iter_batches(_ROWS):
+                for row in batch.to_pylist():
+                    yield next(numbers), {name: _plain(value, named.get(name)) for name, value in row.items()}
+
     def images(self, mask: str | None = None) -> Iterator[tuple[bytes, str | None, bytes | None]]:
         """Each row's image, the path that is stored with it, and what is in the column `mask`."""
         column, row, has_paths = self.image(), 0, self._has_paths()
@@ -273,7 +290,8 @@ class Table:
                 if data is None or last is None:
                     raise DataError(
                         f"{self.path}: the column '{column if data is None else mask}' has no bytes in row {row:,}; "
-                        "leave it out, or store the images in the file, as push_to_hub of datasets does"
+                        "leave it out, or store the images in the file, as push_to_hub of datasets does; if it has "
+                        f"paths alone, set data=csv data.root={self.path}"
                     )
                 yield data, path, last
                 row += 1
@@ -287,6 +305,14 @@ class Table:
         if not self._has_paths():
             return iter([None] * self.rows)
         return chain.from_iterable(paths for (paths,) in self._parts([f"{self.image()}.path"]))
+
+
+def _plain(value: Any, names: Sequence[str] | None) -> Any:
+    if isinstance(value, list):
+        return [_plain(each, names) for each in value]
+    if names and isinstance(value, int):
+        return names[value] if 0 <= value < len(names) else None
+    return value.get("path", value) if isinstance(value, dict) else value
 
 
 def names_in(feature: Any) -> list[str] | None:

@@ -13,23 +13,27 @@ import os
 import re
 import struct
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import repeat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from zlib import adler32
+
+import numpy as np
+from numpy.typing import NDArray
 
 from effloop.data.image import header
 from effloop.data.image.header import Encoded, extension
 from effloop.data.image.mask import decode_mask, png_bytes
 from effloop.data.source.base import Kind, printable, sources
-from effloop.data.source.storage.indexed import Entry, IndexedSource, IndexWriter, write_index, write_names
+from effloop.data.source.storage.indexed import Entry, IndexedSource, IndexWriter, read_names, write_index, write_names
 from effloop.data.source.storage.loose import EXTENSIONS, SOUGHT
 from effloop.data.source.storage.packed import MappedFiles, PackedConfig
-from effloop.data.source.storage.targets import Targets, row_of
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, Records, register_writer
+from effloop.data.source.storage.targets import CLASSES, Targets, row_of
+from effloop.data.source.storage.writing import NAMES, SHARD_BYTES, Dataset, Record, Records, register_writer
 from effloop.errors import DataError
 
 Member = tuple[bytes, int, int]
@@ -67,8 +71,9 @@ class TarConfig(PackedConfig):
 
     Attributes:
         image: extension of the image; null is that of any image format, if a sample has only one image.
-        label: extension of the class index, which is stored as text. Targets that aren't classes are lists of JSON,
-            which `cls` doesn't hold: it then means `json`.
+        label: extension of the class index, which is stored as text, or a value in JSON, such as json.label or
+            json.meta.label: text and whole numbers are classes, lists of them several labels, floats numbers. Targets
+            that aren't classes, by a targets.json, are lists of JSON, which `cls` doesn't hold: it then means `json`.
     """
 
     image: str | None = None
@@ -80,6 +85,8 @@ class TarSource(IndexedSource):
     """Tar shards in WebDataset's naming, KEY.jpg and KEY.cls, read at random places."""
 
     config: TarConfig
+    _names: list[str] | None = None
+    _in_json: Mapping[Path, Sequence[tuple[int, bytes]]]  # labels and targets of samples, while they are scanned
 
     @classmethod
     def claims(cls, root: Path) -> bool:
@@ -100,9 +107,60 @@ class TarSource(IndexedSource):
     def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
         path = files[number]
         data = MappedFiles([path])[0]
+        learned = iter(self._in_json.get(path, ()))
         for (name, offset, size), member in self._samples(path, data, targets):
-            label, target = _learned(data, member, str(path), targets)
+            label, target = next(learned, None) or _learned(data, member, str(path), targets)
             yield Entry(name, label, number, offset, size, target=target)
+
+    def _write_scan(self, path: Path, files: Sequence[Path], states: list[Any], targets: Targets) -> None:
+        learned: dict[Path, list[tuple[int, bytes]]] = {}
+        if keys := self._label[1]:
+            from effloop.data.source.formats.arrays import infer_targets
+
+            values = {file: self._json_values(file, keys) for file in self._all_files()}
+            try:
+                found = infer_targets([*values.values()], keys, read_names(self.base()), targets, typed=True)
+                for file in files:
+                    labels, rows = found.take(values[file])
+                    learned[file] = [
+                        *zip(labels.tolist(), repeat(b"") if rows is None else map(bytes, rows), strict=False)
+                    ]
+            except DataError as error:
+                raise DataError(f"{self.where}: {error}") from None
+            self._names, targets = [*found.places] if found.places else None, found.targets
+        self._in_json = learned
+        super()._write_scan(path, files, states, targets)
+        self._in_json = {}
+
+    def _json_values(self, path: Path, keys: str) -> NDArray[Any]:
+        """What each sample of a file has at some keys of its JSON, as `infer_targets` takes it."""
+        data, values = MappedFiles([path])[0], list[Any]()
+        for _, (name, offset, size) in self._samples(path, data, CLASSES):
+            found = None
+            with suppress(ValueError, LookupError, TypeError, RecursionError):
+                found = json.loads(data[offset : offset + size], parse_int=_number)
+                for key in keys.split("."):
+                    found = found[key]
+            values.append(found)
+            if not any(isinstance(found, kind) and isinstance(values[0], kind) for kind in (str, list, int | float)):
+                what = f"no text, number or list at '{keys}', or another of these than the first sample"
+                raise DataError(f"{path}: '{printable(name)}' has {what}; correct it, or set data.label=json.KEY")
+        is_number = not values or isinstance(values[0], int | float)
+        return np.array(values) if is_number else np.fromiter(values, object, len(values))
+
+    def class_names(self, files: Sequence[Path], targets: Targets) -> list[str] | None:
+        return self._names
+
+    def sidecars(self, files: Sequence[Path]) -> list[Path]:
+        """What else says which classes there are."""
+        others = [self.base() / NAMES, *self._all_files()] if self._label[1] else []
+        return [file for file in others if file not in files and file.is_file()]
+
+    @property
+    def _label(self) -> tuple[str, str]:
+        """The extension of labels, and the keys of their JSON to the label; none where the member is one."""
+        before, json_in, keys = self.config.label.partition("json.")
+        return before + json_in.rstrip("."), keys
 
     @staticmethod
     def key_identity(key: bytes) -> bytes:
@@ -115,7 +173,7 @@ class TarSource(IndexedSource):
         """
         where, config = str(path), self.config
         image_ends = EXTENSIONS if config.image is None else (f".{config.image.lstrip('.')}".lower().encode(),)
-        end = LISTS if targets and config.label == TarConfig.label else config.label
+        end = LISTS if targets and config.label == TarConfig.label else self._label[0]
         label_end = f".{end.lstrip('.')}".lower().encode()
         key, image, label = b"", None, None
 
@@ -126,7 +184,8 @@ class TarSource(IndexedSource):
             sought = f"looked for .{ending}" if ending else SOUGHT
             raise DataError(
                 f"{where}: the sample '{printable(key)}' has no {what} ({sought}); "
-                f"its members must stand together: set data=tar data.{what}=EXTENSION or write the archive again"
+                f"its members must stand together: set data.{what}=EXTENSION{' or json.KEY' * (image is not None)}, or "
+                "write the archive again"
             )
 
         for stem, ending, member in _of_samples(members(data, where)):
@@ -186,6 +245,10 @@ def _learned(data: mmap.mmap, member: Member, where: str, targets: Targets) -> t
         return 0, row_of(values, targets)
     except DataError as error:
         raise DataError(f"{where}: '{printable(name)}' {error}") from None
+
+
+def _number(digits: str) -> int | float:
+    return int(digits) if len(digits) < 19 else float(digits)  # which no class is
 
 
 def _folders(root: Path) -> Iterator[Path]:

@@ -9,6 +9,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -327,15 +328,19 @@ class IndexedSource(PackedSource):
         if self.config.divides or self.split == WHOLE:
             return splits
         for name, other in (("train", ()), ("val", ("test",))):
-            if name in splits and not self._has_files(name):
-                splits |= {*filter(self._has_files, USUAL[name])} or {*filter(self._has_files, other)}
+            if name in splits and not self._files_of(name):
+                splits |= {*filter(self._files_of, USUAL[name])} or {*filter(self._files_of, other)}
         return splits
 
-    def _has_files(self, split: str) -> bool:
+    def _all_files(self) -> list[Path]:
+        """The files of all splits."""
+        return [*dict.fromkeys(chain(*map(self._files_of, sorted({*self._counted(), self.split}))))]
+
+    def _files_of(self, split: str) -> list[Path]:
         try:
-            return bool(self._of_split(split).shards(self.base()))
+            return self._of_split(split).shards(self.base())
         except NoSplitError:
-            return False
+            return []
 
     def _of_split(self, split: str) -> Self:
         """A source of another split, not opened: only its files are asked of it."""
@@ -407,7 +412,7 @@ class IndexedSource(PackedSource):
         if names is not None:
             return names
         self._check_few(index, root)
-        for split in filter(self._has_files, self._counted() - {self.split}):
+        for split in filter(self._files_of, self._counted() - {self.split}):
             other = self._of_split(split)
             scanned = other._kept_index(root)[0]
             other._check_few(scanned, root)

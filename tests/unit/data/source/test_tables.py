@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from images import encode, photo
-from plans import TABLES, open_source, write_rows
+from parquets import class_label, write_images
+from plans import TABLES, open_source, read_bytes, write_rows
 
 from effloop.data.source import Kind, Source, sources
 from effloop.data.source.auto import format_of
@@ -123,6 +125,35 @@ def test_every_format_gives_the_same(ending: str, root: Path) -> None:
     np.testing.assert_array_equal(numbers.targets[:, 0], np.float32([0.1 * i for i in range(6)]))
     assert open_source("csv", path, WHOLE, label="c").labels.tolist() == [0, 1, 0, 1, 0, 1]
     assert several.fingerprint() == open_source("csv", write_rows(root / "as.csv", rows), WHOLE).fingerprint()
+
+
+def test_parquet_of_paths_as_datasets_writes_it(root: Path, tmp_path: Path) -> None:
+    """No bytes beside the paths, and classes by their numbers; a list has several of them."""
+    paths, other = [f"{number}.jpg" for number in range(6)], tmp_path / "other"
+    write = partial(write_images, images=[None] * 6, names=paths)
+    labels = [0, 1, 2, 0, 1, 2]
+    file = write(root / "one/train.parquet", labels=labels, feature=class_label("c", "a", "b"))
+    assert format_of(file) == format_of(file.parent) == "csv"
+    source = open_source("csv", file.parent, images=str(root))
+    assert (source.classes, source.labels.tolist()) == (("a", "b", "c"), [2, 0, 1] * 2)
+    assert source.name(3) == f"{root}/3.jpg"
+    assert read_bytes(source, 3) == (root / "3.jpg").read_bytes()
+    lists = write(root / "lists.parquet", labels=[[n, 2] for n in (0, 1) * 3], feature=[class_label("c", "a", "b")])
+    assert open_source("csv", lists, WHOLE).targets.tolist() == [[0, 1, 1], [1, 1, 0]] * 3
+    with pytest.raises(DataError, match=r"train\.parquet names 6 of 6 images .* below .*/one: '0\.jpg' \(row 1\), "):
+        open_source("csv", file.parent)
+    unknown = write(other / "all.parquet", labels=[0, -1, *labels[2:]], feature=class_label("c", "a", "b"))
+    with pytest.raises(DataError, match=r"all\.parquet, row 2: nothing in 'label', where a class should be"):
+        open_source("csv", unknown, WHOLE, images=str(root))
+    stored = write_images(other / "train.parquet", [JPEG] * 6, labels, feature=class_label("c", "a", "b"))
+    assert format_of(stored) == "parquet"
+    half = write_images(
+        tmp_path / "half/train.parquet", [None, JPEG], [0, 1], names=["0.jpg", None], feature=class_label("c", "a")
+    )
+    with pytest.raises(
+        DataError, match=rf"no bytes in row 0; .*; if it has paths alone, set data=csv data\.root={half}"
+    ):
+        open_source("auto", half.parent)
 
 
 def test_a_table_of_any_split_beside_targets_json(root: Path) -> None:

@@ -265,7 +265,7 @@ def test_columns_that_arent_there(tmp_path: Path) -> None:
 def test_images_that_arent_there(tmp_path: Path) -> None:
     path = write_images(tmp_path / "set/train.parquet", [*IMAGES[:5], None], LABELS[:6], names=["x.jpg"] * 6, rows=4)
     message = f"{path}: the column 'image' has no bytes in row 5; leave it out, or store the images in the file, as "
-    message += "push_to_hub of datasets does"
+    message += f"push_to_hub of datasets does; if it has paths alone, set data=csv data.root={path}"
     with pytest.raises(DataError, match=line(message)):
         opened(path.parent)
 

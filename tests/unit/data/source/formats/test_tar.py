@@ -182,6 +182,73 @@ def test_shard_writer_of_webdataset(tmp_path: Path) -> None:
     assert source.classes == ("0", "1", "2")
 
 
+def in_json(root: Path, **splits: list[object]) -> Path:
+    """Shards of each split as webdataset writes them, with these values as JSON, and another class in `cls`."""
+    for split, values in splits.items():
+        root.mkdir(exist_ok=True)
+        with webdataset.ShardWriter(str(root / f"{split}-%06d.tar"), maxcount=3, verbose=0) as writer:
+            for i, value in enumerate(values):
+                writer.write({"__key__": f"{i:03}", "jpg": JPEG, "cls": 7, "json": value})
+    return root
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "classes", "targets"),
+    [
+        (["b", "a", "b", "c"], ["a", "d"], "a b c d", [1, 0, 1, 2]),
+        ([3, 0, 3, 1], [4], "0 1 2 3 4", [3, 0, 3, 1]),
+        ([["b"], [], ["b", "a"], ["a"]], [["c"]], "a b c", [[0, 1, 0], [0] * 3, [1, 1, 0], [1, 0, 0]]),
+        ([[1], [], [2, 0], [0, 2]], [[3]], "0 1 2 3", [[0, 1, 0, 0], [0] * 4, [1, 0, 1, 0], [1, 0, 1, 0]]),
+        ([0.5, 1, 2, 3], [4, 5], "", [[0.5], [1], [2], [3]]),
+        ([10**20, 2 * 10**20], [10**20], f"1{'0' * 20} 2{'0' * 20}", [0, 1]),
+    ],
+)
+def test_labels_in_json(tmp_path: Path, train: list[object], val: list[object], classes: str, targets: object) -> None:
+    """At a key, also below another one; classes are counted over both splits; what is kept is that of both."""
+    root = in_json(tmp_path / "set", train=[{"meta": {"y": y}} for y in train], val=[{"meta": {"y": y}} for y in val])
+    source = open_source("tar", root, label="json.meta.y")
+    assert source.classes == tuple(classes.split())
+    assert source.targets.tolist() == targets
+    assert open_source("tar", root, "val", label="json.meta.y").classes == source.classes
+    assert set(open_source("tar", root).labels.tolist()) == {7}
+    if train[0] == "b":
+        in_json(root, val=[{"meta": {"y": y}} for y in "az"])
+        assert open_source("tar", root, label="json.meta.y").classes == ("a", "b", "c", "z")
+        (root / "classes.txt").write_text("z\nc\nb\na\n")
+        assert open_source("tar", root, label="json.meta.y").targets.tolist() == [2, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (
+            [{"y": 0}, {"x": 0}],
+            "/train-000000.tar: '001.json' has no text, number or list at 'y', or another of these ",
+        ),
+        ([{"y": 0}, {"y": None}], "/train-000000.tar: '001.json' has no text, number or list at 'y'"),
+        ([{"y": 0}, {"y": {}}], "'001.json' has no text, number or list at 'y'"),
+        ([{"y": 0}, [{"y": 0}]], "'001.json' has no text, number or list at 'y'"),
+        ([{"y": 0}, {"y": 0}, {"y": 0}, {"y": "a"}], "/set:train: y and the labels of other splits have different"),
+        ([{"y": 0}, {"y": "a"}], "'001.json' has no text, number or list at 'y', or another of these than the first"),
+        ([{"y": [0, "a"]}], "/set:train: y has lists with other than texts alone or whole numbers alone"),
+        ([{"y": [{"z": 0}]}], "y has lists with other than texts alone or whole numbers alone"),
+        ([{"y": [0, 1, 1]}], "y has lists of numbers without names; name the classes in a targets.json"),
+        ([{"y": -1}], "y has the label -1; allowed are 0 to "),
+        ([{"y": 1 << 40}], "y has the label 1,099,511,627,776; 1,048,575 is the largest of a class"),
+    ],
+)
+def test_refused_labels_in_json(tmp_path: Path, values: list[object], wanted: str) -> None:
+    assert wanted in refusal(in_json(tmp_path / "set", train=values), label="json.y")
+
+
+def test_a_sample_without_its_json(tmp_path: Path) -> None:
+    make(tmp_path / "train.tar", [("a.jpg", JPEG), ("a.json", b'{"y": 0}'), *pairs("b")])
+    assert "train.tar: the sample 'b' has no label (looked for .json); its" in refusal(tmp_path, label="json.y")
+    make(tmp_path / "train.tar", [("a.jpg", JPEG), ("a.json", b'{"y"')])
+    assert "train.tar: 'a.json' has no text, number or list at 'y'" in refusal(tmp_path, label="json.y")
+    assert f"; {TOGETHER.replace(',', ' or json.KEY,').format('label')}" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize("fmt", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_formats_of_tarfile(tmp_path: Path, fmt: int) -> None:
     names = ["short", LONG, "é/" + "ü" * 40]
@@ -354,7 +421,7 @@ def test_bad_extensions_of_headers(tmp_path: Path, kind: bytes, text: bytes) -> 
 
 # Bad input, each by one line.
 
-TOGETHER = "its members must stand together: set data=tar data.{}=EXTENSION or write the archive again"
+TOGETHER = "its members must stand together: set data.{}=EXTENSION, or write the archive again"
 LABEL = "a label is a whole number from 0: set data=tar data.label=EXTENSION to the one that holds it"
 IMAGES = ".jpg, .png, .webp, .gif, .tif and the like"
 
@@ -362,11 +429,14 @@ IMAGES = ".jpg, .png, .webp, .gif, .tif and the like"
 @pytest.mark.parametrize(
     ("members", "wanted"),
     [
-        ([("a.jpg", b""), *pairs("b")], f"the sample 'a' has no label (looked for .cls); {TOGETHER.format('label')}"),
+        (
+            [("a.jpg", b""), *pairs("b")],
+            f"the sample 'a' has no label (looked for .cls); {TOGETHER.replace(',', ' or json.KEY,').format('label')}",
+        ),
         ([("a.cls", b"1")], f"the sample 'a' has no image (looked for {IMAGES}); {TOGETHER.format('image')}"),
         (
             [("a.jpg", b""), ("b.jpg", b""), ("a.cls", b"1"), ("b.cls", b"1")],
-            f"the sample 'a' has no label (looked for .cls); {TOGETHER.format('label')}",
+            f"the sample 'a' has no label (looked for .cls); {TOGETHER.replace(',', ' or json.KEY,').format('label')}",
         ),
         (pairs("a", "b", "a"), "the key 'a' comes twice; remove one of the two"),
         ([*pairs("a", "b"), ("a.png", b""), ("a.cls", b"1")], "the key 'a' comes twice; remove one of the two"),
