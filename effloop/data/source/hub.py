@@ -11,10 +11,10 @@ from functools import cache, partialmethod
 from pathlib import Path
 from typing import Any
 
+from effloop.data.source import parquet_files
 from effloop.data.source.auto import format_of
 from effloop.data.source.base import Source, sources
 from effloop.data.source.config import DataConfig
-from effloop.data.source.formats import parquet_files
 from effloop.data.source.formats.parquet import ParquetConfig
 from effloop.data.source.root import CARD
 from effloop.data.source.storage.loose import ENDINGS

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from effloop.data.image.mask import PLAIN, MaskFormat
-from effloop.data.source import tables
+from effloop.data.source import parquet_files, tables
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, ScanError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.files import Images
-from effloop.data.source.formats import parquet_files
 from effloop.data.source.masks import (
     format_of,
     in_parallel,

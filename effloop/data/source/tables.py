@@ -68,7 +68,7 @@ def open_table(path: Path) -> Table:
         with open(path, "rb") as file:
             start = file.read(_SNIFFED)
         if start[:4] == b"PAR1":
-            from effloop.data.source.formats import parquet_files
+            from effloop.data.source import parquet_files
 
             return _of_objects(path, lambda _: parquet_files.Table(path).objects(), "row")
         encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"

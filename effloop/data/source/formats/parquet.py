@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
 from effloop.data.image.mask import NO_DIGEST, decode_mask, encode_mask, largest_value, mask_digest, png_bytes
+from effloop.data.source import parquet_files
 from effloop.data.source.base import WHOLE, Kind, NoSplitError, printable, sources
-from effloop.data.source.formats import parquet_files
 from effloop.data.source.formats.arrays import Learned, infer_targets
-from effloop.data.source.formats.parquet_files import FEATURES, Table, names_in
 from effloop.data.source.masks import in_parallel
+from effloop.data.source.parquet_files import FEATURES, Table, names_in
 from effloop.data.source.root import CARD, expand_root
 from effloop.data.source.storage.columns import Spool, crc32c
 from effloop.data.source.storage.imported import Contents, ImportedSource
