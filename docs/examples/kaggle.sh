@@ -4,9 +4,13 @@
 set -eu
 folder=$1
 shift
-set -- data.root="$folder/train.csv" data.images="$folder/train" data.val=0.125 "$@" # an eighth says how good it is
+set -- data.root="$folder/train.csv" data.images="$folder/train" "$@"
 
-effloop verify "$@"                            # every image decoded once
-effloop experiment=probe run=kaggle "$@"       # the last layer of a network that was trained on other images
-effloop predict outputs/kaggle "$folder/test.csv" data.images="$folder/test" tta=flip \
+effloop verify "$@" # every image decoded once
+
+# Three networks that were trained on other images, the last layer of each trained on two thirds of these.
+effloop -m experiment=probe data.folds=3 data.fold=0,1,2 run=kaggle "$@"
+
+# What they say together, as the sample has it.
+effloop predict outputs/multirun/kaggle "$folder/test.csv" data.images="$folder/test" tta=flip \
     like="$folder/sample_submission.csv" out=submission.csv
