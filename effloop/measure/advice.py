@@ -127,7 +127,7 @@ def _round_to_tile(size: int) -> int:
 def _check_model(config: Config, facts: RunFacts) -> Iterator[str]:
     """Parameters without effect, unused or frozen."""
     biases, unused, frozen = facts.probe.biases_before_norm, facts.probe.unused, facts.probe.frozen
-    if biases:
+    if biases and not hasattr(config.model, "arch"):  # a library's model is as it is
         yield (
             f"model: {_count_and_names(biases, _MAX_NAMES, 'layer has', 'layers have')} a bias that the norm after it "
             "cancels; with bias=False the model learns the same, without a sum over all pixels for the bias's gradient"
@@ -188,7 +188,10 @@ def _check_threads(config: Config, facts: RunFacts) -> Iterator[str]:
     chosen = isinstance(config.num_workers, str) or getattr(config, "tuned", False)
     workers = config.num_workers if isinstance(config.num_workers, int) and not chosen else 0
     if workers * ranks > cores:
-        yield f"num_workers: {workers}{each} are more than the {there}; set num_workers={share}, or auto"
+        yield (
+            f"num_workers: {workers}{each} are more than the {there}, which helps only where loading waits, for a disk "
+            f"or a network; else set num_workers={share}, or auto"
+        )
     if facts.device == "cpu" and facts.torch_threads * ranks > cores:
         yield (
             f"threads: torch computes on {facts.torch_threads} threads{each}, more than the {there}, "

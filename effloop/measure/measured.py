@@ -36,7 +36,7 @@ from effloop.measure.loops import Updates, alone, endless, train_turn, trainer_i
 from effloop.measure.memory import expected_memory
 from effloop.measure.turns import Turn, cpu_seconds, for_seconds
 from effloop.profile.syncs import SyncFinder
-from effloop.record.efficiency import Stage, Verdict
+from effloop.record.efficiency import Stage, Verdict, rate_text
 from effloop.system.hardware import available_cores, available_memory, file_system
 from effloop.system.memory import drop_from_cache, share_in_cache
 from effloop.train.trainer import Trainer
@@ -539,7 +539,7 @@ def verdict(found: Measured) -> Verdict:
     if (log := found.log_s * found.images_per_s) > _OVERHEAD:
         return Verdict("logging", f"logging-bound: the recorder takes {log:.0%} of the loop's time")
     trained = 1 / (found.transfer_s + found.step_s + found.log_s)
-    load, train, both = (f"{found.ranks * rate:,.0f}" for rate in (found.loader_per_s, trained, found.images_per_s))
+    load, train, both = (rate_text(found.ranks * rate) for rate in (found.loader_per_s, trained, found.images_per_s))
     if not found.starved:
         bound = "transfer" if found.transfer_s > found.step_s else "compute"
         if bound == "compute" and found.device.type == "cuda" and found.syncs:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from effloop.errors import ConfigError
 from effloop.measure.diagnose import Diagnosis
-from effloop.record.efficiency import Override
+from effloop.record.efficiency import Override, rate_text
 from effloop.record.rows import finite
 from effloop.report.files import environment, stylesheet
 from effloop.report.values import as_number, to_text
@@ -65,7 +65,7 @@ class Pipeline:
 def format_rate(rate: float | None) -> str:
     """Images/s: `2,100`, `7.3`; a dash if it isn't known."""
     rate = as_number(rate)
-    return "-" if not math.isfinite(rate) else f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+    return rate_text(rate) if math.isfinite(rate) else "-"
 
 
 def format_gain(gain: float | None) -> str:

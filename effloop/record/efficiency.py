@@ -122,6 +122,11 @@ def _record_event(device: torch.device) -> torch.cuda.Event:
     return event
 
 
+def rate_text(rate: float) -> str:
+    """Images/s: `2,100`, `7.3`."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
 # By part, for `efficiency.json` and three lines at the end.
 
 
@@ -198,7 +203,7 @@ class Efficiency:
         idle = f", device idle {self.device_idle:.1%}" if self.device_idle != self.wait else ""  # a GPU
         waited = f"{self.wait:.1%} of training waited for data"
         lines = [
-            f"speed  {self.steady_images_per_s:,.0f} images/s steady; {waited}{idle}",
+            f"speed  {rate_text(self.steady_images_per_s)} images/s steady; {waited}{idle}",
             f"time   {total:.1f} s: {parts}",
             f"memory {decimal(self.peak_bytes['host'])} at most{gpu}",
         ]

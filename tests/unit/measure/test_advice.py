@@ -121,10 +121,14 @@ ODD = nn.Sequential(
         ("batch_size=16 data.tail=drop", {"samples": 16 * 17 + 15}, "data.tail: …"),  # 5.2 %
         ("accumulate=4 batch_size=7", {"model": PLAIN}, "accumulate: 4 leaves the last 2 of 6 batches…"),
         ("accumulate=3 batch_size=7", {"model": PLAIN}, ""),
-        ("num_workers=3", {}, "num_workers: 3 are more than the 2 cores…; set num_workers=2, or auto"),
+        (
+            "num_workers=3",
+            {},
+            "num_workers: 3 are more than the 2 cores…where loading waits…; else set num_workers=2, or auto",
+        ),
         ("num_workers=2", {}, ""),
         ("num_workers=auto", {}, ""),
-        ("num_workers=2 batch_size=16", RANKS, "num_workers: 2 in each of 2 ranks…; set num_workers=1, or auto"),
+        ("num_workers=2 batch_size=16", RANKS, "num_workers: 2 in each of 2 ranks…; else set num_workers=1, or auto"),
         ("", {"torch_threads": 2, "cores": 1}, "threads: torch computes on 2 threads, more than…; set threads=1"),
         ("", {"torch_threads": 2, "cores": 1, "device": "cuda"}, ""),  # the CPU has little to compute
         ("batch_size=16", {"torch_threads": 2, **RANKS}, "threads: …"),
