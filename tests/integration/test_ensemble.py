@@ -51,7 +51,10 @@ def means_of_logits(each: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     return np.asarray(found / found.sum(axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize(("words", "mean"), [([], means), (["average=logits"], means_of_logits)])
+@pytest.mark.parametrize(
+    ("words", "mean"),
+    [([], means), pytest.param(["average=logits"], means_of_logits, marks=pytest.mark.slow, id="logits")],
+)
 def test_the_mean_of_models_each_of_images_as_it_saw_them(
     folds: Path, photos: Path, here: Path, words: list[str], mean: Callable[..., NDArray[np.float64]]
 ) -> None:
