@@ -75,7 +75,8 @@ class GivenLoader:
             first = next(self._batches(), None)
         if first is None:
             raise DataError(f"{self.where} has no batches")
-        self.first, dims, whole = first, first.targets.ndim, not first.targets.is_floating_point()
+        self.first = self.transfer.normalize(first.images.to(self.parallel.device))  # images
+        dims, whole = first.targets.ndim, not first.targets.is_floating_point()
         several = Kind.flags if whole or environment.config.task.name == "multilabel" else Kind.numbers
         self.kind = {1: Kind.classes if whole else Kind.numbers, 2: several}.get(dims, Kind.masks)
         self.transfer.target_dtype = torch.uint8 if self.kind is Kind.masks else environment.task.target.dtype
@@ -154,7 +155,7 @@ def build_given(environment: Environment, module: nn.Module | None, train: Any, 
     pair = {"train": data.train, "val": data.val} if data else {"train": train, "val": val}
     splits = {n: each if isinstance(each, Loader) else GivenLoader(each, n, environment) for n, each in pair.items()}
     first = splits["train"]
-    images = first.samples([0]).images if isinstance(first, Loader) else next(first.epoch(0)).images
+    images = first.samples([0]).images if isinstance(first, Loader) else first.first
     if module is None and (has := images.shape[1]) != config.data.channels:
         raise ConfigError(f"data.channels: {config.data.channels}, but the batches have {has}; set data.channels={has}")
     changes: dict[str, Any] = {} if data else {"image_size": [*images.shape[2:]]}

@@ -17,43 +17,11 @@ from runs import TINY, call, rows
 
 import effloop
 
-METHODS = """
-    def raw_key(self, index):
-        return f"{self.split}/{index}".encode()
-
-    @property
-    def where(self):
-        return f"{type(self).__name__.lower()}:{self.split}"
-"""
-"""What the sources below have in common."""
-
-SOURCE = '''
-"""A source of made-up images."""
-import io
-from dataclasses import dataclass
-import numpy as np
-from PIL import Image
-from effloop.data.source import DataConfig, Source, sources
-
-@dataclass
-class StripesConfig(DataConfig):
-    root: str | None = None
-    count: int = 1
-
-@sources.register("stripes", StripesConfig)
-class Stripes(Source):
-    """Striped squares, made on the spot."""
-    def __init__(self, config: StripesConfig, split: str) -> None:
-        self.split, self.classes = split, ("across", "down")
-        self.labels = (np.arange(config.count) % 2).astype(np.uint8)
-        self.files = ["an attribute of that name hides nothing"]
-
-    def read(self, index):
-        pixels, file = np.zeros((20, 20, 3), np.uint8), io.BytesIO()
-        pixels[::2] = index
-        Image.fromarray(pixels if index % 2 else pixels.swapaxes(0, 1)).save(file, "BMP")
-        return file.getvalue()
-{methods}'''.replace("{methods}", METHODS)
+PAGE = Path(__file__).parents[2] / "docs/own-source.md"
+SOURCE = re.search(r"^```python\n(# mypackage/stripes.py\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL).group(
+    1
+)  # type: ignore[union-attr]
+"""The page's own example."""
 
 DECODER = '''
 """A decoder that turns colours around."""
@@ -103,6 +71,7 @@ COMMANDS = {
     "list": ["list"],
     "mistyped": ["decode=negative", "decode.whte=1"],
     "converted": ["convert", "data=stripes", "to=lmdb", "out=stripes.lmdb"],
+    "verified": ["verify", "data=stripes"],
     "train": ["data=stripes", "data.cache=bytes", "decode=negative", "decode.white=254", *TINY, "run=x"],
 }
 
@@ -123,14 +92,22 @@ def test_packages(tmp_path: Path) -> None:
     assert ["decode", "negative", "Pillow's pixels, dark for light."] in lines
     line = "effloop: 'decode.whte' is not a key of the config; did you mean 'decode.white'?\n"
     assert said["mistyped"] == [2, "", line]
-    for name in ("converted", "train"):
+    for name in ("converted", "verified", "train"):
         assert (said[name][0], said[name][2]) == (0, "")
-    assert "32 images in 2 classes, stripes:train" in said["train"][1]
+    assert "32 images in 2 classes, Stripes" in said["train"][1]
     config = yaml.safe_load((tmp_path / "outputs/x/config.yaml").read_text())
     assert config["data"]["count"] == 32
     common = {"region": True, "dct_scaling": False, "max_pixels": 178_956_970, "exif": True, "window": None}
     assert config["decode"] == {"name": "negative", "white": 254, **common}
     assert (tmp_path / "outputs/x/checkpoints/best.ckpt").is_file()
+
+
+@pytest.mark.slow
+def test_a_source_is_diagnosed(tmp_path: Path) -> None:
+    (tmp_path / "stripes.py").write_text(SOURCE)
+    code, out, _ = call("diagnose", "data=stripes", "plugins=[stripes.py]", *TINY, cwd=tmp_path)
+    assert code == 0
+    assert "diagnosis.html" in out
 
 
 @pytest.mark.parametrize(
