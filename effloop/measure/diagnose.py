@@ -337,7 +337,7 @@ def commands(proposal: Proposal, words: Sequence[str]) -> list[str]:
     ]
 
 
-_BUSY = 0.2  # cores that other programs use from which the figures are doubtful
+_BUSY = 0.1  # share of loading in which other programs have the cores from which the figures are doubtful
 
 _STAGES = ("storage", "decode", "augment", "batch", "step", "loop")
 """What is known of a run at its end."""
@@ -403,10 +403,10 @@ def _measured_at_end(config: Config, trainer: Trainer, loader: Loader, efficienc
 def _findings(found: Measured, config: Config, bound: str) -> list[str]:
     """Lines about what an override doesn't help with."""
     lines = []
-    if found.other_cores > _BUSY:
+    if (busy := found.loading.queued_s / max(found.loading.total.wall_s, 1e-9)) > _BUSY:
         lines.append(
-            f"other programs used {found.other_cores:.1f} of the {available_cores()} cores meanwhile, so all figures "
-            "are of a busy machine; end them and measure again"
+            f"loading waited for a core for {busy:.0%} of its time, as other programs used them: all figures are of a "
+            "busy machine; end them and measure again"
         )
     for (file, line, function, what), count in found.syncs.items():
         times = f"{count} times" if count > 1 else "once"

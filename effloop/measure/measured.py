@@ -34,7 +34,7 @@ from effloop.data.source.view import View
 from effloop.errors import ConfigError
 from effloop.measure.loops import Updates, alone, endless, train_turn, trainer_in, turn_of
 from effloop.measure.memory import expected_memory
-from effloop.measure.turns import Turn, cpu_seconds, for_seconds
+from effloop.measure.turns import Turn, for_seconds
 from effloop.profile.syncs import SyncFinder
 from effloop.record.efficiency import Stage, Verdict, rate_text
 from effloop.system.hardware import available_cores, available_memory, file_system
@@ -98,26 +98,6 @@ class Timed:
         self._before()
         with self.watch:
             return call(*args, **options)
-
-
-class OtherPrograms:
-    """How many cores other programs use while it is entered."""
-
-    cores = 0.0  # also where that is unknown, as this process may not use all of the machine's cores
-
-    def __enter__(self) -> OtherPrograms:
-        self._began, self._before = time.perf_counter(), self._others_s()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if available_cores() == os.cpu_count():
-            self.cores = max(0.0, (self._others_s() - self._before) / (time.perf_counter() - self._began))
-
-    @staticmethod
-    def _others_s() -> float:
-        """CPU time of the whole machine, see proc_stat(5), without this process's."""
-        user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
-        return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - cpu_seconds()
 
 
 _RUN = 16  # samples that are prepared at a time, as engines do
@@ -392,7 +372,6 @@ class Measured:
     # (file, line, function, what) that reads a tensor's value -> how often in an update
     syncs: Mapping[tuple[str, int, str, str], int] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)  # what it takes, as `Memory.to_plain` has it
-    other_cores: float = 0.0  # that other programs used meanwhile
 
     @property
     def epoch_s(self) -> float:
@@ -446,9 +425,7 @@ def measured(config: Config, seconds: float, progress: Progress = lambda what: N
 
         trainer = trainer_in(Path(folder), single, advise=keep)
         with closing(trainer.train), closing(trainer.val), trainer.recorder:
-            with OtherPrograms() as others:
-                found = _measured(single, trainer, seconds, progress)
-            yield replace(found, memory=memory, other_cores=others.cores)
+            yield replace(_measured(single, trainer, seconds, progress), memory=memory)
 
 
 def _measured(config: Config, trainer: Trainer, seconds: float, progress: Progress) -> Measured:

@@ -77,6 +77,7 @@ def test_a_busy_machine_is_no_waiting(found: Measured) -> None:
     crowded = replace(found, loading=replace(stages, queued_s=0.0028))
     assert not crowded.waits
     assert not [each for each in proposals(crowded, "decode") if "a core" in each.why]
+    assert diagnose._findings(crowded, found.config, "decode")[0].startswith("loading waited for a core for 70% of its")
 
 
 def test_short_epochs_wait_for_their_first_batch(found: Measured) -> None:
