@@ -46,7 +46,7 @@ def test_the_run_is_the_whole_network_with_another_head(
     last = rows(Path("outputs/a"))[-1]
     assert last["step"] == 2 * 5 * 5
     capsys.readouterr()
-    assert main(["eval", "outputs/a/checkpoints/last.ckpt"]) == 0
+    assert main(["eval", "outputs/a/checkpoints/last.ckpt", "amp=true"]) == 0
     assert f"{last['loss']:.4f}" in capsys.readouterr().out  # from images, what the run had from features
     assert train(photos, "model.weights=outputs/a", "run=b", "epochs=1") == 0
 
