@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from effloop.config.schema import Config
     from effloop.inference.predict import load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Batch", "Config", "build_loader", "build_trainer", "compose", "load"]
 
 _MODULES = {
