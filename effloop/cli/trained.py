@@ -300,6 +300,10 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     if trained.folds is not None:
         eval_of = f"{PROGRAM} eval {shlex.quote(str(options.run))}"
         raise ConfigError(f"predict: each run saw the others' folds; name images, or type {eval_of} for the folds")
+    root = "" if images else os.path.expanduser(trained.config.data.root or "")
+    for read in (*options.paths, options.like or "", root):
+        if options.out and options.out.exists() and os.path.isfile(read) and options.out.samefile(read):
+            raise ConfigError(f"out: '{options.out}' is what is read, and would be lost; name another file")
     _check_options(options, trained)
     source, has_targets = (images, False) if images else _dataset(options, overrides, trained)
     form = None

@@ -26,11 +26,13 @@ _SEPARATORS = "| ,;"  # of several labels in a cell
 
 
 def ids_of(source: Source, how: Id, parts: int = 1) -> list[str]:
-    """What a table calls each image; of a name the last `parts` of its path."""
+    """What a table calls each image; of a name the last `parts` of its path, of 0 all below the folder of all."""
     paths = [key.decode("utf-8", "backslashreplace") for key in source.raw_keys(np.arange(len(source))).items()]
     if how == "path":
         return paths
-    names = ["/".join(path.split("/")[-parts:]) for path in paths]
+    pieces = [path.split("/") for path in paths]
+    start = -parts or len(os.path.commonprefix([each[:-1] for each in pieces]))  # noqa: RUF071 - of lists
+    names = ["/".join(each[start:]) for each in pieces]
     return names if how == "name" else [os.path.splitext(name)[0] for name in names]
 
 
@@ -101,7 +103,8 @@ def unique_ids(source: Source, how: Id) -> list[str]:
 
 def _in_order(source: Source, wanted: list[str], how: Id | None, like: Path) -> tuple[Source, list[str]]:
     """The images that a sample file's ids name, in its order; others are left out with a warning."""
-    parts = wanted[0].count("/") + 1
+    depths = {each.count("/") + 1 for each in wanted}
+    parts = depths.pop() if len(depths) == 1 else 0
     ways: list[Id] = [how] if how else ["stem", "name", "path"]
     found = max((ids_of(source, way, parts) for way in ways), key=lambda ids: len({*ids} & {*wanted}))
     places = {each: number for number, each in enumerate(found)}
@@ -126,7 +129,7 @@ def contents(
     have = task.predictions(torch.zeros(1, len(names) or 1), names, every=True)
     first = next(iter(have))
     in_words = isinstance(have[first], list)
-    outputs = {name: key for name in names for key in (f"p_{name}", name) if key in have}
+    outputs = {name: key for name in names if (key := f"p_{name}" if in_words else name) in have}
     if rest and {*rest} == {*outputs} and (len(rest) > 1 or not in_words):
         return [outputs[name] for name in rest], str, "the model's outputs"
     if len(rest) != 1 or not (in_words or len(have) == 1):
@@ -138,9 +141,12 @@ def contents(
     if not in_words:
         return [first], str, "a number"
     if not task.ranks:
-        found = (each for each in _SEPARATORS if any(each in text for text in texts))
-        separator = next((each for each in found if _all_in(texts, each, names)), "|")
-        return [first], lambda text: text.replace("|", separator), f"labels with '{separator}' between"
+        if separator := next((each for each in _SEPARATORS if _all_in(texts, each, names)), ""):
+            return [first], lambda text: text.replace("|", separator), f"labels with '{separator}' between"
+        raise ConfigError(
+            f"{what} has '{max(texts - {*names}, key=len, default='')}' in '{rest[0]}'; write labels "
+            f"({', '.join(names[:8])}) with one of '{_SEPARATORS}' between, or a column for each"
+        )
     whole = all(map(str.isdecimal, texts))
     if len(names) == 2 and not whole and all(map(_is_number, texts)):
         return [outputs[names[1]]], str, f"the probability of '{names[1]}'"

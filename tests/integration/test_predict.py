@@ -109,6 +109,7 @@ def test_an_exported_file(finished: Path, photos: Path, here: Path) -> None:
             ["new", "split=val"],
             "split: 'new' is taken as images, which have no splits; leave split out, or",
         ),
+        (["new", "like=new/s.csv", "out=new/s.csv"], "out: 'new/s.csv' is what is read, and would be lost"),
         (["new/page.jpg"], "new/page.jpg: none of the images can be used"),
     ],
 )
@@ -117,6 +118,7 @@ def test_refused(
 ) -> None:
     (here / "new").mkdir()
     (here / "new" / "page.jpg").write_bytes(b"<html>")
+    (here / "new" / "s.csv").write_text("id,label\npage,a\n")
     if "x.effloop" in words:
         main(["convert", f"data.root={photos}", "to=memmap", "out=x.effloop"])
     assert main(["predict", str(finished), *words]) == 2

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from effloop.data.source.files import Images
 from effloop.errors import ConfigError
-from effloop.inference.submission import contents
+from effloop.inference.submission import contents, ids_of
 from effloop.task import tasks
 
 AB, ABC = ("a", "b"), ("a", "b", "c")
@@ -22,6 +23,8 @@ AB, ABC = ("a", "b"), ("a", "b", "c")
         ("classification", AB, "label", "0.5", ["p_b"], {}),
         ("classification", ("0", "1"), "target", "0.5", ["p_1"], {}),
         ("classification", ABC, "c a b", "0.3", ["p_c", "p_a", "p_b"], {}),
+        ("classification", ("class", "score"), "score class", "0.3", ["p_score", "p_class"], {}),
+        ("multilabel", ABC, "labels", "0 1/1", "has '0 1' in 'labels'; write labels (a, b, c) with one of", {}),
         ("multilabel", ABC, "labels", "a|c", ["labels"], {"b|c": "b|c"}),
         ("multilabel", ABC, "labels", "a/a b", ["labels"], {"b|c": "b c"}),
         ("multilabel", ABC, "b a c", "0", ["p_b", "p_a", "p_c"], {}),
@@ -54,3 +57,10 @@ def test_contents(
     found, encode, _ = contents(made, names, header, texts, "it")
     assert found == taken
     assert {text: encode(text) for text in written} == written
+
+
+def test_names_below_the_folder_of_all() -> None:
+    images = Images([b"test/007.png", b"test/a,b.c.png", b"test/sub/007.png"], "test")
+    assert ids_of(images, "stem") == ["007", "a,b.c", "007"]
+    assert ids_of(images, "stem", 0) == ["007", "a,b.c", "sub/007"]
+    assert ids_of(images, "name", 2) == ["test/007.png", "test/a,b.c.png", "sub/007.png"]
