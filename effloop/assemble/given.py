@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -42,8 +42,9 @@ class GivenSource(Source):
 
     @cached_property
     def targets(self) -> NDArray[Any]:
-        """Of all batches, which are loaded for it: regression and balanced weights need them."""
-        return np.concatenate([batch.targets.cpu().numpy() for batch in self.loader.epoch(0)])
+        """Of all batches of all ranks, which are loaded for it: regression and balanced weights need them."""
+        own = torch.cat([batch.targets[batch.valid].cpu() for batch in self.loader.epoch(0)])
+        return torch.cat(self.loader.parallel.gather(own)).numpy()
 
     @property
     def labels(self) -> NDArray[Any]:  # type: ignore[override]
@@ -75,7 +76,7 @@ class GivenLoader:
             first = next(self._batches(), None)
         if first is None:
             raise DataError(f"{self.where} has no batches")
-        self.first = self.transfer.normalize(first.images.to(self.parallel.device))  # images
+        self.first = self.transfer.normalize(first.images[:1].to(self.parallel.device))  # image
         dims, whole = first.targets.ndim, not first.targets.is_floating_point()
         several = Kind.flags if whole or environment.config.task.name == "multilabel" else Kind.numbers
         self.kind = {1: Kind.classes if whole else Kind.numbers, 2: several}.get(dims, Kind.masks)
@@ -84,7 +85,7 @@ class GivenLoader:
         inner, names = given, None
         while inner is not None and names is None:  # of a DataLoader's dataset, or of what a Subset is of
             names, inner = getattr(inner, "classes", None), getattr(inner, "dataset", None)
-        self.source = GivenSource(self, tuple(map(str, names or ())))
+        self.source = GivenSource(self, tuple(map(str, names)) if hasattr(names, "__iter__") else ())
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -158,7 +159,12 @@ def build_given(environment: Environment, module: nn.Module | None, train: Any, 
     images = first.samples([0]).images if isinstance(first, Loader) else first.first
     if module is None and (has := images.shape[1]) != config.data.channels:
         raise ConfigError(f"data.channels: {config.data.channels}, but the batches have {has}; set data.channels={has}")
-    changes: dict[str, Any] = {} if data else {"image_size": [*images.shape[2:]]}
+    changes: dict[str, Any] = {}
+    if not data:
+        lengths = json.dumps([[len(each), each.global_batch] for each in splits.values()])
+        environment.parallel.assert_equal("the number of batches and their size", lengths)
+        batch = first.global_batch // environment.parallel.world_size
+        changes = {"image_size": [*images.shape[2:]], "batch_size": batch, "progressive": []}
     if module is not None:
         with state_preserved(module), torch.no_grad():
             found = module.to(environment.parallel.device).eval()(images)
@@ -183,6 +189,7 @@ def build_given(environment: Environment, module: nn.Module | None, train: Any, 
         recorded=replace(environment.recorded, **changes),
     )
     prints = {name: each.source.fingerprint() for name, each in splits.items()}
-    note = "data   batches as they were given: data, augment, engine and num_workers are not used"
+    unused = "data, augment, engine, num_workers, batch_size and progressive"
+    note = f"data   batches as they were given: {unused} are not used"
     parts: Any = {"train": first, "batches": first, "largest": first, "val": splits["val"]}
     return environment, data or Data(**parts, fingerprints=prints, notes=[note], download={})

@@ -308,14 +308,16 @@ def _check(source: Source, name: str) -> None:
     names, targets, key = source.classes, np.asarray(source.targets), source.raw_key(0)
     listed = not isinstance(names, str | None) and len({*map(str, names)}) == len(names)
     need(listed, f"classes are {names!r}; set different names, or none where targets are numbers")
-    source.classes = tuple(map(str, names))
+    with suppress(AttributeError):  # a property stays as it is
+        source.classes = tuple(map(str, names))
     if source.kind is Kind.classes and source.classes:
         whole = targets.ndim == 1 and targets.dtype.kind in "iub"
         good = whole and targets.min(initial=0) >= 0 and targets.max(initial=0) < len(names)
         of = f"labels are {targets.dtype} {targets.shape}" + (f" up to {targets.max(initial=0)}" if whole else "")
         need(good, f"{of}; set (N,) whole numbers from 0 to {len(names) - 1}, the places of their classes in classes")
         if targets.dtype.kind != "u":
-            source.labels = targets.astype(np.min_scalar_type(int(targets.max(initial=0))))
+            with suppress(AttributeError):
+                source.labels = targets.astype(np.min_scalar_type(int(targets.max(initial=0))))
     need(len(source) == len(targets), f"has {len(source)} samples by len() and {len(targets)} targets")
     need(isinstance(key, bytes), f"raw_key(0) is {key!r}; return bytes, such as b'train/0'")
     with suppress(DataError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from runs import composed
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import effloop
+from effloop.assemble.given import GivenSource
 from effloop.cli.main import main
 from effloop.errors import ConfigError, DataError
 from effloop.train.trainer import Trainer
@@ -101,3 +104,23 @@ def test_a_configs_model_has_to_know_the_classes(here: Path) -> None:
     with pytest.raises(ConfigError, match=r"^model\.num_classes: train \(a DataLoader\) doesn't say how many"):
         built(train=batches, val=batches)
     assert built("model.num_classes=2", "model.width=4", train=batches, val=batches).fit()
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"), [(np.array(["cat", "dog"]), ["cat", "dog"]), (2, ["0", "1"]), (None, ["0", "1"])]
+)
+def test_names_of_classes(here: Path, names: Any, classes: list[str]) -> None:
+    batches = loader()
+    batches.dataset.classes = names  # type: ignore[attr-defined]
+    trainer = built("progressive=[32,64]", model=Mine(), train=batches, val=loader())
+    facts = trainer.checkpoints.facts
+    assert facts["classes"] == classes
+    config = facts["config"]
+    assert (config["batch_size"], config["image_size"], config["progressive"]) == (8, [8, 6], [])
+
+
+def test_targets_are_of_all_ranks(here: Path) -> None:
+    numbers = loader(targets=IMAGES.mean((1, 2, 3)))
+    given = built("task=regression", model=Mine(1), train=numbers, val=numbers).train
+    given.parallel = SimpleNamespace(gather=lambda own: [own, own + 1])  # type: ignore[attr-defined]
+    assert GivenSource(given, ()).targets.shape == (40, 1)  # type: ignore[arg-type]

@@ -64,6 +64,21 @@ def test_labels_of_any_kind(labels: Any) -> None:
     assert (source.classes, source.labels.dtype, source.labels.tolist()) == (("a", "b"), np.uint8, LABELS.tolist())
 
 
+def test_properties_stay() -> None:
+    class Mine(Plain):
+        def __init__(self, config: DataConfig, split: str) -> None: ...
+
+        @property
+        def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+            return ("a", "b")
+
+        @property
+        def labels(self) -> Any:  # type: ignore[override]
+            return LABELS
+
+    assert build(Mine).labels is LABELS
+
+
 def test_attributes_that_are_values() -> None:
     source = having(
         targets=np.ones((8, 2), np.uint8), kind=Kind.flags, where="/data/mine", files=["any"], lock=object()
