@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -85,7 +85,7 @@ class GivenLoader:
         inner, names = given, None
         while inner is not None and names is None:  # of a DataLoader's dataset, or of what a Subset is of
             names, inner = getattr(inner, "classes", None), getattr(inner, "dataset", None)
-        self.source = GivenSource(self, tuple(map(str, names)) if hasattr(names, "__iter__") else ())
+        self.source = GivenSource(self, tuple(map(str, names)) if isinstance(names, Iterable) else ())
 
     @property
     def classes(self) -> tuple[str, ...]:

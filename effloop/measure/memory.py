@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from effloop.assemble.environment import num_workers
 from effloop.config import Config
-from effloop.data.cache import FOLDER
 from effloop.data.engine.base import chosen_engine
 from effloop.data.loader import Loader
 from effloop.data.source import Cache, Kind, Source
@@ -26,7 +25,7 @@ from effloop.model import Probe
 from effloop.optim import optimizers
 from effloop.parallel import Parallel
 from effloop.system.hardware import available_memory
-from effloop.system.memory import resident_memory
+from effloop.system.memory import SHM, resident_memory
 
 Place = Literal["host", "gpu"]
 
@@ -100,7 +99,7 @@ class Memory:
             if config.data.cache_gb is None and part.bytes < _MOST_OF_IT * part.wanted:
                 yield (
                     f"data.cache: {decimal(part.bytes)} are left for the {part.name}, half of what is free in memory "
-                    f"and {FOLDER}, and all images need about {decimal(part.wanted)}; the rest is loaded again in "
+                    f"and {SHM}, and all images need about {decimal(part.wanted)}; the rest is loaded again in "
                     f"each epoch; free some memory, or set data.cache_gb={1.1 * part.wanted / 1e9:.2g} if that is free"
                 )
         for place in self.places:
@@ -150,7 +149,7 @@ def memory_table(memory: Mapping[str, Any]) -> Table:
     for place, name in (("host", "host"), ("gpu", "GPU")):
         parts = [part for part in memory["parts"] if part["place"] == place]
         for part in parts:
-            where = str(FOLDER) if part["in_shm"] else name
+            where = str(SHM) if part["in_shm"] else name
             table.add_row(where, part["name"], decimal(part["bytes"]), part["detail"])
         if parts:
             each = f"{memory['ranks']} ranks; " * (memory["ranks"] > 1 and place == "host")
@@ -162,7 +161,7 @@ def memory_table(memory: Mapping[str, Any]) -> Table:
             table.add_row(f"batch, {where}", each["name"], decimal(each["bytes"]), form)
     table.add_section()
     table.add_row("page cache", "dataset", decimal(memory["page_cache"]), "the kernel's, while there is room")
-    table.add_row(str(FOLDER), "free", decimal(memory["free"]["shm"]), "a part of the host's memory")
+    table.add_row(str(SHM), "free", decimal(memory["free"]["shm"]), "a part of the host's memory")
     return table
 
 
@@ -264,7 +263,7 @@ def expected_memory(
     ]
     free = {"host": available_memory(), "shm": 0}
     with suppress(OSError):
-        status = os.statvfs(FOLDER)
+        status = os.statvfs(SHM)
         free["shm"] = status.f_bavail * status.f_frsize
     if device.type == "cuda":
         free["gpu"] = torch.cuda.mem_get_info(device)[0]

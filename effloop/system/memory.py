@@ -13,6 +13,7 @@ import numpy as np
 
 from effloop.lazy import Tensor, torch
 
+SHM = Path("/dev/shm")  # noqa: S108  a folder in memory
 _FIELDS = {
     **{"Rss": "rss", "Pss": "pss", "Private_Clean": "private", "Private_Dirty": "private", "Anonymous": "own"},
     **{"Pss_Anon": "held", "Pss_Shmem": "held"},

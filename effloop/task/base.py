@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from effloop.errors import ConfigError, DataError
 from effloop.lazy import Tensor, nn, torch
 from effloop.registry import PartConfig, Registry, choices
-from effloop.task.details import Details
+
+if TYPE_CHECKING:
+    from effloop.task.details import Details
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from effloop.errors import DataError, check_value
 from effloop.lazy import F, Tensor, no_grad, torch
 from effloop.task import base
-from effloop.task.details import Details, of_classes
+
+if TYPE_CHECKING:
+    from effloop.task.details import Details
 
 _RANKS = 5
 
@@ -121,6 +123,8 @@ class Classification(base.Task):
     ) -> Details:
         del sums
         losses, predicted, probabilities = facts.T
+        from effloop.task.details import of_classes  # for `eval`
+
         return of_classes(losses, targets, predicted, probabilities, names)
 
     def ensemble(self, outputs: Sequence[Tensor]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from effloop.data.loader import Loader
 from effloop.precision import Precision
 from effloop.record import Metrics
 from effloop.task import Task
-from effloop.task.details import Details
+
+if TYPE_CHECKING:
+    from effloop.task.details import Details
 
 Gather = Callable[[Any], list[Any]]  # every rank's value, by rank, on every rank: `Parallel.gather`
 

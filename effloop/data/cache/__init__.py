@@ -1,5 +1,1 @@
 """Samples kept in memory."""
-
-from pathlib import Path
-
-FOLDER = Path("/dev/shm")  # noqa: S108  memory

@@ -22,7 +22,6 @@ import PIL
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from effloop.data.cache import FOLDER
 from effloop.data.decode import DecodeConfig, Decoder
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded, pnm_header
@@ -32,6 +31,7 @@ from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError, warn
 from effloop.system.files import locked
 from effloop.system.hardware import available_memory
+from effloop.system.memory import SHM
 
 _PREFIX = "effloop-cache-"
 _HEADER = struct.Struct("<QQ")  # bytes of the region, bytes of it that are taken
@@ -64,7 +64,7 @@ class Region:
         ConfigError: the memory isn't available.
     """
 
-    def __init__(self, name: str, samples: int, capacity: Callable[[], int], folder: Path = FOLDER) -> None:
+    def __init__(self, name: str, samples: int, capacity: Callable[[], int], folder: Path = SHM) -> None:
         self.name = name
         self.samples = samples
         self._start = table_bytes(samples)
@@ -241,7 +241,7 @@ class CachedSource(View):
     """
 
     def __init__(
-        self, source: Source, what: Cache, decoder: Decoder, capacity: Callable[[], int], folder: Path = FOLDER
+        self, source: Source, what: Cache, decoder: Decoder, capacity: Callable[[], int], folder: Path = SHM
     ) -> None:
         super().__init__(source)
         self.what, self.decoder, self.folder = what, decoder, folder
@@ -356,7 +356,7 @@ _MARGIN = 1.05  # for the error of an estimate from 2,000 sizes
 
 
 def cached(
-    source: Source, what: Cache, decoder: Decoder, limit: float | None, *, share: float = 1.0, folder: Path = FOLDER
+    source: Source, what: Cache, decoder: Decoder, limit: float | None, *, share: float = 1.0, folder: Path = SHM
 ) -> Source:
     """`source`, or a source that keeps it in memory, shared with the other processes of this machine: in a fraction
     `share` of `limit` bytes, which are for all splits and by default half of the free memory.
