@@ -69,7 +69,10 @@ class Scorer:
     def details(self, names: Sequence[str]) -> tuple[Details | None, int]:
         """The details of what was kept, once it is scored, and of how many samples; `names` are the outputs'."""
         facts, targets, ids = self.collected()
-        return self.task.details(facts, targets, names, self._sums), len(ids)
+        details = self.task.details(facts, targets, names, self._sums)
+        for row in details.worst if details else ():
+            row["id"] = int(ids[row["id"]])  # samples are missing where images can't be loaded
+        return details, len(ids)
 
     def collected(self) -> tuple[NDArray[np.float32], NDArray[Any], NDArray[np.int64]]:
         """(N, F) facts, (N, ...) targets and (N,) ids of all ranks' samples, each once, in the order of ids."""

@@ -77,3 +77,14 @@ def test_flip() -> None:
     mirrored = torch.stack([row[:, :, [3, 2, 1, 0]] for row in images])
     assert both == pytest.approx(by_hand(model, [images, mirrored], targets), rel=1e-5)
     assert both["loss"] != pytest.approx(alone["loss"], rel=1e-2)
+
+
+def test_the_worst_samples_are_those_whose_images_can_be_loaded() -> None:
+    scorer, targets = Scorer(TASK, Metrics(TASK.num_sums, CPU), keeps=True), torch.tensor([0, 0, 0, 0])
+    images, valid = torch.zeros(4, 3, 1, 1), torch.tensor([True, False, True, True])
+    outputs = torch.tensor([[2.0, 0, 0], [0, 9, 0], [0, 1, 0], [0, 5, 0]])
+    scorer.add(outputs, Batch(images, targets, torch.tensor([4, 5, 6, 7]), valid))
+    details, count = scorer.details(["a", "b", "c"])
+    assert details
+    assert [row["id"] for row in details.worst] == [7, 6, 4]
+    assert count == 3
