@@ -12,6 +12,8 @@ from effloop.lazy import torch
 
 def seed_all(seed: int) -> None:
     """Seed Python's, NumPy's and torch's generators, on every device."""
+    import rich.style  # noqa: F401  which draws from Python's generator when it is imported
+
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  the global one is what others draw from
     torch.manual_seed(seed)

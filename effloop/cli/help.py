@@ -23,7 +23,7 @@ from effloop.config import Config, hydra_setup
 from effloop.config.messages import keys_of, meant
 from effloop.errors import ConfigError
 from effloop.registry import Registry, groups
-from effloop.system.untrusted import SAFE_LOADER
+from effloop.system.untrusted import safe_yaml
 
 WIDTH = 80  # letters of a terminal
 GROUPS = (*Config.GROUPS, hydra_setup.EXPERIMENT)  # what parts are chosen for
@@ -155,7 +155,7 @@ def set_by(key: str) -> str:
         if "@package _global_" in text.partition("\n")[0] and f"{key.rpartition('.')[2]}:" in text:
             tree: Any = None
             with suppress(yaml.YAMLError):  # choosing a broken one says what is wrong
-                tree = yaml.load(text, SAFE_LOADER)  # noqa: S506
+                tree = safe_yaml(text)
             for part in key.split("."):
                 tree = tree.get(part) if isinstance(tree, Mapping) else None
             if tree is not None:

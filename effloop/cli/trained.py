@@ -12,14 +12,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 from effloop.batch import Batch, Preview
 from effloop.cli.command import RunOptions, command
@@ -35,20 +34,27 @@ from effloop.data.source.root import expand_root
 from effloop.data.source.table_source import listed_images
 from effloop.data.source.tables import NoTargetsError
 from effloop.errors import PROGRAM, ConfigError, DataError, warn
-from effloop.inference import export as exporting
-from effloop.inference import predict as predicting
-from effloop.inference.ensemble import Average, open_runs
-from effloop.inference.formats import format_of
-from effloop.inference.predict import Columns, Mask, MaskFiles, Predictions
-from effloop.inference.submission import Id, submission
-from effloop.inference.together import Together
-from effloop.inference.trained import Trained
+from effloop.inference import options
+from effloop.inference.options import Average, Id
+from effloop.lazy import LazyModule, Tensor
 from effloop.measure.turns import output_folder, print_table
 from effloop.record.grid import encode
 from effloop.report.evaluation import EVALUATIONS, Evaluation, cell_text, write_evaluation
 from effloop.system.progress import Meter as Progress
 from effloop.task.details import NUM_BINS, Details, Row
 from effloop.train.evaluation import Scorer, View, compare
+
+if TYPE_CHECKING:
+    from effloop.inference import ensemble, formats, submission, together
+    from effloop.inference import export as exporting
+    from effloop.inference import predict as predicting
+    from effloop.inference.predict import Columns, Mask, MaskFiles, Predictions
+    from effloop.inference.trained import Trained
+else:  # they import torch, and help and a wrong option need none of it
+    _NAMES = ("ensemble", "formats", "submission", "together", "export", "predict")
+    ensemble, formats, submission, together, exporting, predicting = (
+        LazyModule(f"effloop.inference.{name}") for name in _NAMES
+    )
 
 _MAX_ROWS, _MAX_MISTAKES = 20, 8  # classes, and pairs of them that are confused, on the screen
 
@@ -79,12 +85,12 @@ def evaluate(options: EvalOptions, overrides: list[str]) -> int:
     Masks are scored at the model's size and, as predict writes them, at their images' own sizes. It computes in
     float32, as predict and exported files do, whatever trained the run; amp=true computes as training with it did.
     """
-    trained = open_runs(options.run, overrides, options.average, options.split)
+    trained = ensemble.open_runs(options.run, overrides, options.average, options.split)
     loader = trained.loader(options.split)
     if options.out:
         output_folder(options.out, "eval")
     source, scorers = loader.plan.source, trained.scorers(options.tta, keeps=True)
-    if isinstance(loader, Together) and loader.folds is not None:
+    if isinstance(loader, together.Together) and loader.folds is not None:
         scorers[-1] = Tabled(scorers[-1], source.target_names)
     started = time.perf_counter()
     found = trained.evaluate(loader, options.tta, scorers)
@@ -202,7 +208,7 @@ def _write_details(options: EvalOptions, scorer: Scorer, found: Evaluation, trai
         else:
             pictures = Preview(loader.pictures(worst)[:, None], rows=tuple(map(source.key, worst)), columns=("image",))
         names = write_evaluation(folder, found, _paths(source, worst), pictures)
-        if isinstance(scorer, Tabled) and isinstance(loader, Together) and loader.folds is not None:
+        if isinstance(scorer, Tabled) and isinstance(loader, together.Together) and loader.folds is not None:
             scorer.write(folder / PREDICTIONS, source, loader.folds)
             names = [*names, PREDICTIONS]
     except OSError as error:
@@ -212,7 +218,7 @@ def _write_details(options: EvalOptions, scorer: Scorer, found: Evaluation, trai
 
 
 PREDICTIONS = "predictions.csv"  # of folds, each sample's by the models that weren't trained on it
-Batches = Iterator[tuple[NDArray[np.int64], Columns]]  # ids of samples, and columns that they are the rows of
+Batches = Iterator[tuple[NDArray[np.int64], "Columns"]]  # ids of samples, and columns that they are the rows of
 _OWN = ("path", "target", "error")  # columns beside the task's
 _SHOWN = 20  # rows on the screen
 _NAMED = 5  # classes of an image on the screen
@@ -296,7 +302,7 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     if options.out:
         predicting.check_writable(options.out)
     images, overrides = _images(options, overrides)
-    trained = open_runs(options.run, overrides, options.average, None if images else options.split or "val")
+    trained = ensemble.open_runs(options.run, overrides, options.average, None if images else options.split or "val")
     if trained.folds is not None:
         eval_of = f"{PROGRAM} eval {shlex.quote(str(options.run))}"
         raise ConfigError(f"predict: each run saw the others' folds; name images, or type {eval_of} for the folds")
@@ -308,7 +314,7 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
     source, has_targets = (images, False) if images else _dataset(options, overrides, trained)
     form = None
     if options.like or options.columns:
-        form, source = submission(trained, source, options.id, options.columns, options.like)
+        form, source = submission.submission(trained, source, options.id, options.columns, options.like)
     predictions, columns = _predicted(options, trained, Unlabelled(source))
     print(f"{trained.describe()}, on {predictions.loader.describe()}", flush=True)
     if form:
@@ -332,10 +338,10 @@ def predict(options: PredictOptions, overrides: list[str]) -> int:
 
 def _predicted(options: PredictOptions, trained: Trained, source: Source) -> tuple[Predictions, Batches]:
     """What is predicted, and the columns of the table, batch by batch; they take what is wrong with samples along."""
-    predictions = Predictions(trained, source, options.tta)
+    predictions = predicting.Predictions(trained, source, options.tta)
     if trained.task.spatial:
         samples = predictions.loader.plan.source
-        masks = MaskFiles(options.masks, samples) if options.masks else None
+        masks = predicting.MaskFiles(options.masks, samples) if options.masks else None
         return predictions, _mask_columns(predictions, masks, on_screen=options.out is None)
     return predictions, predictions.columns(options.top, every=options.scores or bool(options.like or options.columns))
 
@@ -454,7 +460,7 @@ def _show(rows: Sequence[dict[str, Any]], count: int, form: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(exporting.ExportOptions, RunOptions):
+class ExportOptions(options.ExportOptions, RunOptions):
     """Options of `export`.
 
     Attributes:
@@ -469,7 +475,9 @@ def export_model(options: ExportOptions, overrides: list[str]) -> int:
     The scored weights, BatchNorm fused, with preprocessing and classes in the file's metadata. A file that predicts
     otherwise for more than 0.1 % of the images, or as int8 loses more than a percentage point, isn't kept.
     """
-    if format_of(options.run) is not None and options.run.is_file():
+    from effloop.inference.trained import Trained
+
+    if formats.format_of(options.run) is not None and options.run.is_file():
         raise ConfigError(f"export: {options.run} was exported already; name its run folder or a .ckpt file")
     trained = Trained.open(options.run, overrides)
     done = exporting.export(trained, options)

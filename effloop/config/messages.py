@@ -28,7 +28,7 @@ from effloop.config.overrides import FLAGS, REMOVED, RENAMED, key_of
 from effloop.config.schema import Config
 from effloop.errors import PROGRAM, ConfigError, reason
 from effloop.registry import Registry, choices, either, field_meanings, groups
-from effloop.system.untrusted import SAFE_LOADER
+from effloop.system.untrusted import safe_yaml
 
 _PLAIN = {
     bool: ("true", "false"),
@@ -129,7 +129,7 @@ def _fields(kind: type, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]
 def _values(group: str, name: str) -> dict[str, Any]:
     """What EffLoop's or a plugin's YAML file of a part sets; of a preset, which sets several parts, nothing."""
     text = hydra_setup.yaml_text(group, name)
-    return {} if "@package" in text.partition("\n")[0] else yaml.load(text, SAFE_LOADER) or {}  # noqa: S506
+    return {} if "@package" in text.partition("\n")[0] else safe_yaml(text) or {}
 
 
 def _words(hint: Any) -> tuple[str, ...]:

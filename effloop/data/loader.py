@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from effloop.batch import Batch, ImageSize, Preview
@@ -20,6 +19,7 @@ from effloop.data.source import Kind, Source
 from effloop.data.source.base import targets_of
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError
+from effloop.lazy import torch
 
 
 class Loader:

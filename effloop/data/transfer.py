@@ -6,15 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from effloop.batch import Batch
 from effloop.data.augment import Augment
 from effloop.data.augment.mix import Mix
 from effloop.data.order import SAMPLE
 from effloop.data.output import Output, normalized_like
+from effloop.lazy import Tensor, torch
 from effloop.system.cached import cached_property
 
 KeysOf = Callable[[NDArray[np.int64]], NDArray[np.uint64]]
@@ -30,7 +29,7 @@ class Transfer:
         device: where the batches go.
         mean, std: a number for each channel, in units of 0-1; with both None images stay uint8.
         channels_last: memory layout of the output images.
-        target_dtype: of the output targets, which may be smaller on the host.
+        target_dtype: of the output targets, which may be smaller on the host; None is int64.
         augment: its part on the device is applied before normalising; None is nothing.
         mix: MixUp or CutMix, after normalising; None is neither.
     """
@@ -42,12 +41,12 @@ class Transfer:
         std: Sequence[float] | None,
         *,
         channels_last: bool,
-        target_dtype: torch.dtype = torch.int64,
+        target_dtype: torch.dtype | None = None,
         augment: Augment | None = None,
         mix: Mix | None = None,
     ) -> None:
         self.device = device
-        self.target_dtype = target_dtype
+        self.target_dtype = target_dtype or torch.int64
         self.augment = augment
         self.mix = mix
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format

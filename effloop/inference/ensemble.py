@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,12 +19,12 @@ from effloop.data.source.division import part_of
 from effloop.data.source.splits import undivided
 from effloop.data.source.view import View
 from effloop.errors import ConfigError, warn
+from effloop.inference.options import Average
 from effloop.inference.together import Seen, Together
 from effloop.inference.trained import Trained
 from effloop.runs.reader import SWEEP, read_jobs, unstarted_jobs
 from effloop.task import Task
 
-Average = Literal["probabilities", "logits"]
 _DIVISION = ("root", "train_split", "val_split", "val", "folds", "group", "split_seed", "fold")
 
 

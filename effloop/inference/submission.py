@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +17,11 @@ from effloop.data.source import Source
 from effloop.data.source.tables import open_table
 from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError, warn
+from effloop.inference.options import Id
 from effloop.inference.predict import Columns
 from effloop.inference.trained import Trained
 from effloop.task import Task
 
-Id = Literal["path", "name", "stem"]  # what a table calls an image: its path, file name, or that without the extension
 _SEPARATORS = "| ,;"  # of several labels in a cell
 
 

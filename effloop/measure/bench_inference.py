@@ -17,8 +17,9 @@ from effloop.assemble.model import seconds_of
 from effloop.config import Config
 from effloop.config.overrides import key_of
 from effloop.errors import ConfigError, EffLoopError
-from effloop.inference.export import ExportOptions, export
+from effloop.inference.export import export
 from effloop.inference.formats import formats
+from effloop.inference.options import ExportOptions
 from effloop.inference.trained import Trained
 from effloop.measure import loops
 from effloop.measure.benchmark import Column, Report, Row

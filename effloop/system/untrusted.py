@@ -92,6 +92,15 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(read_text(path, MOST_YAML))
 
 
+def safe_yaml(text: str) -> Any:
+    """As `yaml.safe_load`."""
+    loader = SAFE_LOADER(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
 def parse_yaml(text: str) -> Any:
     """The value in YAML without aliases, of which a few lines can stand for more than the memory holds.
 
@@ -106,11 +115,7 @@ def parse_yaml(text: str) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
                 raise ValueError("it is nested too deep")
-        loader = SAFE_LOADER(text)
-        try:
-            return loader.get_single_data()
-        finally:
-            loader.dispose()
+        return safe_yaml(text)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
     except RecursionError:

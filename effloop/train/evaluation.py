@@ -6,12 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from effloop.batch import Batch, Preview
 from effloop.data.loader import Loader
+from effloop.lazy import Tensor, nn, no_grad, torch
 from effloop.precision import Precision
 from effloop.record import Metrics
 from effloop.task import Task
@@ -101,7 +100,7 @@ def outputs_of_views(forward: Callable[[Tensor], Tensor], images: Tensor, views:
     return found
 
 
-@torch.no_grad()
+@no_grad
 def evaluate(
     model: nn.Module,
     batches: Iterable[Batch],
@@ -131,7 +130,7 @@ def evaluate(
     return [scorer.scores(tune=tune) for scorer in scorers]
 
 
-@torch.no_grad()
+@no_grad
 def compare(model: nn.Module, loader: Loader, precision: Precision, samples: Sequence[int]) -> Preview:
     """Samples of a loader's source as a model of (N, K, H, W) outputs sees them, each with its target and what is
     predicted: one column each. The model is left in eval mode.

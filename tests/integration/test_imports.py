@@ -77,7 +77,7 @@ for words, wanted in json.loads(sys.argv[1]):
 def test_what_needs_no_torch_does_not_import_it(photos: Path, tmp_path: Path) -> None:
     commands = {
         "--help": "EffLoop trains image models",
-        **{f"{name} --help": f"effloop {name}" for name in MODULES if name not in ("eval", "export", "predict")},
+        **{f"{name} --help": f"effloop {name}" for name in MODULES},
         **{f"list {what}": what for what in ("data", "augment", "optim.lr", "experiment")},
         "list": "nuclei",
         "list keys": "optim.lr",
@@ -94,6 +94,7 @@ def test_what_needs_no_torch_does_not_import_it(photos: Path, tmp_path: Path) ->
         "parallel=ddp data.root=/nosuch": "'/nosuch' is not there",
         "resume nosuch": "'nosuch' is not a run folder",
         "report nosuch": "'nosuch' is not there",
+        "export outputs/x to=onx": "to: 'onx'",
         "model=resnet19": "did you mean 'resnet18'?",
         f"data.root={photos} model=torchvision model.arch=resnet19": "did you mean 'resnet18'?",
         f"data.root={photos} model=timm model.arch=resnet19": "did you mean 'resnet18'?",

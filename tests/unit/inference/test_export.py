@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from effloop import config as configs
 from effloop.errors import ConfigError, ParityError
-from effloop.inference.export import ExportOptions, Parity, fold_batch_norm, portable, simplify
-from effloop.inference.formats import trace
+from effloop.inference.export import Parity, fold_batch_norm, portable, simplify
+from effloop.inference.formats import formats, trace
+from effloop.inference.options import FORMATS, ExportOptions
 from effloop.task import Meter, Regression
 
 
@@ -158,3 +159,7 @@ def test_no_path_of_this_machine_but_the_data(tmp_path: Path) -> None:
     assert plain["data"].pop("root") == f"{tmp_path}/root"
     assert str(tmp_path) not in json.dumps(plain)
     assert (plain["profile"], plain["probe"]) == ({"name": "none"}, 0)
+
+
+def test_formats_have_one_order() -> None:
+    assert tuple(formats) == FORMATS
