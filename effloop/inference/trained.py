@@ -176,7 +176,9 @@ class Trained:
 
     @property
     def computes_in(self) -> str:
-        """`float32`, or as of `Precision.name`; of an exported file what its weights are."""
+        """`float32`, or as of `Precision.name`; of an exported file what its weights are; of a mean those of all."""
+        if self.members:
+            return ", ".join(dict.fromkeys(each.computes_in for each in self.members))
         return "int8" if self.facts["int8"] else "float16 weights" if self.facts["half"] else self.precision.name
 
     def describe(self) -> str:

@@ -89,12 +89,15 @@ def test_datasets_have_their_targets(finished: Path, photos: Path, here: Path) -
     assert [row["target"] for row in own] == [row["path"][0] for row in own]
 
 
-def test_an_exported_file(finished: Path, photos: Path, here: Path) -> None:
+def test_an_exported_file(finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("safetensors")
     assert main(["export", str(finished), "to=state_dict", "out=model.safetensors"]) == 0
     for model, out in ((finished, "run.csv"), ("model.safetensors", "file.csv")):
         assert main(["predict", str(model), str(photos / "val"), f"out={out}", "scores=true"]) == 0
     assert table(here / "run.csv") == table(here / "file.csv")
+    assert main(["export", str(finished), "to=state_dict", "half=true", "out=half.safetensors"]) == 0
+    assert main(["predict", f"{finished},half.safetensors", str(photos / "val"), "out=both.csv"]) == 0
+    assert ", float32, float16 weights, on " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
