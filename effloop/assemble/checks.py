@@ -95,7 +95,8 @@ def check_same_model(config: Config, state: Mapping[str, Any]) -> None:
         raise ConfigError(f"task: the checkpoint was trained with task={trained_for}, not {config.task.name}; keep it")
     was, now = state["config"]["model"], configs.to_dict(config)["model"]
     if (held := _model_words(was)) != (asked := _model_words(now)):
-        raise ConfigError(f"model: the checkpoint holds {held}, not {asked}; keep {held}")
+        fix = f"keep {held}" if was["name"] in groups["model"] else "give its module to build_trainer(model=)"
+        raise ConfigError(f"model: the checkpoint holds {held}, not {asked}; {fix}")
     differ = [key for key in sorted({*was, *now} - _NOT_THE_NETWORK) if was.get(key) != now.get(key)]
     if differ:
         raise ConfigError(

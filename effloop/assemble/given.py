@@ -76,7 +76,7 @@ class GivenLoader:
             first = next(self._batches(), None)
         if first is None:
             raise DataError(f"{self.where} has no batches")
-        self.first = self.transfer.normalize(first.images[:1].to(self.parallel.device))  # image
+        self.first = self.transfer.normalize(first.images[:2].to(self.parallel.device))  # images
         dims, whole = first.targets.ndim, not first.targets.is_floating_point()
         several = Kind.flags if whole or environment.config.task.name == "multilabel" else Kind.numbers
         self.kind = {1: Kind.classes if whole else Kind.numbers, 2: several}.get(dims, Kind.masks)
@@ -156,7 +156,7 @@ def build_given(environment: Environment, module: nn.Module | None, train: Any, 
     pair = {"train": data.train, "val": data.val} if data else {"train": train, "val": val}
     splits = {n: each if isinstance(each, Loader) else GivenLoader(each, n, environment) for n, each in pair.items()}
     first = splits["train"]
-    images = first.samples([0]).images if isinstance(first, Loader) else first.first
+    images = first.samples([0, 0]).images if isinstance(first, Loader) else first.first
     if module is None and (has := images.shape[1]) != config.data.channels:
         raise ConfigError(f"data.channels: {config.data.channels}, but the batches have {has}; set data.channels={has}")
     changes: dict[str, Any] = {}
@@ -166,9 +166,13 @@ def build_given(environment: Environment, module: nn.Module | None, train: Any, 
         batch = first.global_batch // environment.parallel.world_size
         changes = {"image_size": [*images.shape[2:]], "batch_size": batch, "progressive": []}
     if module is not None:
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"model: is {module!r}; give a torch.nn.Module")
         with state_preserved(module), torch.no_grad():
             found = module.to(environment.parallel.device).eval()(images)
-        outputs = found.shape[1] if getattr(found, "ndim", 0) > 1 else None
+        if (dims := getattr(found, "ndim", 2)) < 2:  # (N,) outputs and (N, 1) targets would make (N, N) losses
+            raise ConfigError(f"model: gives outputs of {dims} dimensions for images; let it return (N, K)")
+        outputs = found.shape[1] if isinstance(found, torch.Tensor) else None
         shared = {each.name: getattr(config.model, each.name) for each in fields(ModelConfig)}
         changes["model"] = ModelConfig(**shared | {"name": type(module).__name__})
     names = next(filter(None, (each.classes for each in splits.values())), None)

@@ -31,6 +31,11 @@ class Mine(nn.Sequential):
         super().__init__(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, outputs))
 
 
+class Squeezing(Mine):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).squeeze()
+
+
 def loader(images: Tensor = IMAGES, targets: Tensor = LABELS) -> DataLoader[Any]:
     return DataLoader(TensorDataset(images, targets), batch_size=8)
 
@@ -43,9 +48,12 @@ def test_trains_validates_and_resumes(here: Path, capsys: pytest.CaptureFixture[
     scores = built(model=(module := Mine()), train=loader(), val=loader()).fit()
     right = module.eval()(IMAGES).argmax(1) == LABELS
     assert scores["top1"] == pytest.approx(right.float().mean().item())
+    big = torch.randn(20, 3, 32, 32)
     again = built("resume=outputs/x", "run=y", "epochs=3", model=Mine(), train=loader(), val=loader())
     assert all(torch.equal(one, two) for one, two in zip(again.model.parameters(), module.parameters(), strict=True))
     assert again.fit().keys() == scores.keys()
+    with pytest.raises(ConfigError, match=r"holds model=Mine, not model=cnn; give its module to build_trainer"):
+        built("resume=outputs/x", "run=z", "image_size=32", "model.num_classes=2", train=loader(big), val=loader(big))
     assert main(["eval", "outputs/x"]) == 2
     assert capsys.readouterr().err.startswith("effloop: model: the run's 'Mine' is not here; give it to build_trainer")
 
@@ -75,7 +83,7 @@ def test_pixels_are_normalised(here: Path) -> None:
 
 
 def test_a_module_on_the_configs_data(here: Path, photos: Path) -> None:
-    assert built(f"data.root={photos}", "image_size=16", "epochs=1", model=Mine(3)).fit()
+    assert built(f"data.root={photos}", "image_size=16", "epochs=1", model=Squeezing(3)).fit()
     with pytest.raises(ConfigError, match=r"^model: gives 7 outputs, and .*train has 3; change its last layer$"):
         built(f"data.root={photos}", "image_size=16", model=Mine(7))
 
@@ -124,3 +132,12 @@ def test_targets_are_of_all_ranks(here: Path) -> None:
     given = built("task=regression", model=Mine(1), train=numbers, val=numbers).train
     given.parallel = SimpleNamespace(gather=lambda own: [own, own + 1])  # type: ignore[attr-defined]
     assert GivenSource(given, ()).targets.shape == (40, 1)  # type: ignore[arg-type]
+
+
+def test_modules_that_are_refused(here: Path) -> None:
+    numbers = loader(targets=IMAGES.mean((1, 2, 3)))
+    flat = nn.Sequential(Mine(1), nn.Flatten(0))
+    with pytest.raises(ConfigError, match=r"^model: gives outputs of 1 dimensions for images; let it return \(N, K\)$"):
+        built("task=regression", model=flat, train=numbers, val=numbers)
+    with pytest.raises(ConfigError, match=r"^model: is <class .*Mine'>; give a torch.nn.Module$"):
+        built(model=Mine, train=loader(), val=loader())
