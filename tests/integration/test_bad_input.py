@@ -277,7 +277,7 @@ typed(
 typed(
     "29 label",
     lambda place: place.tar(("1.jpg", JPEG), ("1.cls", b"cat")),
-    "{here}/tars/train-000000.tar: '1.cls' is b'cat'; a label is a whole number from 0: set data=tar data.label=EXTENSION to the one that holds it",
+    "{here}/tars/train-000000.tar: '1.cls' is b'cat'; a label is a whole number from 0: set data=tar data.label=EXTENSION to the one that holds it, or json.KEY",
 )
 
 
@@ -341,7 +341,7 @@ typed(
 typed(
     "35 no label",
     lambda place: place.tar(("1.jpg", JPEG), ("1.cls", b"0"), ("2.jpg", JPEG)),
-    "{here}/tars/train-000000.tar: the sample '2' has no label (looked for .cls); its members must stand together: set data=tar data.label=EXTENSION or write the archive again",
+    "{here}/tars/train-000000.tar: the sample '2' has no label (looked for .cls); its members must stand together: set data.label=EXTENSION or json.KEY, or write the archive again",
 )
 typed(
     "35 twice",

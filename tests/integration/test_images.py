@@ -18,6 +18,7 @@ from runs import train
 import effloop
 from effloop.checkpoint import files
 from effloop.cli.main import main
+from effloop.data.source.storage.loose import left_out
 
 UPRIGHT = (
     " are turned upright by their EXIF tag; torchvision's ImageFolder leaves them as stored, as decode.exif=false does"
@@ -154,6 +155,8 @@ def test_what_is_left_out_is_counted_by_kind(finished: Path, mixed: Path, capsys
     assert LEFT_OUT in capsys.readouterr().out
     assert main(["predict", str(finished), str(mixed / "train/a"), "num_workers=0"]) == 0
     assert "(left out: 2 .txt, 1 .webm, 1 without an ending)" in capsys.readouterr().out
+    found = left_out({".txt": 2} | {f".{number}": 1 for number in range(1000, 1050)} | {".jpg": 5})
+    assert found == "2 .txt, 1 .1000, 1 .1001, 1 .1002, 1 .1003, 1 .1004, 1 .1005, 1 .1006, 43 of other kinds"
 
 
 def test_without_the_plugin_a_line_says_what_to_install(

@@ -65,7 +65,10 @@ class AutoConfig(DataConfig):
         given = {key: value for key, value in own.items() if key not in _KEYS or value not in (None, False)}
         for key in sorted(_KEYS & given.keys() - known):
             have = ", ".join(each for each in _formats() if hasattr(sources[each].config, key))
-            raise ConfigError(f"data.{key}: {given[key]} is for {have}, but the data is data={name}; leave it out")
+            raise ConfigError(
+                f"data.{key}: {given[key]} is for {have}, but the data is data={name}; leave it out, or set "
+                f"data.{key}={'false' if key == 'reduce_zero' else 'null'} where a run has it"
+            )
         if "label" in given and name != "csv":  # of which alone several columns may be named
             if isinstance(self.label, list):
                 raise ConfigError(f"data.label: {self.label} is for tables, but the data is data={name}; set one name")

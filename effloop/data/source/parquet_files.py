@@ -226,7 +226,7 @@ class Table:
         return name
 
     def _lacking(self, key: str, what: str, found: Sequence[str]) -> DataError:
-        have = choices("", found) if found else f"none of {', '.join(self.names[:8])} can be one (paths are in CSV)"
+        have = choices("", found) if found else f"none of {', '.join(self.names[:8])} can be one (paths: data=csv)"
         return DataError(f"{self.path} has no column '{key}' of {what}; {have}: set data=parquet data.{key}=COLUMN")
 
     def values(self, column: str) -> NDArray[Any]:
@@ -270,13 +270,13 @@ class Table:
                     found.append(values.to_pylist())
                 yield found
 
-    def objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def objects(self, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Each row of a file of paths, from 1 on: column -> value; of a named class its name, or None, of an image its
-        path.
+        path. Others, such as embeddings, aren't read.
         """
         named, numbers = {column: names_in(feature) for column, feature in self.features.items()}, count(1)
         with self._reading():
-            for batch in self._file.iter_batches(_ROWS):
+            for batch in self._file.iter_batches(_ROWS, columns=[*columns]):
                 for row in batch.to_pylist():
                     yield next(numbers), {name: _plain(value, named.get(name)) for name, value in row.items()}
 

@@ -70,7 +70,8 @@ def open_table(path: Path) -> Table:
         if start[:4] == b"PAR1":
             from effloop.data.source import parquet_files
 
-            return _of_objects(path, lambda _: parquet_files.Table(path).objects(), "row")
+            columns = parquet_files.Table(path).names
+            return _of_objects(path, lambda _, names: parquet_files.Table(path).objects(names), "row", columns)
         encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         if encoding != "utf-16" and b"\0" in start:
             raise DataError(f"{shown(path)} is no text; name a table in CSV, TSV or JSON lines")
@@ -78,7 +79,7 @@ def open_table(path: Path) -> Table:
         if text[:1] == "[":
             raise DataError(f"{shown(path)} is one JSON list; write its objects one a line, as JSON lines")
         if text[:1] == "{":
-            return _of_objects(path, lambda table: _json_lines(table, encoding))
+            return _of_objects(path, lambda table, _: _json_lines(table, encoding))
         return _delimited(path, encoding, max(",;\t", key=text.partition("\n")[0].count))
     except OSError as error:
         raise DataError(f"{shown(path)} can't be read: {error.strerror or error}") from None
@@ -136,17 +137,20 @@ def _json_lines(table: Table, encoding: str) -> Iterator[tuple[int, dict[str, An
 
 
 def _of_objects(
-    path: Path, objects: Callable[[Table], Iterator[tuple[int, dict[str, Any]]]], unit: str = "line"
+    path: Path,
+    objects: Callable[[Table, Sequence[str]], Iterator[tuple[int, dict[str, Any]]]],
+    unit: str = "line",
+    columns: Sequence[str] = (),
 ) -> Table:
-    """Rows that are objects with their numbers; the columns are the keys of the first one."""
+    """Rows that are objects with their numbers; the columns are those given, or else the keys of the first one."""
 
     def rows(places: Sequence[int]) -> Iterator[Row]:
         chosen = [names[place] for place in places]
-        for number, found in objects(table):
+        for number, found in objects(table, chosen):
             yield number, _texts(table, number, map(found.get, chosen))
 
     table = Table(path, (), rows, unit)
-    names = tuple(next(objects(table), (0, dict[str, Any]()))[1])
+    names = tuple(columns or next(objects(table, ()))[1])
     return (table := Table(path, tuple(map(shown, names)), rows, unit))
 
 

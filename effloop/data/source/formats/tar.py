@@ -235,7 +235,7 @@ def _learned(data: mmap.mmap, member: Member, where: str, targets: Targets) -> t
         if size > _LONGEST_LABEL or not text.isdigit():
             raise DataError(
                 f"{where}: '{printable(name)}' is {text!r}; a label is a whole number from 0: "
-                "set data=tar data.label=EXTENSION to the one that holds it"
+                "set data=tar data.label=EXTENSION to the one that holds it, or json.KEY"
             )
         return int(text), b""
     values = None

@@ -43,6 +43,8 @@ ENDINGS = frozenset(EXTENSIONS)
 SOUGHT = "looked for .jpg, .png, .webp, .gif, .tif and the like"
 """For messages; all of them would be too many."""
 
+_KINDS = 8  # of files left out that are named
+
 MAX_BYTES = 1 << 30
 """Of a file that is read as one image; 200 GB of zeros between the images would take all memory."""
 
@@ -187,9 +189,11 @@ def kinds_of(counted: Counter[bytes]) -> dict[str, int]:
 
 
 def left_out(kinds: Mapping[str, int]) -> str:
-    """Which files aren't taken for images: `2 .txt, 1 .webm`."""
-    ordered = sorted(kinds.items(), key=lambda each: (-each[1], each[0]))
-    return ", ".join(f"{count:,} {kind}" for kind, count in ordered if kind not in header.EXTENSIONS)
+    """Which files aren't taken for images: `2 .txt, 1 .webm`; names such as `1.2.840.113` have an ending each."""
+    ordered = sorted((-count, kind) for kind, count in kinds.items() if kind not in header.EXTENSIONS)
+    named, rest = ordered[:_KINDS], -sum(count for count, _ in ordered[_KINDS:])
+    lines = [f"{-count:,} {kind}" for count, kind in named]
+    return ", ".join([*lines, f"{rest:,} of other kinds"] if rest else lines)
 
 
 def size_of(path: bytes) -> int:

@@ -78,7 +78,11 @@ def test_names_are_those_of_the_format(photos: Path, tmp_path: Path) -> None:
             {"image": "x"},
             r"data\.image: x is for beton, csv, .*zarr, but the data is data=folder; leave it out",
         ),
-        (None, {"label": "x"}, r"data\.label: x is for .*, but the data is data=embedded; leave it out"),
+        (
+            None,
+            {"label": "x"},
+            r"data\.label: x is for .*, but the data is data=embedded; leave it out, or set data\.label=null where",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             open_source("auto", root, **options)

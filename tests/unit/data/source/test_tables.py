@@ -145,6 +145,9 @@ def test_parquet_of_paths_as_datasets_writes_it(root: Path, tmp_path: Path) -> N
     unknown = write(other / "all.parquet", labels=[0, -1, *labels[2:]], feature=class_label("c", "a", "b"))
     with pytest.raises(DataError, match=r"all\.parquet, row 2: nothing in 'label', where a class should be"):
         open_source("csv", unknown, WHOLE, images=str(root))
+    empty = write(other / "empty.parquet", images=[], names=[], labels=[], feature=class_label("c", "a", "b"))
+    with pytest.raises(DataError, match=r"empty\.parquet has no rows; write a row for each image"):
+        open_source("csv", empty, WHOLE)
     stored = write_images(other / "train.parquet", [JPEG] * 6, labels, feature=class_label("c", "a", "b"))
     assert format_of(stored) == "parquet"
     half = write_images(

@@ -421,7 +421,7 @@ def test_bad_extensions_of_headers(tmp_path: Path, kind: bytes, text: bytes) -> 
 # Bad input, each by one line.
 
 TOGETHER = "its members must stand together: set data.{}=EXTENSION, or write the archive again"
-LABEL = "a label is a whole number from 0: set data=tar data.label=EXTENSION to the one that holds it"
+LABEL = "a label is a whole number from 0: set data=tar data.label=EXTENSION to the one that holds it, or json.KEY"
 IMAGES = ".jpg, .png, .webp, .gif, .tif and the like"
 
 
