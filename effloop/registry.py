@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -217,11 +218,17 @@ def load_plugins() -> list[str]:
         with _importing(f"plugins: {path.name}", "fix it"):
             importlib.import_module(path.stem)
     modules = []
-    for point in sorted(entry_points(group=PLUGIN_GROUP), key=lambda point: point.name):
+    for point in _plugin_points(tuple(sys.path)):
         with _importing(f"plugin '{point.name}' ({point.value})", "fix or uninstall it"):
             point.load()
         modules.append(point.module)
     return modules
+
+
+@functools.cache
+def _plugin_points(path: tuple[str, ...]) -> list[EntryPoint]:
+    """What is declared by the packages on `sys.path`: each look reads all packages' metadata, in 20 ms."""
+    return sorted(entry_points(group=PLUGIN_GROUP), key=lambda point: point.name)
 
 
 @contextmanager
