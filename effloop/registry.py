@@ -248,7 +248,7 @@ def explained(error: BaseException) -> EffLoopError | None:
     """The failure that an exception is: itself, or one of a plugin's, or of a file's beside one; None for a bug."""
     if isinstance(error, EffLoopError):
         return error
-    packages = {point.module.partition(".")[0] for point in entry_points(group=PLUGIN_GROUP)}
+    packages = {point.module.partition(".")[0] for point in _plugin_points(tuple(sys.path))}
     folders = {os.path.realpath(path.parent) for path in plugin_files()}
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
         top, file = frame.f_globals.get("__name__", "").partition(".")[0], os.path.realpath(frame.f_code.co_filename)

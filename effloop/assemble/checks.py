@@ -119,7 +119,7 @@ def changed_values(config: Config, state: Mapping[str, Any]) -> list[str]:
     given = now["model"]["name"] not in groups["model"]  # a module, which no config describes
     saved = {**saved, "model": {"name": "cnn"}} if given else saved
     then = configs.to_dict(configs.from_dict(saved, (), "the checkpoint's config"))  # with keys new since
-    then |= {"resume": config.resume} | ({"model": now["model"]} if given else {})
+    then |= {"resume": now["resume"]} | ({"model": now["model"]} if given else {})
     found = "; ".join(compare.configs(then, now))
     return [f"config not what the checkpoint was trained with: {found}"] if found else []
 

@@ -105,8 +105,7 @@ def build_trainer(
         from effloop.assemble.given import build_given  # by few programs
 
         environment, data = build_given(environment, model, train, val)
-    environment = environment.fitted(data.train.source)
-    start = Start.of(environment.config, resume)
+    environment, start = environment.fitted(data.train.source), Start.of(environment.config, resume)
     learner = build_learner(environment, data, start, advise)
     facts = {"classes": data.classes, **data.fingerprints}
     ranks, remote = environment.parallel.world_size, remote_files(config.data)
@@ -114,8 +113,8 @@ def build_trainer(
     planned = run_dir or Path(run_folder(config.out, config.run))
     environment.parallel.on_rank0(partial(check_room, environment.config, learner, start, planned))
     folder = Path(environment.parallel.on_rank0(partial(_run_folder, about, planned, start, begun)))
-    seconds = time.perf_counter() - began - learner.compile_s
-    startup = {"start": started_s, "build": seconds, "compile": learner.compile_s}
+    build_s = time.perf_counter() - began - learner.compile_s
+    startup = {"start": started_s, "build": build_s, "compile": learner.compile_s}
     with nullcontext() if environment.parallel.rank else folders.failure_recorded(folder):
         trainer = _trainer(environment, data, learner, start, folder, startup)
         if start.in_place:  # not before: what can't be continued from leaves the folder as it is
