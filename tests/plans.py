@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from effloop.batch import ImageSize
 from effloop.data.augment.base import RecipeConfig
@@ -125,13 +126,12 @@ def native_config(**options: Any) -> RecipeConfig:
     return RecipeConfig(name="native", **{"ops": ops, **options})
 
 
-def make_engine(name: str, plan: Plan, num_workers: int = 0, *, pin_memory: bool = False, **options: Any) -> Engine:
+def make_engine(name: str, plan: Plan, num_workers: int = 0, *, device: str = "cpu", **options: Any) -> Engine:
     """The engine that `engine=NAME num_workers=N` gives; skips the test where its package isn't installed."""
     if name == "dali":
         pytest.importorskip("nvidia.dali")
-    return engines.build(
-        engines[name].config(name=name, **options), plan, num_workers=num_workers, pin_memory=pin_memory
-    )
+    config = engines[name].config(name=name, **options)
+    return engines.build(config, plan, num_workers=num_workers, device=torch.device(device))
 
 
 def read_bytes(source: Source, index: int) -> bytes:

@@ -18,7 +18,7 @@ from effloop.lazy import nn
 from effloop.parallel import Parallel, Slice, own_slice, parallels
 from effloop.precision import Precision, PrecisionConfig, precisions
 from effloop.runs import findings
-from effloop.system import hardware
+from effloop.system import gpu, hardware
 from effloop.task import Task, check_objective, tasks
 
 # A config with nothing left to `auto`.
@@ -133,7 +133,7 @@ def build_environment(config: Config) -> Environment:
     rng.seed_all(config.seed)
     hardware.set_threads(config.threads)
     hardware.set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
-    device = hardware.find_device(config.device)
+    device = gpu.find_device(config.device)
     if not config.parallel.of_ranks and (count := own_slice(device).world_size) > 1:
         raise ConfigError(
             f"parallel: {config.parallel.name} would train {count} models, one in each of the {count} ranks; "

@@ -31,7 +31,8 @@ from effloop.data.source.storage.kept import opening_once
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, EffLoopError, warn
 from effloop.parallel import OwnSlice, Slice, own_slice
-from effloop.system.hardware import find_device, keep_freed_memory
+from effloop.system import gpu
+from effloop.system.hardware import keep_freed_memory
 from effloop.task import Task, tasks
 from effloop.train.trainer import BatchStream
 
@@ -69,7 +70,7 @@ def build_loader(
     """
     if config.reuse_memory:
         keep_freed_memory()
-    parallel = parallel or own_slice(find_device(config.device))
+    parallel = parallel or own_slice(gpu.find_device(config.device))
     check_limits(config, parallel, on_host=parallel.device.type == "cpu")
     train, found = split == "train" and not evaluate, resolved(config, parallel)
     loader = split_loader(found, tasks.build(config.task), split, parallel, train=train, classes=classes)
@@ -100,7 +101,7 @@ def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader
     """
     from effloop.data.engine.threads import ThreadsConfig
 
-    device = find_device(config.device)
+    device = gpu.use(gpu.find_device(config.device))
     found = resolved(config)
     found = replace(
         found,
@@ -144,7 +145,7 @@ def _loader_of(config: Resolved, task: Task, plan: Plan, device: torch.device, *
     )
     if engine_class(config.engine).fills_by_plan:
         plan = replace(plan, output=transfer.host_output())
-    engine = engines.build(config.engine, plan, num_workers=config.num_workers, pin_memory=device.type == "cuda")
+    engine = engines.build(config.engine, plan, num_workers=config.num_workers, device=device)
     return Loader(plan, engine, transfer)
 
 

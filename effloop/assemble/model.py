@@ -19,6 +19,7 @@ from effloop.checkpoint import rng
 from effloop.errors import ConfigError, EffLoopError, reason
 from effloop.model import checkpoint_blocks, freeze, models
 from effloop.precision import Precision
+from effloop.system import gpu
 from effloop.task import Task, is_spatial
 
 
@@ -74,20 +75,13 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
 # Compiling before the first step, and steps that leave no trace.
 
 
-def wait_for_gpu() -> None:
-    """Return once the GPU has done all it was given; at once where none is in use."""
-    # Otherwise nothing is queued, and asking would initialise CUDA, which takes half a gigabyte of GPU memory.
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-
-
 def seconds_of(step: Callable[[], object], calls: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of several calls in a row, including the work they queue on a GPU."""
-    wait_for_gpu()
+    gpu.wait_for_all()
     started = clock()
     for _ in range(calls):
         step()
-    wait_for_gpu()
+    gpu.wait_for_all()
     return clock() - started
 
 

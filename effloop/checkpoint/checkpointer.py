@@ -20,6 +20,7 @@ from effloop.checkpoint import files
 from effloop.errors import CheckpointError, ConfigError, check_value, reason, warn
 from effloop.lazy import Tensor, torch
 from effloop.registry import PartConfig, Registry, either
+from effloop.system import gpu
 from effloop.system.files import remove_stale, replacing
 from effloop.system.signals import PATIENCE_S, interrupts_deferred
 from effloop.task import Meter
@@ -66,8 +67,8 @@ class Snapshots:
                 return seen[key]
             buffer = self._buffers.get(place)
             if buffer is None or _layout(buffer) != _layout(tensor):
-                buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-            buffer.copy_(tensor, non_blocking=tensor.is_cuda)
+                buffer = None
+            buffer = gpu.to_host(tensor, buffer)
             if tensor.is_cuda:
                 devices.add(tensor.device)
             used[place] = seen[key] = buffer
@@ -75,7 +76,7 @@ class Snapshots:
 
         found = copied(state, ())
         for device in devices:  # one wait for all
-            torch.cuda.current_stream(device).synchronize()
+            gpu.wait(gpu.current_stream(device))
         self._buffers = used
         return found
 

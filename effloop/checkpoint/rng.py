@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from effloop.lazy import torch
+from effloop.system import gpu
 
 
 def seed_all(seed: int) -> None:
@@ -27,7 +28,7 @@ def capture() -> dict[str, Any]:
         "python": [version, list(words), gauss],
         "numpy": [name, torch.from_numpy(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": gpu.rng_states(),
     }
 
 
@@ -38,5 +39,4 @@ def restore(state: dict[str, Any]) -> None:
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
-        torch.cuda.set_rng_state_all(state["cuda"])
+    gpu.set_rng_states(state["cuda"])

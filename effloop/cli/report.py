@@ -17,12 +17,12 @@ from effloop.config.schema import run_folder
 from effloop.data.source import DataConfig
 from effloop.data.source.splits import open_split
 from effloop.errors import PROGRAM, ConfigError, EffLoopError, printable
-from effloop.lazy import torch
 from effloop.registry import load_plugins
 from effloop.report.files import PLOT, REPORT, SUMMARY, print_tables, write_report
 from effloop.run import run
 from effloop.run.spec import RunSpec
 from effloop.runs import compare, reader
+from effloop.system import gpu
 from effloop.task import check_objective
 
 
@@ -117,7 +117,7 @@ def replay(options: RunOptions, overrides: list[str]) -> int:
     print(words)
     if identical or differences:
         return 0
-    if torch.cuda.is_available() and not config.deterministic:
+    if gpu.count() and not config.deterministic:
         print("a GPU gives the same bits each time with deterministic=true only")
     return 1
 

@@ -14,6 +14,7 @@ from effloop.data.augment.mix import Mix
 from effloop.data.order import SAMPLE
 from effloop.data.output import Output, normalized_like
 from effloop.lazy import Tensor, torch
+from effloop.system import gpu
 from effloop.system.cached import cached_property
 
 KeysOf = Callable[[NDArray[np.int64]], NDArray[np.uint64]]
@@ -97,14 +98,14 @@ class Transfer:
         return Batch(images, targets, batch.ids & SAMPLE, batch.valid, batch.skipped)
 
     @cached_property
-    def copy_stream(self) -> torch.cuda.Stream:
+    def copy_stream(self) -> torch.Stream:
         """The stream for copies to a GPU. One for all epochs, as torch keeps freed memory per stream."""
-        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return gpu.new_stream(self.device)
 
     def _copies(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Copies on a stream of their own, one batch ahead, while the current stream computes."""
-        copying: deque[tuple[Batch, torch.cuda.Event]] = deque()  # host batches the GPU may still be reading
-        arriving: deque[tuple[Batch, torch.cuda.Event]] = deque()
+        copying: deque[tuple[Batch, torch.Event]] = deque()  # host batches the GPU may still be reading
+        arriving: deque[tuple[Batch, torch.Event]] = deque()
         try:
             for batch in batches:
                 copy, done = self._start_copy(batch)
@@ -113,30 +114,27 @@ class Transfer:
                 del batch, copy  # only the deques keep them
                 if len(arriving) > 1:
                     yield self._wait_for(*arriving.popleft())
-                while copying and copying[0][1].query():  # type: ignore[no-untyped-call]
+                while copying and copying[0][1].query():
                     copying.popleft()
             while arriving:
                 yield self._wait_for(*arriving.popleft())
         finally:  # the loop may stop early, and the next epoch fills the same slots
             for _, done in copying:
-                done.synchronize()
+                gpu.wait(done)
 
-    def _start_copy(self, batch: Batch) -> tuple[Batch, torch.cuda.Event]:
+    def _start_copy(self, batch: Batch) -> tuple[Batch, torch.Event]:
         """The batch on the device, complete once the event has passed."""
-        with torch.cuda.stream(self.copy_stream):
+        with self.copy_stream:
             # Small tensors first, and pinned: a copy from pageable memory waits for everything on the stream.
             targets, valid = (
-                field.pin_memory().to(self.device, non_blocking=True)
-                for field in (batch.targets.to(self.target_dtype), batch.valid)
+                gpu.to_device(field, self.device) for field in (batch.targets.to(self.target_dtype), batch.valid)
             )
             images = batch.images.to(self.device, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self.copy_stream)
-        return Batch(images, targets, batch.ids, valid, batch.skipped), done
+        return Batch(images, targets, batch.ids, valid, batch.skipped), gpu.record(self.copy_stream)
 
-    def _wait_for(self, batch: Batch, done: torch.cuda.Event) -> Batch:
+    def _wait_for(self, batch: Batch, done: torch.Event) -> Batch:
         """Let the current stream wait for a copy; the host doesn't wait."""
-        current = torch.cuda.current_stream(self.device)
+        current = gpu.current_stream(self.device)
         current.wait_event(done)
         for field in (batch.images, batch.targets, batch.valid):
             field.record_stream(current)  # keeps its memory from the copy stream's next batch

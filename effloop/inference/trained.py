@@ -33,7 +33,8 @@ from effloop.inference.together import together
 from effloop.precision import Precision, precisions
 from effloop.record import Metrics
 from effloop.runs.compare import inputs as differing_inputs
-from effloop.system.hardware import find_device, set_reproducible, set_threads
+from effloop.system import gpu
+from effloop.system.hardware import set_reproducible, set_threads
 from effloop.task import Task, tasks
 from effloop.train.evaluation import Scorer, View, evaluate
 
@@ -128,7 +129,7 @@ class Trained:
         if whole_process:
             set_threads(config.threads)
             set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
-        device = find_device(config.device)
+        device = gpu.use(gpu.find_device(config.device))
         precision = precisions.build(resolved(config).precision, device)
         if kind and precision.dtype:
             raise ConfigError(f"{path} computes as it was exported; leave amp and precision out, or name the run")

@@ -20,7 +20,7 @@ from torch import nn
 from effloop import config as configs
 from effloop.assemble.environment import num_workers, resolved
 from effloop.assemble.loader import build_loader
-from effloop.assemble.model import build_model, wait_for_gpu
+from effloop.assemble.model import build_model
 from effloop.assemble.trainer import build_trainer
 from effloop.config import Config
 from effloop.data.remote.location import is_remote
@@ -32,7 +32,7 @@ from effloop.measure.turns import apart, cpu_seconds, held_bytes, in_turns, scra
 from effloop.optim import optimizers
 from effloop.precision import precisions
 from effloop.registry import choices
-from effloop.system.hardware import find_device
+from effloop.system import gpu
 from effloop.system.processes import without_spin_limit
 
 Timed = Callable[[Iterable[Any]], Iterator[Any]]
@@ -170,7 +170,7 @@ def measured_epochs(build: Callable[[], Epoch]) -> Callable[[], Measurement]:
         waited_s = 0.0
         started, cpu = time.perf_counter(), cpu_seconds()
         num_images = epoch(next(numbers), timed)
-        wait_for_gpu()
+        gpu.wait_for_all()
         seconds = time.perf_counter() - started
         return {
             "images_per_s": num_images / seconds,
@@ -235,7 +235,7 @@ def _effloop_training(workload: Workload) -> Epoch:
 
 
 def _bare_training(workload: Workload) -> Epoch:
-    config, device = resolved(workload.config), find_device(workload.config.device)
+    config, device = resolved(workload.config), gpu.find_device(workload.config.device)
     batches = _image_folder(workload, "tensor", "float", "norm")  # as in torchvision's reference scripts
     model = build_model(config, len(batches.dataset.classes), device)  # type: ignore[attr-defined]
     optimizer, loss_fn = optimizers.build(config.optim, model.parameters()), nn.CrossEntropyLoss()
@@ -390,9 +390,9 @@ def augment(config: Config, repeats: int, *, grid: str = GRID) -> Report:
         if getattr(config, key) != getattr(default, key):
             have = "resize_crop at 256 pixels and resize_crop_jitter at 224 pixels"
             raise ConfigError(f"{key}: what=augment has its own recipes, {have}; leave out what sets {key}")
-    device = find_device(config.device)
-    gpu = "the CPU, by device=cpu" if torch.cuda.is_available() else "the CPU, as there is no GPU"
-    gpu = f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else gpu
+    device = gpu.find_device(config.device)
+    where = "the CPU, by device=cpu" if gpu.count() else "the CPU, as there is no GPU"
+    where = f"{device}, {gpu.name(device)}" if device.type == "cuda" else where
     data = replace(config.data, mean=None, std=None, tail=Tail.wrap)  # a batch may be larger than the split
     config = replace(config, data=data)
     with closing(build_loader(config)) as loader:  # raises what is wrong before any process starts
@@ -411,14 +411,14 @@ def augment(config: Config, repeats: int, *, grid: str = GRID) -> Report:
     table = f"resize_crop_jitter at 224 pixels by native, batches of {own[0]}, {own[1]} workers; passes"
     found = _measured(sides, len(_BY_DEVICE), repeats)
     rows += rows_of(table, tuple(_BY_DEVICE), found, images, "cpu", _BY_DEVICE)
-    notes = [f"{about}; from the encoded image to the uint8 batch", f"device=gpu: batch operations ran on {gpu}"]
+    notes = [f"{about}; from the encoded image to the uint8 batch", f"device=gpu: batch operations ran on {where}"]
     notes += [
         "ratio: over torchvision, or over the CPU; reported: of 9,469 images, by others, of their machine and loader"
     ]
     if "albumentations" not in libraries:
         notes.append("albumentations is left out, it isn't installed: pip install 'effloop[albumentations]'")
     return Report(
-        facts={"what": "augment", "data": about, "images": images, "repeats": repeats, "gpu_ran_on": gpu}
+        facts={"what": "augment", "data": about, "images": images, "repeats": repeats, "gpu_ran_on": where}
         | facts(config),
         rows=rows,
         columns=[

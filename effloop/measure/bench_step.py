@@ -18,7 +18,7 @@ from effloop.measure import loops
 from effloop.measure.benchmark import Column, Report, Row
 from effloop.measure.loops import Loop, Updates
 from effloop.measure.turns import Turn, apart, chosen, in_turns, ratio_of, scratch_folder
-from effloop.system.hardware import find_device
+from effloop.system import gpu
 
 _KNOBS = """
 nothing
@@ -146,8 +146,8 @@ def _compared(
 
 
 def _report(what: str, config: Config, rows: Sequence[Row], repeats: int, typed: Column, data: str = "") -> Report:
-    device = find_device(config.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    device = gpu.find_device(config.device)
+    name = gpu.name(device)
     facts = {"what": what, **loops.facts(config), "device": name, "repeats": repeats, "data": data}
     title = f"{facts['model']}, {config.batch_size} images of {config.size} pixels on {name} ({facts['cores']} cores)"
     title += f", engine={config.engine.name}, {num_workers(config)} workers" * bool(data)

@@ -50,6 +50,7 @@ from effloop.measure.turns import Turn, in_turns, run_command, scratch_folder
 from effloop.record.efficiency import Efficiency, Override, Stage, Verdict
 from effloop.registry import plugin_words
 from effloop.runs.environment import effloop_version
+from effloop.system import gpu
 from effloop.system.hardware import available_cores, available_memory
 from effloop.train.trainer import Trainer
 
@@ -467,13 +468,13 @@ def diagnose(config: Config, command: Sequence[str], seconds: float, *, top: int
             offered = list(proposals(found, held.bound, seconds / 50))[:top]
             found.loader.close()  # its workers would take turns with those that are tried
             overrides, late = tried(found, offered, command, rounds, min(1.0, max(0.2, seconds / 10)), progress)
-        precision, on_gpu = found.config.precision, found.device.type == "cuda"
+        precision = found.config.precision
         assert precision is not None
         return Diagnosis(
             version=effloop_version(),
             date=time.strftime("%Y-%m-%d %H:%M"),
             command=f"{PROGRAM} {shlex.join(['diagnose', *command, *plugin_words()])}",
-            machine={"cores": found.cores, "device": torch.cuda.get_device_name(found.device) if on_gpu else "cpu"},
+            machine={"cores": found.cores, "device": gpu.name(found.device)},
             data=found.loader.describe(),
             run=facts(found.config) | {"num_workers": found.workers, "precision": precision.name},
             images_per_s=found.images_per_s,

@@ -17,7 +17,7 @@ import torch
 
 from effloop import config as configs
 from effloop.assemble.environment import num_workers
-from effloop.assemble.model import seconds_of, wait_for_gpu
+from effloop.assemble.model import seconds_of
 from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch
 from effloop.checkpoint import rng
@@ -26,6 +26,7 @@ from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.data.source import Cache, Tail
 from effloop.measure.turns import Turn, for_seconds
+from effloop.system import gpu
 from effloop.system.hardware import available_cores
 from effloop.system.memory import SavedForBackward
 from effloop.train.trainer import BatchStream, Trainer
@@ -108,7 +109,7 @@ def turn_of(
             yield batch
             del batch  # frees its memory for the next one
             if taken == filling and time.perf_counter() - started < seconds * _LIMIT / 2:
-                wait_for_gpu()
+                gpu.wait_for_all()
                 images, waited, began = 0, 0.0, time.perf_counter()
             requested = time.perf_counter()
             enough = taken >= filling + _LEAST_UPDATES * group and requested - began > seconds
@@ -116,7 +117,7 @@ def turn_of(
                 return
 
     train(bounded())
-    wait_for_gpu()
+    gpu.wait_for_all()
     total = time.perf_counter() - began
     return Turn(images / total, waited / total)
 
@@ -139,8 +140,7 @@ def reloaded(loader: Any, config: Config, workers: int, images: int | None = Non
     plan, order = loader.plan, loader.plan.order
     count = min(images or order.num_samples, order.num_samples)
     plan = replace(plan, order=replace(order, num_samples=count, tail=tail or order.tail))
-    pin_memory = loader.transfer.device.type == "cuda"
-    engine = engines.build(config.engine, plan, num_workers=workers, pin_memory=pin_memory)
+    engine = engines.build(config.engine, plan, num_workers=workers, device=loader.transfer.device)
     return Loader(plan, engine, loader.transfer)
 
 
@@ -231,10 +231,7 @@ class Updates:
         set_process_flags(self._flags)
         device = self.trainer.parallel.device
         if device.type == "cuda":
-            before = torch.cuda.memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            self.update()
-            return torch.cuda.max_memory_allocated(device) - before
+            return gpu.peak_of(self.update, device)
         model = self.trainer.model
         with SavedForBackward(itertools.chain(model.parameters(), model.buffers())) as saved:
             self.trainer.forward_backward(self.groups[0][0], sync=True)

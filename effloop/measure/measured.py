@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from effloop.assemble.environment import num_workers
-from effloop.assemble.model import seconds_of, wait_for_gpu
+from effloop.assemble.model import seconds_of
 from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.cache.cached import CachedSource
@@ -37,6 +37,7 @@ from effloop.measure.memory import expected_memory
 from effloop.measure.turns import Turn, for_seconds
 from effloop.profile.syncs import SyncFinder
 from effloop.record.efficiency import Stage, Verdict, rate_text
+from effloop.system import gpu
 from effloop.system.hardware import available_cores, available_memory, file_system
 from effloop.system.memory import drop_from_cache, share_in_cache
 from effloop.train.trainer import Trainer
@@ -298,7 +299,7 @@ def loop_costs(trainer: Trainer, seconds: float) -> tuple[Turn, float]:
             return train_turn(trainer, batches, seconds=share * seconds, filling=6)
 
     recorder = trainer.recorder
-    timed = Timed(recorder, "step", before=wait_for_gpu)  # it shall not wait for what the GPU does
+    timed = Timed(recorder, "step", before=gpu.wait_for_all)  # it shall not wait for what the GPU does
     trainer.recorder = timed  # type: ignore[assignment]
     on_gpu = trainer.parallel.device.type == "cuda"
     began = time.perf_counter()
@@ -323,7 +324,7 @@ def evaluation_rate(trainer: Trainer, seconds: float) -> float:
 
     began = time.perf_counter()
     trainer.evaluate(counted(for_seconds(trainer.val.epoch(0), seconds, 2)))
-    wait_for_gpu()
+    gpu.wait_for_all()
     return count / (time.perf_counter() - began)
 
 

@@ -24,6 +24,7 @@ from effloop.errors import DataError
 from effloop.model import Probe
 from effloop.optim import optimizers
 from effloop.parallel import Parallel
+from effloop.system import gpu
 from effloop.system.hardware import available_memory
 from effloop.system.memory import SHM, resident_memory
 
@@ -266,7 +267,7 @@ def expected_memory(
         status = os.statvfs(SHM)
         free["shm"] = status.f_bavail * status.f_frsize
     if device.type == "cuda":
-        free["gpu"] = torch.cuda.mem_get_info(device)[0]
+        free["gpu"] = gpu.free_memory(device)
     page_cache = sum(loader.plan.source.fingerprint()["bytes"] for loader in loaders)
     return Memory([part for part in parts if part.bytes], batch, free, page_cache, parallel.local_world_size)
 

@@ -13,6 +13,7 @@ from effloop.batch import Batch
 from effloop.errors import ConfigError
 from effloop.lazy import Tensor, dist, nn, torch
 from effloop.registry import PartConfig, Registry
+from effloop.system import gpu
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ class Parallel:
 
     def __init__(self, config: ParallelConfig, device: torch.device) -> None:
         del config
-        self.device = device
+        self.device = gpu.use(device)
 
     @property
     def sharing(self) -> int:
@@ -154,9 +155,9 @@ def own_slice(device: torch.device) -> OwnSlice:
     if dist.is_available() and dist.is_initialized():
         rank, world_size = dist.get_rank(), dist.get_world_size()
     if device.type == "cuda" and device.index is None and world_size > 1:
-        local_rank = env.local_rank if env else torch.cuda.current_device()
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())  # Slurm may show each rank only its own
-    return OwnSlice(rank, world_size, env.local_world_size if env else world_size, device)
+        local_rank = env.local_rank if env else gpu.use(device).index
+        device = torch.device("cuda", local_rank % gpu.count())  # Slurm may show each rank only its own
+    return OwnSlice(rank, world_size, env.local_world_size if env else world_size, gpu.use(device))
 
 
 # The rank of a process that torchrun or Slurm has started, from environment variables.

@@ -24,6 +24,7 @@ from effloop.parallel.base import TORCHRUN, Parallel, ParallelConfig, RankEnv, T
 from effloop.parallel.failures import reporter
 from effloop.parallel.rendezvous import START_TIMEOUT_S, describe_mismatch, join
 from effloop.parallel.watchdog import Watchdog, end_all
+from effloop.system import gpu
 
 
 @dataclass
@@ -228,23 +229,21 @@ class Ddp(Parallel):
         with self._watchdog.waiting(why):
             dist.all_reduce(values)
             if values.is_cuda:  # else the host would wait at its next synchronization, as if it were working
-                torch.cuda.current_stream(values.device).synchronize()
+                gpu.wait(gpu.current_stream(values.device))
 
 
 def _own_device(device: torch.device, env: RankEnv) -> torch.device:
     """This rank's device; for `cuda` the GPU of its local rank, or the only one that is visible."""
     if device.type != "cuda":
         return device
-    count = torch.cuda.device_count()
     if str(device) != device.type:
         raise ConfigError(
             f"device: '{device}' is one GPU, parallel=ddp takes one for each rank; set device=cuda, "
             "and CUDA_VISIBLE_DEVICES to choose among them"
         )
-    index = 0 if count == 1 else env.local_rank  # srun --gpus-per-task=1 shows each rank another GPU as cuda:0
-    own = str(torch.cuda.get_device_properties(index).uuid) if index < count else ""
+    index = 0 if gpu.count() == 1 else env.local_rank  # srun --gpus-per-task=1 shows each rank another GPU as cuda:0
     store = join(env).store  # the group isn't open yet
-    store.set(f"gpu/{env.rank}", own)
+    store.set(f"gpu/{env.rank}", gpu.uuid(index))
     gpus = [store.get(f"gpu/{rank}").decode() for rank in range(env.world_size)]
     if not all(gpus) or len(set(gpus)) < len(gpus):
         raise ConfigError(
@@ -256,8 +255,7 @@ def _own_device(device: torch.device, env: RankEnv) -> torch.device:
 
 def _open_group(env: RankEnv, store: Store, device: torch.device, timeout_s: float) -> None:
     """Join torch's default process group: gloo for tensors on the host, NCCL for those on a GPU."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    gpu.use(device)
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if dist.is_initialized():  # by a trainer before this one, or by the script
         return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from effloop.errors import ConfigError, warn
 from effloop.lazy import nn, torch
 from effloop.parallel.base import Parallel, ParallelConfig, parallels
+from effloop.system import gpu
 
 
 @dataclass
@@ -28,15 +29,15 @@ class Dp(Parallel):
     """
 
     def __init__(self, config: DpConfig, device: torch.device) -> None:
-        super().__init__(config, device)
         if str(device) != device.type:
             raise ConfigError(
                 f"device: '{device}' is one GPU, parallel=dp takes all that are visible; set device=cuda, "
                 "and CUDA_VISIBLE_DEVICES to choose among them"
             )
-        self._num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+        super().__init__(config, device)
+        self._num_gpus = gpu.count() if device.type == "cuda" else 0
         if self._num_gpus > 1:
-            self.device = torch.device("cuda", 0)
+            self.device = gpu.use(torch.device("cuda", 0))
         else:
             warn(f"parallel=dp does nothing here: it splits batches over GPUs, and has {self._num_gpus}")
 

@@ -22,7 +22,13 @@ from effloop.errors import RankError, reason, warn
 from effloop.lazy import Store, torch
 from effloop.system.processes import this_system
 
-_WAITING = ("torch.autograd.graph", "torch.distributed", "torch.cuda", "effloop.parallel.ddp")
+_WAITING = (
+    "torch.accelerator",
+    "torch.autograd.graph",
+    "torch.distributed",
+    "effloop.parallel.ddp",
+    "effloop.system.gpu",
+)
 """Modules that wait for other ranks: in backward, in collectives, or for a GPU that runs them."""
 _TRAINING = "training"
 _SAMPLE_S = 0.05

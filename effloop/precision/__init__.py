@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from effloop.errors import ConfigError
 from effloop.lazy import Tensor, torch
 from effloop.registry import PartConfig, Registry
+from effloop.system import gpu
 
 
 @dataclass
@@ -104,7 +105,7 @@ def fp32(config: PrecisionConfig, device: torch.device) -> Precision:
 @precisions.register("tf32", PrecisionConfig)
 def tf32(config: PrecisionConfig, device: torch.device) -> Precision:
     """Float32 with TensorFloat-32 matrix products and convolutions (NVIDIA, Ampere on)."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+    if not gpu.is_ampere(device):
         raise _lacks(config, device)
     return Precision(device, tf32=True)
 
@@ -132,7 +133,7 @@ def amp(config: PrecisionConfig, device: torch.device) -> Precision:
 
 
 def _has_bf16(device: torch.device) -> bool:
-    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" or gpu.is_ampere(device)
 
 
 def _lacks(config: PrecisionConfig, device: torch.device) -> ConfigError:

@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
 
 from rich.filesize import decimal
 
 from effloop.batch import Batch
 from effloop.lazy import torch
+from effloop.system import gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Clock:
         self._updates = 0
         self._gpu: torch.device | None = None
         self._busy_s = 0.0
-        self._began: torch.cuda.Event | None = None
-        self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._began: torch.Event | None = None
+        self._pairs: deque[tuple[torch.Event, torch.Event]] = deque()
 
     def wait(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, and measure the wait for each."""
@@ -109,17 +109,15 @@ class Clock:
     def read(self) -> Span:
         """The span from the start of the epoch to now; the device has to have been waited for."""
         seconds = time.perf_counter() - self._start
-        while self._pairs and self._pairs[0][1].query():  # type: ignore[no-untyped-call]
+        while self._pairs and self._pairs[0][1].query():
             began, ended = self._pairs.popleft()
             self._busy_s += began.elapsed_time(ended) / 1000
         idle_s = self._waited_s if self._gpu is None else max(0.0, seconds - self._busy_s)
         return self._before + Span(seconds, self._waited_s, self._samples, self._updates, idle_s)
 
 
-def _record_event(device: torch.device) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
+def _record_event(device: torch.device) -> torch.Event:
+    return gpu.record(gpu.current_stream(device), timing=True)
 
 
 def rate_text(rate: float) -> str:
@@ -174,7 +172,7 @@ class Efficiency:
     # one; `step` and `wait`: the rest of the training; `evaluation`; `checkpoint`; `other`. Together, the time from the
     # command's start to its end; of a resumed run's earlier parts, that of training, evaluation and checkpoints
     seconds: Mapping[str, float]
-    # {place: bytes}. `host`: this process, pages of files included; `gpu`: tensors on the current GPU, 0 without one
+    # {place: bytes}. `host`: this process, pages of files included; `gpu`: tensors on the fullest GPU, 0 without one
     peak_bytes: Mapping[str, int]
     stages: Sequence[Stage] = ()  # of loading, the step and the loop; empty where nobody looked
     verdict: Verdict | None = None  # what holds the run back; None where nobody looked
@@ -189,9 +187,8 @@ class Efficiency:
         first = intervals[0] if len(intervals) > 1 else Span()
         warm_up = max(0.0, first.seconds - first.waited_s - first.samples / steady) if steady else 0.0
         parts = {"warm_up": warm_up, "step": training.seconds - training.waited_s - warm_up, "wait": training.waited_s}
-        cuda: Any = torch.cuda  # without types
         host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        peak = {"host": host, "gpu": cuda.max_memory_allocated() if cuda.is_initialized() else 0}
+        peak = {"host": host, "gpu": gpu.peak_memory()}
         seconds = {**startup, **parts, **seconds}
         return cls(training.images_per_s, steady, training.wait, training.idle, seconds, peak)
 

@@ -15,7 +15,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from effloop.errors import ConfigError, InterruptedRunError, PreemptedRunError, RankBugError, RankError
@@ -24,7 +23,7 @@ from effloop.run.rank import run_rank
 from effloop.run.spec import RunSpec
 from effloop.run.training import interrupted, resume_hint
 from effloop.runs.folder import record_end
-from effloop.system.hardware import find_device
+from effloop.system import gpu
 from effloop.system.processes import how_ended, killed_by, limit_spinning
 from effloop.system.signals import AGAIN_S, handled, interrupts_blocked_in_children, signal_name
 
@@ -75,9 +74,9 @@ def launch(spec: RunSpec) -> Path:
 
 def _count(device: str, wanted: int | None) -> int:
     """How many ranks to start."""
-    if find_device(device).type != "cuda":
+    if gpu.find_device(device).type != "cuda":
         return wanted or 2
-    count = torch.cuda.device_count()
+    count = gpu.count()
     if wanted and wanted > count:
         raise ConfigError(
             f"parallel.processes: {wanted}, but this machine shows {count} GPUs; "

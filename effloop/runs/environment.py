@@ -18,6 +18,7 @@ from typing import Any
 
 from effloop.lazy import torch
 from effloop.registry import plugin_files
+from effloop.system import gpu
 from effloop.system.hardware import available_cores
 
 # Asking git about a checkout that anybody may have written, whose configuration names programs for git to run.
@@ -136,7 +137,7 @@ def find_checkouts(out: str = "outputs") -> dict[str, Checkout | None]:
 def describe_environment(checkouts: Mapping[str, Checkout | None], ranks: int = 1) -> dict[str, Any]:
     """Packages, Python, commits, hardware and variables of this process, without the machine's name."""
     here, own = checkouts["git"], checkouts["effloop"]
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    gpus = [gpu.name(torch.device("cuda", number)) for number in range(gpu.count())]
     plugins = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in plugin_files()}
     return {
         "started": datetime.now(UTC).isoformat(),

@@ -113,26 +113,6 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_TRIM_THRESHOLD, _NEVER) and mallopt(_M_MMAP_THRESHOLD, _NEVER))
 
 
-def find_device(name: str) -> torch.device:
-    """The device for `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
-
-    Raises:
-        ConfigError: another name, or a device that doesn't exist.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device: '{name}' is not a device that EffLoop uses; set auto, cpu, cuda or cuda:N")
-    count = torch.cuda.device_count() if device.type == "cuda" else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(f"device: '{name}' is not there, this machine shows {count} CUDA devices; set device=cpu")
-    return device
-
-
 CPUINFO = Path("/proc/cpuinfo")  # what Linux tells about the cores
 
 

@@ -15,6 +15,7 @@ from effloop.batch import Batch
 from effloop.errors import CheckpointError, DivergedError, warn
 from effloop.lazy import Tensor, nn, no_grad, torch
 from effloop.parallel import Parallel
+from effloop.system import gpu
 
 POLICIES = ("stop", "skip")
 
@@ -98,7 +99,7 @@ class StopOrSkip(NanPolicy):
     def __post_init__(self) -> None:
         self._parameters = [each for each in self.model.parameters() if each.requires_grad]
         self._batches: deque[tuple[Tensor, Tensor]] = deque(maxlen=self.accumulate)
-        self._pending: deque[tuple[Tensor, torch.cuda.Event, Update]] = deque()
+        self._pending: deque[tuple[Tensor, torch.Event, Update]] = deque()
         self._last = Update()
         self._kept = [*self.model.buffers(), self.sums] if self.skip else []  # what a forward pass changes
         self._copies = [each.clone() for each in self._kept]
@@ -132,18 +133,15 @@ class StopOrSkip(NanPolicy):
         finite = all_finite([each.grad for each in self._parameters if each.grad is not None])
         if self.skip or not finite.is_cuda:
             return bool(finite.cpu().numpy())
-        flag = torch.empty((), dtype=torch.bool, pin_memory=True)
-        flag.copy_(finite, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._pending.append((flag, event, update))
+        flag = gpu.to_host(finite)
+        self._pending.append((flag, gpu.record(gpu.current_stream(finite.device)), update))
         self._check_pending(_LAG)
         return True
 
     def _check_pending(self, left: int = 0) -> None:
         while len(self._pending) > left:
             flag, event, update = self._pending.popleft()
-            event.synchronize()
+            gpu.wait(event)
             if not flag:
                 self._found(update)
 

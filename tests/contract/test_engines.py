@@ -254,7 +254,7 @@ def test_any_error_says_which_sample(photos: Path, name: str, num_workers: int) 
 def test_pinned_memory(train_plan: Plan, name: str, num_workers: int) -> None:
     if name in OWN_PIXELS:
         pytest.skip("with a GPU, its images are there")
-    with closing(make_engine(name, train_plan, num_workers, pin_memory=True)) as engine:
+    with closing(make_engine(name, train_plan, num_workers, device="cuda")) as engine:
         batches = list(engine.stream(0))
     assert all(batch.images.is_pinned() for batch in batches)
     assert_same(batches, reference(name, train_plan, 0))

@@ -68,7 +68,7 @@ def assert_same(got: Iterable[Batch], wanted: list[Batch]) -> None:
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("name", ["inline", "threads", "processes"])
 def test_batches_are_those_of_the_cpu(name: str, channels_last: bool, uint8: bool, plan: Plan) -> None:
-    engine, transfer = make_engine(name, plan, 1, pin_memory=True), to("cuda", uint8=uint8, channels_last=channels_last)
+    engine, transfer = make_engine(name, plan, 1, device="cuda"), to("cuda", uint8=uint8, channels_last=channels_last)
     for epoch in (0, 1):
         wanted = on_the_cpu(plan, epoch, uint8=uint8, channels_last=channels_last)
         assert_same(list(transfer.stream(engine.stream(epoch), keys_of)), wanted)
@@ -82,14 +82,14 @@ def test_none_and_one_batch(photos: Path) -> None:
 
 
 def test_slots_are_kept_until_they_are_copied(plan: Plan) -> None:
-    engine, transfer = make_engine("threads", plan, 2, pin_memory=True, prefetch=1), to("cuda")
+    engine, transfer = make_engine("threads", plan, 2, device="cuda", prefetch=1), to("cuda")
     keep_busy(transfer.copy_stream)
     got = list(transfer.stream(engine.stream(0), keys_of))
     assert_same(got, on_the_cpu(plan, 0))
 
 
 def test_slots_are_kept_when_an_epoch_is_left_early(plan: Plan) -> None:
-    engine, transfer = make_engine("threads", plan, 2, pin_memory=True, prefetch=1), to("cuda")
+    engine, transfer = make_engine("threads", plan, 2, device="cuda", prefetch=1), to("cuda")
     keep_busy(transfer.copy_stream)
     batches = transfer.stream(engine.stream(0), keys_of)
     first = next(batches)
@@ -101,7 +101,7 @@ def test_slots_are_kept_when_an_epoch_is_left_early(plan: Plan) -> None:
 
 def test_memory_on_the_device_is_kept_until_it_is_used(plan: Plan) -> None:
     """What was copied is normalised late here; the next copies must go somewhere else."""
-    engine, transfer = make_engine("threads", plan, 2, pin_memory=True), to("cuda")
+    engine, transfer = make_engine("threads", plan, 2, device="cuda"), to("cuda")
     current = torch.cuda.Stream()
     with torch.cuda.stream(current):
         keep_busy(current)
@@ -111,7 +111,7 @@ def test_memory_on_the_device_is_kept_until_it_is_used(plan: Plan) -> None:
 
 def test_the_host_does_not_wait(plan: Plan) -> None:
     """The first batch is handed out while its copy, and what the stream is to do before it, are still to come."""
-    engine, transfer = make_engine("inline", plan, pin_memory=True), to("cuda")
+    engine, transfer = make_engine("inline", plan, device="cuda"), to("cuda")
     batches = transfer.stream(engine.stream(0), keys_of)
     next(batches)  # memory is pinned and taken now, for which everybody may have to wait
     torch.cuda.synchronize()

@@ -15,6 +15,7 @@ from effloop.data.image.mask import IGNORED, Mask, crop_mask, nearest_places
 from effloop.data.image.pixels import resize_into
 from effloop.data.random import uniforms
 from effloop.lazy import F, Tensor, torch
+from effloop.system import gpu
 
 Keys = NDArray[np.uint64]
 Sizes = NDArray[np.int64]
@@ -97,8 +98,7 @@ def _is_number(value: object) -> bool:
 
 def to_device(array: NDArray[Any], images: Tensor) -> Tensor:
     """Copy draws to the images' device, without a sync."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(images.device, non_blocking=True) if images.is_cuda else tensor
+    return gpu.to_device(torch.from_numpy(np.ascontiguousarray(array)), images.device)
 
 
 def clip_boxes(boxes: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:

@@ -125,9 +125,9 @@ as many photographs/s as 4 threads, and 14 processes 2.6 times as many as 14 thr
 
 
 @engines.register("auto", AutoConfig)
-def build_auto(config: AutoConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> Engine:
+def build_auto(config: AutoConfig, plan: Plan, *, num_workers: int, device: torch.device) -> Engine:
     """Threads, or processes where more than two workers load."""
-    return engines.build(chosen_engine(config, num_workers), plan, num_workers=num_workers, pin_memory=pin_memory)
+    return engines.build(chosen_engine(config, num_workers), plan, num_workers=num_workers, device=device)
 
 
 def chosen_engine(config: EngineConfig, num_workers: int) -> EngineConfig:
@@ -157,11 +157,11 @@ class Ring:
     the next ones get new memory, so nothing in use is ever overwritten.
 
     Args:
-        pin_memory: page-lock it, for asynchronous copies to a GPU.
+        device: what the batches are copied to; for a GPU the memory is page-locked, so that copies are asynchronous.
     """
 
-    def __init__(self, *, pin_memory: bool = False) -> None:
-        self.pin_memory = pin_memory
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._slots: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 
@@ -172,7 +172,7 @@ class Ring:
                 if self._slots[number].shape == shape:
                     return torch.from_numpy(self._slots[number])
             self._slots = [slot for slot in self._slots if slot.shape == shape]
-            self._slots.append(torch.empty(shape, dtype=torch.uint8, pin_memory=self.pin_memory).numpy())
+            self._slots.append(torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda").numpy())
             return torch.from_numpy(self._slots[-1])
 
     def __len__(self) -> int:
@@ -193,9 +193,9 @@ def _holders(slots: Sequence[object]) -> list[int]:
 _NONE = _holders([object()])[0]  # a tensor's storage, shared by its views, adds one
 
 
-def fill_inline(plan: Plan, epoch: int, samples_seen: int, *, pin_memory: bool) -> Iterator[Batch]:
+def fill_inline(plan: Plan, epoch: int, samples_seen: int, *, device: torch.device) -> Iterator[Batch]:
     """Load each batch in the calling thread when it is requested."""
-    ring = Ring(pin_memory=pin_memory)
+    ring = Ring(device)
     for request in plan.requests(epoch, samples_seen):
         batch = plan.empty_batch(request, ring.take(plan.shape(len(request.ids))))
         plan.amend(batch, plan.fill(request, batch.images, 0, len(batch)))

@@ -55,12 +55,12 @@ class DaliEngine(Engine):
 
     exact = False
 
-    def __init__(self, config: DaliConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
+    def __init__(self, config: DaliConfig, plan: Plan, *, num_workers: int, device: torch.device) -> None:
         self.config = config
         self.plan = plan
         self.num_threads = max(1, num_workers)
-        self.on_gpu = pin_memory
-        self.ring = Ring(pin_memory=pin_memory)
+        self.device = device
+        self.ring = Ring(device)
         self._spare: list[_Pipeline] = []  # building one takes 12 ms, the first in a process 190
         if plan.source.kind is Kind.masks:
             raise ConfigError("engine: dali can't load masks with their images; set engine=threads")
@@ -79,8 +79,9 @@ class DaliEngine(Engine):
         if self._spare:
             pipeline = self._spare.pop()
         else:
-            device = torch.cuda.current_device() if self.on_gpu else None
-            pipeline = _Pipeline(self.plan.order.batch_per_rank, self.plan.shape_of_image, self.num_threads, device)
+            pipeline = _Pipeline(
+                self.plan.order.batch_per_rank, self.plan.shape_of_image, self.num_threads, self.device
+            )
         pool = DaemonThreads(self.num_threads, "effloop-read")
         try:
             for request in requests:
@@ -99,7 +100,7 @@ class DaliEngine(Engine):
 
     def close(self) -> None:
         self._spare.clear()
-        self.ring = Ring(pin_memory=self.on_gpu)
+        self.ring = Ring(self.device)
 
     def _read(self, request: BatchRequest) -> Prepared | None:
         """Read a batch's samples; None unless DALI decodes all of them like EffLoop's decoders."""
@@ -155,10 +156,10 @@ class _Pipeline:
     are referred to, so they are passed on without a copy. `refusal`: why it refused the last batch that it refused.
     """
 
-    def __init__(self, batch: int, shape: tuple[int, int, int], num_threads: int, device: int | None) -> None:
-        self.options = {"batch_size": batch, "num_threads": num_threads, "device_id": device}
+    def __init__(self, batch: int, shape: tuple[int, int, int], num_threads: int, device: torch.device) -> None:
+        self.options = {"batch_size": batch, "num_threads": num_threads, "device_id": device.index}
         self.shape = shape
-        self.on_gpu = device is not None
+        self.device = device
         self.refusal = ""
         self._given: deque[Prepared] = deque()
         self._pipeline = self._built()
@@ -178,7 +179,7 @@ class _Pipeline:
                 sizes,
                 axes=[0, 1],
                 output_type=types.GRAY if self.shape[2] == 1 else types.RGB,
-                device="mixed" if self.on_gpu else "cpu",  # mixed: not tested on a GPU yet
+                device="mixed" if self.device.type == "cuda" else "cpu",  # mixed: not tested on a GPU yet
                 normalized_anchor=False,
                 normalized_shape=False,
                 adjust_orientation=False,
@@ -202,7 +203,8 @@ class _Pipeline:
         """(N, H, W, C) uint8 of the oldest batch, on the GPU if there is one; None if DALI refuses it."""
         self._given.popleft()
         try:
-            (found,) = self._pipeline.share_outputs(torch.cuda.current_stream() if self.on_gpu else None)
+            stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+            (found,) = self._pipeline.share_outputs(stream)
             pixels = torch.utils.dlpack.from_dlpack(found.as_tensor())
             self._pipeline.release_outputs()
         except RuntimeError as error:  # DALI doesn't name the sample, and the pipeline can't be used any more

@@ -442,17 +442,17 @@ class ProcessEngine(Engine):
 
     fills_by_plan = True
 
-    def __init__(self, config: ProcessesConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
+    def __init__(self, config: ProcessesConfig, plan: Plan, *, num_workers: int, device: torch.device) -> None:
         self.config = config
         self.plan = plan
         self.num_workers = num_workers
-        self.pin_memory = pin_memory
+        self.device = device
         self.pool: Pool | None = None
         self._stop: weakref.finalize[[], ProcessEngine] | None = None
 
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         if self.num_workers == 0:
-            return fill_inline(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)
+            return fill_inline(self.plan, epoch, samples_seen, device=self.device)
         return self._stream(epoch, samples_seen)
 
     def _stream(self, epoch: int, samples_seen: int) -> Iterator[Batch]:
@@ -473,7 +473,7 @@ class ProcessEngine(Engine):
             self.close()
             config, plan = self.config, self.plan
             slots = SharedSlots(plan.shape(plan.order.batch_per_rank))
-            ring = SharedRing(slots, pin_memory=self.pin_memory)
+            ring = SharedRing(slots, self.device)
             run_length = config.resolve_run_length(plan.order.batch_per_rank, self.num_workers)
             self.pool = Pool(plan, ring, self.num_workers, run_length)
             self._stop = weakref.finalize(self, self.pool.stop)

@@ -8,7 +8,6 @@ import math
 import mmap
 import os
 import weakref
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from rich.filesize import decimal
 from effloop.data.engine.base import free_slots
 from effloop.errors import ConfigError
 from effloop.lazy import Tensor, torch
+from effloop.system import gpu
 from effloop.system.hardware import available_memory
 
 Shape = tuple[int, int, int, int]
@@ -95,9 +95,9 @@ def _mapped(fd: int, offset: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
 class SharedRing:
     """`Ring` with shared slots: a slot is reused when no tensor refers to it any more."""
 
-    def __init__(self, slots: SharedSlots, *, pin_memory: bool = False) -> None:
+    def __init__(self, slots: SharedSlots, device: torch.device) -> None:
         self.slots = slots
-        self.pin_memory = pin_memory
+        self.device = device
         self._mapped: list[NDArray[np.uint8]] = []
 
     def take(self) -> tuple[int, Tensor]:
@@ -109,18 +109,10 @@ class SharedRing:
         number = next(free_slots(self._mapped), len(self._mapped))
         if number == len(self._mapped):
             self._mapped.append(self.slots.make(number))
-            if self.pin_memory:
-                _page_lock(self._mapped[number])
+            if self.device.type == "cuda":
+                gpu.page_lock(self._mapped[number], self.device)  # until before it is unmapped
         return number, torch.from_numpy(self._mapped[number])
 
     def __len__(self) -> int:
         """Slots, free or not."""
         return len(self._mapped)
-
-
-def _page_lock(slot: NDArray[np.uint8]) -> None:
-    """Page-lock a slot while it is mapped. Needs a GPU."""
-    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    at = slot.ctypes.data
-    torch.cuda.check_error(cuda.cudaHostRegister(at, slot.nbytes, 0))
-    weakref.finalize(slot, cuda.cudaHostUnregister, at)  # called before its memory is unmapped

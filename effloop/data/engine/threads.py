@@ -11,6 +11,7 @@ from effloop.batch import Batch, Skipped
 from effloop.data.engine.base import Engine, EngineConfig, Ring, RunLengthConfig, engines, fill_inline
 from effloop.data.engine.daemons import DaemonThreads
 from effloop.data.plan import Plan
+from effloop.lazy import torch
 
 
 @dataclass
@@ -28,13 +29,13 @@ class InlineEngine(Engine):
 
     fills_by_plan = True
 
-    def __init__(self, config: InlineConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
+    def __init__(self, config: InlineConfig, plan: Plan, *, num_workers: int, device: torch.device) -> None:
         del config, num_workers
         self.plan = plan
-        self.pin_memory = pin_memory
+        self.device = device
 
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
-        return fill_inline(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)
+        return fill_inline(self.plan, epoch, samples_seen, device=self.device)
 
 
 @dataclass
@@ -48,20 +49,20 @@ class ThreadEngine(Engine):
 
     fills_by_plan = True
 
-    def __init__(self, config: ThreadsConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> None:
+    def __init__(self, config: ThreadsConfig, plan: Plan, *, num_workers: int, device: torch.device) -> None:
         self.config = config
         self.plan = plan
         self.num_workers = num_workers
-        self.pin_memory = pin_memory
-        self.ring = Ring(pin_memory=pin_memory)
+        self.device = device
+        self.ring = Ring(device)
 
     def stream(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         if self.num_workers == 0:
-            return fill_inline(self.plan, epoch, samples_seen, pin_memory=self.pin_memory)
+            return fill_inline(self.plan, epoch, samples_seen, device=self.device)
         return self._stream(epoch, samples_seen)
 
     def close(self) -> None:
-        self.ring = Ring(pin_memory=self.pin_memory)
+        self.ring = Ring(self.device)
 
     def _stream(self, epoch: int, samples_seen: int) -> Iterator[Batch]:
         started: deque[tuple[Batch, list[Future[list[Skipped]]]]] = deque()

@@ -192,4 +192,4 @@ def test_without_the_package(photos: Path, monkeypatch: pytest.MonkeyPatch) -> N
     plan = make_plan(open_source("folder", photos))
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)  # other packages of NVIDIA's stay
     with pytest.raises(ConfigError, match=r"needs the package 'nvidia.dali'; pip install 'effloop\[dali\]'"):
-        DaliEngine(DaliConfig(name="dali"), plan, num_workers=0, pin_memory=False)
+        DaliEngine(DaliConfig(name="dali"), plan, num_workers=0, device=torch.device("cpu"))

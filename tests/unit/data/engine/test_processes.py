@@ -325,7 +325,7 @@ def test_too_little_memory(plan: Plan, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_ring_of_shared_slots() -> None:
-    ring = SharedRing(SharedSlots((2, 4, 4, 3)))
+    ring = SharedRing(SharedSlots((2, 4, 4, 3)), torch.device("cpu"))
     number, memory = ring.take()
     assert (number, memory.shape, memory.dtype) == (0, (2, 4, 4, 3), torch.uint8)
     memory[:] = 7

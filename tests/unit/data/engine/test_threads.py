@@ -96,7 +96,7 @@ SHAPE = (2, 4, 4, 3)
 
 
 def test_memory_is_used_again() -> None:
-    ring = Ring()
+    ring = Ring(torch.device("cpu"))
     first = ring.take(SHAPE)
     assert first.shape == SHAPE
     assert first.dtype == torch.uint8
@@ -107,7 +107,7 @@ def test_memory_is_used_again() -> None:
 
 
 def test_what_is_held_is_not_written_over() -> None:
-    ring = Ring()
+    ring = Ring(torch.device("cpu"))
     whole, view, array = ring.take(SHAPE), ring.take(SHAPE)[1:].permute(0, 3, 1, 2), ring.take(SHAPE).numpy()
     taken = {ring.take(SHAPE).data_ptr() for _ in range(3)}
     assert len(ring) == 4
@@ -120,7 +120,7 @@ def test_what_is_held_is_not_written_over() -> None:
 
 
 def test_another_shape() -> None:
-    ring = Ring()
+    ring = Ring(torch.device("cpu"))
     ring.take(SHAPE)
     assert ring.take((3, 4, 4, 3)).shape == (3, 4, 4, 3)
     assert len(ring) == 1
