@@ -50,8 +50,10 @@ def use(device: torch.device) -> torch.device:
     """Make a GPU this thread's current one, for what names no device; returns it with its number, a CPU as it is."""
     if device.type != "cuda":
         return device
-    torch.accelerator.set_device_index(device)  # none for `cuda` without a number, which is the current one
-    return torch.device("cuda", torch.accelerator.current_device_index())
+    if device.index is None:
+        return torch.device("cuda", torch.accelerator.current_device_index())
+    torch.accelerator.set_device_index(device)
+    return device
 
 
 # Streams and events.
