@@ -180,12 +180,14 @@ def _generator(on_device: torch.Generator) -> torch.Generator:
     """For the CPU, of the seed and the offset of one for the device, which moves on as if numbers were drawn."""
     offset = on_device.get_offset()
     on_device.set_offset(offset + 4)
-    return torch.Generator().manual_seed(on_device.initial_seed() * 1_000_003 + offset)
+    return torch.Generator().manual_seed((on_device.initial_seed() * 1_000_003 + offset) % (1 << 63))
 
 
 def _zeros(value: Any) -> Any:
     if isinstance(value, Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
+    if isinstance(value, torch.Generator):  # whose numbers are drawn later
+        return torch.Generator()
     return [_zeros(each) for each in value] if isinstance(value, list) else value
 
 
