@@ -26,6 +26,7 @@ from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.data.source import Cache, Tail
 from effloop.measure.turns import Turn, for_seconds
+from effloop.precision import set_tf32, tf32_switches
 from effloop.system import gpu
 from effloop.system.hardware import available_cores
 from effloop.system.memory import SavedForBackward
@@ -252,8 +253,7 @@ def process_flags() -> dict[str, Any]:
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "cudnn.deterministic": torch.backends.cudnn.deterministic,
         "cudnn.benchmark": torch.backends.cudnn.benchmark,
-        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
-        "matmul": torch.get_float32_matmul_precision(),
+        "tf32": tf32_switches(),
         "threads": torch.get_num_threads(),
         _WORKSPACE: os.environ.get(_WORKSPACE),
     }
@@ -264,8 +264,7 @@ def set_process_flags(values: dict[str, Any]) -> None:
     torch.use_deterministic_algorithms(values["deterministic"], warn_only=values["warn_only"])
     torch.backends.cudnn.deterministic = values["cudnn.deterministic"]
     torch.backends.cudnn.benchmark = values["cudnn.benchmark"]
-    torch.backends.cudnn.allow_tf32 = values["cudnn.allow_tf32"]
-    torch.set_float32_matmul_precision(values["matmul"])
+    set_tf32(**values["tf32"])
     if torch.get_num_threads() != values["threads"]:
         torch.set_num_threads(values["threads"])
     if values[_WORKSPACE] is None:

@@ -26,6 +26,26 @@ class MixedConfig(PrecisionConfig):
     mixed: ClassVar[bool] = True
 
 
+def set_tf32(*, products: bool, convolutions: bool) -> None:
+    """Set, for the whole process, whether float32 matrix products and convolutions may round inputs to TensorFloat-32.
+
+    torch has old switches and new ones. Reading an old one raises where a new one says something else, as torch.compile
+    does in torch 2.11 and 2.12; so the old ones are set, which sets both. What they leave to be inherited is set, too.
+    """
+    torch.set_float32_matmul_precision("high" if products else "highest")
+    torch.backends.cudnn.allow_tf32 = convolutions
+    backends: Any = torch.backends  # without types for these
+    for library in (backends.cudnn, backends.mkldnn):
+        library.conv.fp32_precision = library.rnn.fp32_precision = "tf32" if convolutions else "ieee"
+
+
+def tf32_switches() -> dict[str, bool]:
+    """What `set_tf32` or a script has set."""
+    backends: Any = torch.backends
+    switches = {"products": backends.cuda.matmul, "convolutions": backends.cudnn.conv}
+    return {name: switch.fp32_precision == "tf32" for name, switch in switches.items()}
+
+
 class Precision:
     """Full float32, TF32 or mixed precision.
 
@@ -42,9 +62,7 @@ class Precision:
     def __init__(
         self, device: torch.device, dtype: torch.dtype | None = None, *, scale: bool = False, tf32: bool = False
     ) -> None:
-        # Both are process-wide, and cuDNN's is on by default.
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = tf32
+        set_tf32(products=tf32, convolutions=tf32)
         self.device = device
         self.dtype = dtype
         self.name = "tf32" if tf32 else str(dtype or torch.float32).removeprefix("torch.")

@@ -133,7 +133,7 @@ def test_in_processes_of_their_own(what: str, photos: Path, here: Path) -> None:
 def test_switches_of_the_process() -> None:
     before = process_flags()
     with process_state_restored():
-        torch.set_float32_matmul_precision("medium")
+        torch.backends.cuda.matmul.fp32_precision = "tf32"  # alone, so that torch's old switch can't be read
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
         changed = process_flags()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from effloop.measure.loops import process_state_restored
 from effloop.optim import EMA, OptimConfig, optimizers
 from effloop.precision import Precision, precisions
 
@@ -108,3 +109,27 @@ def test_scaled_steps_are_unscaled_ones(name: str) -> None:
 
 def test_which_are_mixed() -> None:
     assert {name for name in precisions if precisions[name].config.mixed} == {"amp", "bf16", "fp16"}
+
+
+CUDNN, MATMUL = torch.backends.cudnn, torch.backends.cuda.matmul
+SWITCHES = [MATMUL, CUDNN.conv, CUDNN.rnn, torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv]
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("before", ["default", "old", "new", "of all", "mixed"])
+def test_whatever_a_script_has_set_tf32_is_as_asked_for(before: str, tf32: bool) -> None:
+    """Also for what reads torch's old switches, which raise where the new ones say something else."""
+    with process_state_restored():
+        if before in ("old", "mixed"):
+            MATMUL.allow_tf32 = CUDNN.allow_tf32 = not tf32
+        if before in ("new", "mixed"):
+            MATMUL.fp32_precision = CUDNN.conv.fp32_precision = "ieee" if tf32 else "tf32"
+        if before == "of all":
+            torch.backends.fp32_precision = "tf32"
+        try:
+            Precision(CPU, tf32=tf32)
+            assert [each.fp32_precision == "tf32" for each in SWITCHES] == [tf32] * len(SWITCHES)
+            assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
+            assert MATMUL.allow_tf32 == CUDNN.allow_tf32 == tf32
+        finally:
+            torch.backends.fp32_precision = "none"
