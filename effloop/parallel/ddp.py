@@ -265,6 +265,7 @@ def _open_group(env: RankEnv, store: Store, device: torch.device, timeout_s: flo
         rank=env.rank,
         world_size=env.world_size,
         timeout=timedelta(seconds=timeout_s + 60),  # later than the watchdog, which names the rank
+        device_id=device if device.type == "cuda" else None,  # NCCL connects now, not within the first step
     )
     if device.type != "cuda":
         atexit.register(_leave_group)

@@ -6,10 +6,12 @@ import json
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import run_script
 
 from effloop.errors import ConfigError
-from effloop.parallel import ParallelConfig, parallels
+from effloop.parallel import ParallelConfig, ddp, parallels
+from effloop.parallel.base import RankEnv
 from effloop.parallel.ddp import DdpConfig
 
 SCRIPT = """
@@ -193,3 +195,25 @@ def test_a_taken_port_is_named(tmp_path):
     """
     ((code, out, err),) = run_script(script, tmp_path, world_size=1)
     assert out.startswith("True MASTER_PORT: "), (code, out, err)
+
+
+def test_nccl_is_told_its_gpu(monkeypatch):
+    """With torch's own stand-in for NCCL; the other half of the group, gloo, works as before."""
+    import torch.testing._internal.distributed.fake_pg  # registers `fake`
+
+    device, begin = torch.device("cuda", 1), ddp.dist.init_process_group
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(ddp.gpu, "use", lambda device: device)
+    monkeypatch.setattr(
+        ddp.dist,
+        "init_process_group",
+        lambda backends, **options: begin(backends.replace("cuda:nccl", "cuda:fake"), **options),
+    )
+    ddp._open_group(RankEnv(0, 1, 1, 2, "localhost", 1, "torchrun"), dist.HashStore(), device, 60.0)
+    try:
+        values = torch.ones(2)
+        dist.all_reduce(values)
+        assert (dist.group.WORLD.bound_device_id, values.tolist()) == (device, [1, 1])
+    finally:
+        dist.destroy_process_group()
