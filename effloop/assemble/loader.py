@@ -122,7 +122,7 @@ def split_loader(
         of = f"{len(lacking)} of {len(source.classes)} classes"
         warn(f"data.allow_missing_classes: {source.where} has no samples of {of}: {', '.join(lacking[:8])}")
     plan, device = _plan(config, source, parallel, train=train), parallel.device
-    if device.type == "cpu" and plan.augment.has_device_part:
+    if device.type == "cpu" and plan.augment.has_device_part and not parallel.rank:
         warn("augment.device=gpu: the model is on the CPU; batches are augmented there, in the training thread")
     ledger = None
     if config.on_error is OnError.skip:
@@ -176,9 +176,11 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         folder = config.data.index_dir
         order = BalancedOrder(**vars(order), draw=ClassDraw(source, config.data.balance, config.seed, folder))
     if not len(order):
+        most = len(source) // order.world_size
+        fix = f"set batch_size={most} or less, or" if most else f"start at most {len(source)} ranks, or set"
         raise ConfigError(
             f"batch_size: {order.global_batch} is more than the {len(source)} samples in {source.where}; "
-            f"set batch_size={len(source) // order.world_size or 1} or less, or data.tail=wrap"
+            f"{fix} data.tail=wrap"
         )
     decoder = decoders.build_for(config.data.channels, config.decode)
     limit = None if config.data.cache_gb is None else config.data.cache_gb * 1e9

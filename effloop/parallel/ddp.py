@@ -156,9 +156,10 @@ class Ddp(Parallel):
             buffer.copy_(mean.view_as(buffer))
 
     def gather(self, value: T) -> list[T]:
-        return self._gather(value, "for a value of each rank, such as a checkpoint's random state")
+        pieces = self._gather(value, "for a value of each rank, such as a checkpoint's random state")
+        return [_loaded(piece) for piece in pieces]
 
-    def _gather(self, value: T, why: str) -> list[T]:
+    def _gather(self, value: Any, why: str) -> list[bytes]:
         file = io.BytesIO()
         torch.save(value, file)  # and not pickled, as `all_gather_object` does: loading that runs code
         own = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)  # on the host, for gloo, whatever the device
@@ -170,8 +171,7 @@ class Ddp(Parallel):
             padded[: len(own)] = own
             gathered = [torch.empty_like(padded) for _ in sizes]
             dist.all_gather(gathered, padded)
-        pieces = (piece[: int(size)].numpy().tobytes() for piece, size in zip(gathered, sizes, strict=True))
-        return [torch.load(io.BytesIO(piece), map_location="cpu", weights_only=True) for piece in pieces]
+        return [piece[: int(size)].numpy().tobytes() for piece, size in zip(gathered, sizes, strict=True)]
 
     def on_rank0(self, call: Callable[[], T]) -> T:
         result: Any = None
@@ -182,7 +182,7 @@ class Ddp(Parallel):
             except EffLoopError as failure:
                 error = failure
         outcome = {"value": result, "error": error and [type(error).__name__, str(error)]}
-        outcome = json.loads(self._gather(json.dumps(outcome), "for what rank 0 does alone")[0])
+        outcome = json.loads(_loaded(self._gather(json.dumps(outcome), "for what rank 0 does alone")[0]))
         if error:
             raise error
         if outcome["error"]:
@@ -192,8 +192,8 @@ class Ddp(Parallel):
         return result if self.rank == 0 else cast("T", outcome["value"])
 
     def assert_equal(self, what: str, value: str) -> None:
-        values = self._gather(value, f"to compare {what}")
-        if any(other != values[0] for other in values):
+        pieces = self._gather(value, f"to compare {what}")
+        if len({*pieces}) > 1 and len({*(values := [_loaded(piece) for piece in pieces])}) > 1:
             raise ConfigError(describe_mismatch(what, values, self._ranks.peers))
 
     def agree(self, bits: int) -> int:
@@ -232,6 +232,11 @@ class Ddp(Parallel):
                 gpu.wait(gpu.current_stream(values.device))
 
 
+def _loaded(piece: bytes) -> Any:
+    """What a rank has given to `_gather`."""
+    return torch.load(io.BytesIO(piece), map_location="cpu", weights_only=True)
+
+
 def _own_device(device: torch.device, env: RankEnv) -> torch.device:
     """This rank's device; for `cuda` the GPU of its local rank, or the only one that is visible."""
     if device.type != "cuda":
@@ -244,7 +249,7 @@ def _own_device(device: torch.device, env: RankEnv) -> torch.device:
     index = 0 if gpu.count() == 1 else env.local_rank  # srun --gpus-per-task=1 shows each rank another GPU as cuda:0
     store = join(env).store  # the group isn't open yet
     store.set(f"gpu/{env.rank}", gpu.uuid(index))
-    gpus = [store.get(f"gpu/{rank}").decode() for rank in range(env.world_size)]
+    gpus = [each.decode() for each in store.multi_get([f"gpu/{rank}" for rank in range(env.world_size)])]
     if not all(gpus) or len(set(gpus)) < len(gpus):
         raise ConfigError(
             f"parallel: {len(gpus)} ranks, but {len(set(gpus) - {''})} visible GPUs; "

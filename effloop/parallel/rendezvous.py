@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from effloop.errors import ConfigError, RankError
 from effloop.lazy import Store, dist, torch
 from effloop.parallel.base import RankEnv
 
 START_TIMEOUT_S = 300.0  # for all ranks to connect; a machine of a cluster may take minutes to load torch
-_POLL_S = 0.02
+_POLL_S, _MOST_POLL_S = 0.02, 0.5
 _LATER_S = 5.0
 
 
@@ -92,12 +92,13 @@ def join(env: RankEnv, facts: Mapping[str, str] | None = None, timeout_s: float 
 
 
 def describe_mismatch(what: str, values: list[str], peers: list[Peer]) -> str:
-    """One line for values that should be equal on all ranks: each value with up to 3 of its ranks."""
+    """One line for values that should be equal on all ranks: up to 3 values, with up to 3 ranks each."""
     by_value: dict[str, list[str]] = {}
     for rank, (value, peer) in enumerate(zip(values, peers, strict=True)):
         by_value.setdefault(value, []).append(f"{rank} on {peer.host}")
-    parts = (f"'{value}' (rank {', '.join(ranks[:3])}{', …' * (len(ranks) > 3)})" for value, ranks in by_value.items())
-    return f"{what}: not the same on all ranks: {'; '.join(parts)}; make them equal"
+    parts = [f"'{value}' (rank {', '.join(ranks[:3])}{', …' * (len(ranks) > 3)})" for value, ranks in by_value.items()]
+    more = f"; and {len(parts) - 3} other values" * (len(parts) > 3)
+    return f"{what}: not the same on all ranks: {'; '.join(parts[:3])}{more}; make them equal"
 
 
 def open_store(env: RankEnv, timeout_s: float = START_TIMEOUT_S) -> Store:
@@ -135,36 +136,41 @@ def _handshake(base: Store, env: RankEnv, peer: Peer, timeout_s: float) -> tuple
     """Agree on the number of this start of the ranks, and on the list of peers.
 
     The store may hold entries of earlier starts, and only the launcher knows which start this is, on several
-    machines not even that. So each rank writes a random token, and accepts a list of ranks only if it has that token.
+    machines not even that. So each rank writes a random token; rank 0 answers each token that it finds, and takes a
+    list of ranks that have all confirmed its answer. What is asked for again and again is a few bytes: the list, which
+    grows with the ranks, each of them reads once.
     """
-    own = {"token": secrets.token_hex(8), **asdict(peer)}
-    base.set(f"effloop/hello/{env.rank}", json.dumps(own))
-    if env.rank == 0:  # publish the list of ranks until each has found its own token in it
+    token = secrets.token_hex(8)
+    base.set(f"effloop/hello/{env.rank}", json.dumps({"token": token, **asdict(peer)}))
+    if env.rank == 0:
         number = int(base.add("effloop/starts", 1))
+        keys, answered = [f"effloop/hello/{rank}" for rank in range(env.world_size)], {token}
         for _ in _polls(timeout_s, partial(_missing, base, env.world_size, number)):
-            hellos = [_read_json(base, f"effloop/hello/{rank}") for rank in range(env.world_size)]
-            base.set("effloop/ranks", json.dumps({"number": number, "ranks": hellos}))
-            if all(_read_json(base, f"effloop/ack/{rank}") == number for rank in range(1, env.world_size)):
+            hellos = [json.loads(hello) for hello in base.multi_get(keys)] if base.check(keys) else []
+            tokens = {hello["token"] for hello in hellos}
+            for each in tokens - answered:
+                base.set(f"effloop/number/{each}", str(number))
+            answered |= tokens
+            if tokens and base.check([f"effloop/ack/{number}/{each}" for each in tokens - {token}]):
                 break
-        hellos = [_read_json(base, f"effloop/hello/{rank}") for rank in range(env.world_size)]
         base.set(f"effloop/{number}/ranks", json.dumps(hellos))
     else:
         late = timeout_s + _LATER_S  # rank 0 knows better which rank is missing
         for _ in _polls(late, lambda: f"rank 0, at {env.address}:{env.port}"):
-            published = _read_json(base, "effloop/ranks")
-            if published and published["ranks"][env.rank : env.rank + 1] == [own]:
+            if base.check([f"effloop/number/{token}"]):
                 break
-        number = published["number"]
-        base.set(f"effloop/ack/{env.rank}", str(number))
+        number = int(base.get(f"effloop/number/{token}"))
+        base.set(f"effloop/ack/{number}/{token}", "")
     ranks = json.loads(base.get(f"effloop/{number}/ranks"))
     return number, [Peer(rank["host"], rank["pid"], rank["facts"], rank["cores"]) for rank in ranks]
 
 
 def _polls(timeout_s: float, missing: Callable[[], str]) -> Iterator[None]:
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
+    began, pause = time.monotonic(), _POLL_S
+    while time.monotonic() < began + timeout_s:
         yield
-        time.sleep(_POLL_S)
+        time.sleep(pause)
+        pause = min(1.2 * pause, _MOST_POLL_S)  # a start that takes minutes isn't made longer by the ranks that wait
     raise RankError(
         f"{missing()} has not connected within {timeout_s:g} s; look whether it runs, or raise parallel.start_timeout_s"
     )
@@ -174,13 +180,9 @@ def _missing(base: Store, world_size: int, number: int) -> str:
     """The ranks that rank 0 waits for, with host and PID of those that have connected."""
     found = []
     for rank in range(1, world_size):
-        if _read_json(base, f"effloop/ack/{rank}") != number:
-            hello = _read_json(base, f"effloop/hello/{rank}")
+        key = f"effloop/hello/{rank}"
+        hello = json.loads(base.get(key)) if base.check([key]) else None
+        if not hello or not base.check([f"effloop/ack/{number}/{hello['token']}"]):
             found.append(f"rank {rank}" + (f" on {hello['host']} (pid {hello['pid']})" if hello else ""))
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"{', '.join(found[:3])}{more} of {world_size} ranks"
-
-
-def _read_json(base: Store, key: str) -> Any:
-    """The JSON value of a key; None if it isn't set."""
-    return json.loads(base.get(key)) if base.check([key]) else None

@@ -127,12 +127,13 @@ def has_vnni() -> bool:
 
 
 def allow_open_files(count: int, what: str, fix: str, spare: int = 256) -> None:
-    """Raise this process's limit of open files, if necessary, to `count` and some to spare, as for libraries and logs.
+    """Raise this process's limit of open files, if necessary, to `count` and some to spare, as for libraries and logs,
+    and for the sockets by which gloo connects each rank with all others.
 
     Raises:
         ConfigError: the hard limit is lower; the line begins with `what` needs them, and ends with another `fix`.
     """
-    needed = count + spare
+    needed = count + spare + int(os.environ.get("WORLD_SIZE") or 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

@@ -154,7 +154,8 @@ def check_archive(file: BinaryIO, *, tensors: bool = True) -> None:
         ForeignFileError: `torch.save` has not written it.
         ValueError: it is empty, cut short, damaged or compressed, which torch would inflate to any size.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     if not size:
         raise ValueError("it is empty")
     if file.read(len(_ZIP)) != _ZIP:

@@ -261,19 +261,18 @@ class Trainer:
         """Everything that a run continues from, between two updates; every rank has to call this.
 
         `model` has the weights that are evaluated; if they are an average, `trained` has those it is of. What differs
-        between ranks is there for each: `rng`, `metrics` and, within an epoch, `buffers` such as BatchNorm's
-        statistics, of which `model` and `trained` have the mean then.
+        between ranks is there for each: `metrics` and, `packed`, `rng` and, within an epoch, `buffers` such as
+        BatchNorm's statistics, of which `model` and `trained` have the mean then.
         """
         self.nan.check()
         states = {name: getattr(self, name).state_dict() for name in ("average", *_PARTS, "optimizer", "schedule")}
         within, models = self.progress.samples_seen > 0, _models(self)
-        own: dict[str, Any] = {"rng": rng.capture(), "metrics": self.metrics.sums.clone()}
+        own = {"rng": files.packed(rng.capture()), "metrics": self.metrics.sums.clone()}
+        weights: list[Mapping[str, Any]] = [model.state_dict() for model in models]
         if within and self.parallel.world_size > 1:
-            own["buffers"] = [dict(model.named_buffers()) for model in models]
+            own["buffers"] = files.packed([dict(model.named_buffers()) for model in models])
+            weights = [_with_mean(self.parallel, model) for model in models]
         ranks = self.parallel.gather(own)
-        weights = [model.state_dict() for model in models]
-        if "buffers" in own:
-            weights = [_with_mean(each, [rank["buffers"][n] for rank in ranks]) for n, each in enumerate(weights)]
         return {
             "model": weights[-1],
             **({"trained": weights[0]} if len(weights) > 1 else {}),
@@ -380,12 +379,12 @@ def _load_ranks(trainer: Trainer, state: Mapping[str, Any]) -> None:
         sums = [total, *[torch.zeros_like(total)] * (count - 1)]
     trainer.metrics.sums.copy_(sums[rank])
     if len(state["rng"]) == count:  # otherwise each rank keeps its own seed
-        rng.restore(state["rng"][rank])
+        rng.restore(files.unpacked(state["rng"][rank]))
     else:
         line = f"other topology: {len(state['rng'])} ranks then, {count} now: same sample order, other sums"
         trainer.notes = [*trainer.notes, line]
     if len(buffers := state.get("buffers", [])) == count:
-        for model, saved in zip(_models(trainer), buffers[rank], strict=True):
+        for model, saved in zip(_models(trainer), files.unpacked(buffers[rank]), strict=True):
             for name, buffer in model.named_buffers():
                 buffer.copy_(saved[name])
 
@@ -395,10 +394,11 @@ def _models(trainer: Trainer) -> list[nn.Module]:
     return list(dict.fromkeys((trainer.model, trainer.average.model)))
 
 
-def _with_mean(weights: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
-    means = {
-        name: torch.stack([rank[name].double() for rank in ranks]).mean(0).to(first.dtype)
-        for name, first in ranks[0].items()
-        if first.is_floating_point() and name in weights
-    }
-    return {**weights, **means}
+def _with_mean(parallel: Parallel, model: nn.Module) -> dict[str, Any]:
+    """A model's weights with the mean of all ranks' buffers; the model keeps its own."""
+    own = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    parallel.average_buffers(model)
+    weights = {name: value.clone() if name in own else value for name, value in model.state_dict().items()}
+    for name, buffer in model.named_buffers():
+        buffer.copy_(own[name])
+    return weights

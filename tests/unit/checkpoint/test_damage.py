@@ -84,7 +84,7 @@ def test_many_flipped_bits_and_missing_ends(path: Path) -> None:
 def test_the_crc_of_each_record(path: Path) -> None:
     """It is compared, which torch leaves out, in files of any version: of some the zip has a comment."""
     for comment in (b"", b"\nEffLoop sha256 " + b"0" * 64 + b"\n"):
-        torch.save({"format": 4, **STATE}, path)
+        torch.save({"format": 5, **STATE}, path)
         with zipfile.ZipFile(path, "a") as archive:
             archive.comment = comment
         assert files.position(path) == POSITION
@@ -110,7 +110,7 @@ BAD_FIELDS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"optimizer": 1}, "optimizer is 1, not a dict"),
     ({"checkpoints": {"best": {"loss": "low"}}}, "not numbers"),
     ({"format": "4"}, "format is '4', not a number"),
-    ({"format": 5}, "format 5, this EffLoop reads formats up to 4; pip install --upgrade effloop"),
+    ({"format": 6}, "format 6, this EffLoop reads formats up to 5; pip install --upgrade effloop"),
     ({"model": {"w": torch.zeros(1).expand(1 << 40)}}, "more elements than are stored"),
     ({"model": {"w": torch.zeros(3).to_sparse()}}, "more elements than are stored"),
     ({"more": functools.reduce(lambda inner, _: [inner, inner], range(45), [])}, "more values, or more levels"),

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore
 
+from effloop.parallel import rendezvous
 from effloop.parallel.base import RankEnv
 from effloop.parallel.failures import failed_for_good
-from effloop.parallel.rendezvous import Peer, RankGroup
+from effloop.parallel.rendezvous import Peer, RankGroup, describe_mismatch
+from effloop.parallel.watchdog import Watchdog
 
 
 def group(*peers: tuple[str, int], rank: int = 0, local: int = 2) -> RankGroup:
@@ -46,3 +53,60 @@ def test_others_are_named_where_they_are_few():
 
 def test_no_start_has_ended_for_good_yet():
     assert not failed_for_good(group(("a", 0)))
+
+
+class Counted:
+    """A store that counts calls, and the bytes which are read from it."""
+
+    def __init__(self) -> None:
+        self._store, self.read, self.calls = HashStore(), 0, 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            found = getattr(self._store, name)(*args)
+            self.calls += 1
+            self.read += sum(map(len, found if isinstance(found, list) else [found])) if "get" in name else 0
+            return found
+
+        return call
+
+
+def test_ranks_that_wait_read_little():
+    """Of 64 ranks the last comes late: each reads the list of all of them once, not each time that it looks."""
+    store, found, started = Counted(), {}, time.monotonic()
+
+    def rank(number: int) -> None:
+        env = RankEnv(number, 64, number % 8, 8, "localhost", 1, "torchrun")
+        found[number] = rendezvous._handshake(store, env, Peer(f"m{number // 8}", number, {}), 20.0)
+
+    store.set("effloop/hello/5", json.dumps({"token": "of an earlier start"}))
+    threads = [threading.Thread(target=rank, args=[number]) for number in range(64)]
+    for number, thread in enumerate(threads):
+        time.sleep(0.5 * (number == 63))
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {number: (start, [peer.pid for peer in peers]) for number, (start, peers) in found.items()} == dict.fromkeys(
+        range(64), (1, [*range(64)])
+    )
+    size = len(store.get("effloop/1/ranks"))
+    polls = (time.monotonic() - started) / 0.02
+    assert store.read < size * (64 + polls) + 64 * 100  # the ranks once, and rank 0 while it polls
+
+
+def test_many_values_that_differ():
+    peers = [Peer(f"m{rank}", rank, {}) for rank in range(512)]
+    line = describe_mismatch("torch", [f"2.{rank}" for rank in range(512)], peers)
+    assert line.endswith("'2.2' (rank 2 on m2); and 509 other values; make them equal")
+
+
+def test_heartbeats_are_read_at_once():
+    store = Counted()
+    dogs = [Watchdog(store, rank, 512, 60.0, lambda stall: None) for rank in range(512)]
+    for dog in dogs[:-1]:
+        dog._publish(store)
+    assert [beat is None for beat in dogs[0]._read(store)] == [False] * 511 + [True]
+    dogs[-1]._publish(store)
+    store.calls = 0
+    assert all(dogs[0]._read(store))
+    assert store.calls == 2
