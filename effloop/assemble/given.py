@@ -23,6 +23,7 @@ from effloop.data.source.splits import check_same_classes
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError, DataError
 from effloop.model import ModelConfig
+from effloop.system import gpu
 from effloop.system.cached import cached_property
 
 
@@ -105,9 +106,9 @@ class GivenLoader:
         for batch in itertools.islice(self._batches(), samples_seen // self.global_batch, None):
             device, targets = self.transfer.device, batch.targets
             targets = targets[:, None] if self.kind is Kind.numbers and targets.ndim == 1 else targets
-            images = self.transfer.normalize(batch.images.to(device, non_blocking=True))
-            targets = targets.to(device, self.transfer.target_dtype, non_blocking=True)
-            yield Batch(images, targets, batch.ids, batch.valid.to(device))
+            images = self.transfer.normalize(gpu.to_device(batch.images, device))
+            targets = gpu.to_device(targets.to(self.transfer.target_dtype), device)
+            yield Batch(images, targets, batch.ids, gpu.to_device(batch.valid, device))
 
     def close(self) -> None:
         """What was given stays open."""

@@ -20,6 +20,7 @@ from effloop.data.source.base import targets_of
 from effloop.data.transfer import Transfer
 from effloop.errors import ConfigError
 from effloop.lazy import torch
+from effloop.system import gpu
 
 
 class Loader:
@@ -286,12 +287,12 @@ class FeatureStream:
             done, place = divmod(number, len(plan.order))
             numbers, valid = plan.order.batch(epoch * self.passes + done, place)
             ids = without_repeats(numbers)
-            targets = torch.from_numpy(to_native_byteorder(plan.source.targets[ids])).to(device, dtype)
+            targets = torch.from_numpy(to_native_byteorder(plan.source.targets[ids])).to(dtype)
             yield Batch(
-                images=torch.from_numpy(self.features[ids]).to(device),
-                targets=targets,
+                images=gpu.to_device(torch.from_numpy(self.features[ids]), device),
+                targets=gpu.to_device(targets, device),
                 ids=torch.from_numpy(ids),
-                valid=torch.from_numpy(valid).to(device),
+                valid=gpu.to_device(torch.from_numpy(valid), device),
             )
 
     def close(self) -> None:

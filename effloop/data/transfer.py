@@ -118,18 +118,14 @@ class Transfer:
                     copying.popleft()
             while arriving:
                 yield self._wait_for(*arriving.popleft())
-        finally:  # the loop may stop early, and the next epoch fills the same slots
-            for _, done in copying:
-                gpu.wait(done)
+        finally:  # the loop may stop anywhere, then memory of batches is used again, or given back
+            gpu.wait(self.copy_stream)
 
     def _start_copy(self, batch: Batch) -> tuple[Batch, torch.Event]:
         """The batch on the device, complete once the event has passed."""
         with self.copy_stream:
-            # Small tensors first, and pinned: a copy from pageable memory waits for everything on the stream.
-            targets, valid = (
-                gpu.to_device(field, self.device) for field in (batch.targets.to(self.target_dtype), batch.valid)
-            )
-            images = batch.images.to(self.device, non_blocking=True)
+            fields = (batch.images, batch.targets.to(self.target_dtype), batch.valid)
+            images, targets, valid = (gpu.to_device(field, self.device) for field in fields)
         return Batch(images, targets, batch.ids, valid, batch.skipped), gpu.record(self.copy_stream)
 
     def _wait_for(self, batch: Batch, done: torch.Event) -> Batch:

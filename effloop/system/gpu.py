@@ -92,8 +92,12 @@ def wait_for_all() -> None:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a small tensor of the host, on a GPU's current stream and without waiting for it."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    """Copy a tensor of the host, on a GPU's current stream and without waiting for it.
+
+    Memory that isn't page-locked is copied to some that is first, as a copy from it would wait for all on the stream.
+    """
+    pinned = tensor.pin_memory() if device.type == "cuda" and not tensor.is_cuda else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def to_host(tensor: Tensor, out: Tensor | None = None) -> Tensor:
@@ -111,7 +115,8 @@ def page_lock(array: NDArray[np.uint8], device: torch.device) -> None:
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     with torch.accelerator.device_index(device.index):  # a context is made where the thread's current device has none
         torch.cuda.check_error(cuda.cudaHostRegister(array.ctypes.data, array.nbytes, 0))
-    weakref.finalize(array, _unlock, cuda.cudaHostUnregister, array.ctypes.data, os.getpid())
+    unlock = weakref.finalize(array, _unlock, cuda.cudaHostUnregister, array.ctypes.data, os.getpid())
+    unlock.atexit = False  # a copy may still use it then
 
 
 def _unlock(unregister: Callable[[int], object], at: int, owner: int) -> None:
