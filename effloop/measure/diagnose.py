@@ -412,9 +412,9 @@ def _findings(found: Measured, config: Config, bound: str) -> list[str]:
     for (file, line, function, what), count in found.syncs.items():
         times = f"{count} times" if count > 1 else "once"
         lines.append(
-            f"{os.path.relpath(file)}:{line} ({function}) reads a tensor {times} in each update, by {what}: on a GPU "
-            "the host waits there until all its work is done; keep the value on the device, and read it every few "
-            "updates"
+            f"{os.path.relpath(file)}:{line} ({function}) waits for the device {times} in each update, by {what}: "
+            "on a GPU until all its work is done; keep values on the device, read them every few updates, and copy to "
+            "it from pinned memory with non_blocking=True"
         )
     if bound == "compute" and not found.config.compile:
         lines.append(f"compile=true may make the step faster: {PROGRAM} bench what=step knobs=compile measures it")

@@ -370,7 +370,7 @@ class Measured:
     wait: float  # share of its time that waits for data
     starved: bool  # whether loading is slower than the training thread
     evaluation_per_s: float  # images/s of an evaluation; 0 if there is nothing to evaluate
-    # (file, line, function, what) that reads a tensor's value -> how often in an update
+    # (file, line, function, what) that waits for the device -> how often in an update
     syncs: Mapping[tuple[str, int, str, str], int] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)  # what it takes, as `Memory.to_plain` has it
 

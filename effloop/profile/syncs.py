@@ -1,4 +1,4 @@
-"""Where a program waits for the device: lines that read a tensor's value."""
+"""Where a program waits for the device: lines that read a tensor's value or copy it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _READS = {
@@ -15,9 +17,12 @@ _READS = {
     "aten::nonzero": "nonzero()",
     "aten::masked_select": "masked_select()",
     "aten::equal": "equal()",
+    "aten::allclose": "allclose()",
     "aten::_unique2": "unique()",
-    "aten::index": "a mask as an index",
-    "aten::_to_copy": "a copy to the host",
+    "aten::unique_consecutive": "unique_consecutive()",
+    "aten::bincount": "bincount()",
+    "aten::repeat_interleave": "repeat_interleave() without output_size",
+    "aten::_linalg_check_errors": "a check of linear algebra",
 }
 """Operations that need a result on the host -> how they are written."""
 
@@ -26,42 +31,98 @@ _OPTIM = os.path.join(_TORCH, "optim") + os.sep
 
 
 class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts, while it is entered, where the host reads values, in the thread that has entered it.
+    """Counts, while it is entered, where the host waits for the device, in the thread that has entered it.
 
-    `found` is (file, line, function, what) -> how often. On a CPU every read counts, as it would wait on a GPU.
+    `found` is (file, line, function, what) -> how often. On a CPU what would wait on a GPU counts, but for copies:
+    nobody can tell there which side is which. What waits is as in torch's CUDA sources, and what
+    `torch.cuda.set_sync_debug_mode` has; it doesn't know of `non_blocking` copies of memory that isn't pinned.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device = device
+        self.kind, self._calls = device.type, _Calls(self)
+        self.inside = False  # a call that was counted by itself
         self.found: Counter[tuple[str, int, str, str]] = Counter()
+
+    def __enter__(self) -> Any:
+        self._calls.__enter__()  # type: ignore[no-untyped-call]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._calls.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation; see torch.utils._python_dispatch."""
-        name = function.name().partition(".")[0]
-        kwargs = kwargs or {}
-        source = next((each for each in args if isinstance(each, torch.Tensor)), None)
-        here = source is not None and source.device.type == self._device.type
-        if here and name in _READS and _reads(name, source, args, kwargs):
-            self._note(_READS[name], on_gpu=self._device.type == "cuda")
-        return function(*args, **kwargs)
+        kwargs, name = kwargs or {}, function.name().partition(".")[0]
+        result = function(*args, **kwargs)
+        if name in ("aten::copy_", "aten::_to_copy"):
+            to, of = args[:2] if name == "aten::copy_" else (result, args[0])
+            what = _copy_waits(to, of, kwargs.get("non_blocking", len(args) > 2 and args[2]))
+        else:
+            what = _waits(name, args, kwargs, self.kind)
+        if what and not self.inside:
+            self.note(what)
+        return result
 
-    def _note(self, what: str, *, on_gpu: bool) -> None:
+    def note(self, what: str) -> None:
         """Count the innermost line that isn't torch's; not an optimizer's counters, which stay on the host."""
         frames = traceback.extract_stack()[:-2]
-        own = [number for number, frame in enumerate(frames) if not frame.filename.startswith(_TORCH)]
-        counts = any(frame.filename.startswith(_OPTIM) for frame in frames[own[-1] :]) and not on_gpu
+        own = [number for number, frame in enumerate(frames) if not frame.filename.startswith((_TORCH, __file__))]
+        counts = any(frame.filename.startswith(_OPTIM) for frame in frames[own[-1] :]) and self.kind != "cuda"
         if not counts:
             frame = frames[own[-1]]
             self.found[frame.filename, frame.lineno or 0, frame.name, what] += 1
 
 
-def _reads(name: str, source: Any, args: Any, kwargs: Any) -> bool:
-    """Whether such an operation does need a result on the host: an index may be numbers, a copy to anywhere."""
-    if name == "aten::index":
-        return any(each is not None and each.dtype is torch.bool for each in args[1])
-    if name == "aten::_to_copy":
-        device = kwargs.get("device")
-        waits = device is not None and torch.device(device).type == "cpu" and not kwargs.get("non_blocking")
-        return source.is_cuda and waits
-    return True
+class _Calls(TorchFunctionMode):
+    """For a finder, calls that do other operations on a CPU: there `one_hot` always reads its values, to check them,
+    and a new tensor isn't copied; one for the model's device has a `torch.device` there.
+    """
+
+    def __init__(self, finder: SyncFinder) -> None:
+        super().__init__()
+        self._finder = finder
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.tensor and self._finder.kind == "cpu" and isinstance(kwargs.get("device"), torch.device):
+            self._finder.note("a tensor of Python's values")
+        if function is not torch.nn.functional.one_hot:
+            return function(*args, **kwargs)
+        if (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) == -1:
+            self._finder.note("one_hot() without num_classes")
+        self._finder.inside = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._finder.inside = False
+
+
+def _waits(name: str, args: Any, kwargs: Any, kind: str) -> str:
+    """How an operation is written if the host waits for a device of this kind in it; empty if it doesn't."""
+    source = next((each for each in args if isinstance(each, Tensor)), None)
+    if source is None or source.device.type != kind:
+        return ""
+    if name in ("aten::index", "aten::index_put", "aten::index_put_"):
+        indices = [each for each in args[1] if each is not None]
+        masks = [each.device.type for each in indices if each.dtype in (torch.bool, torch.uint8)]
+        number = len(args) > 2 and len(indices) == 1 and args[2].numel() == 1 and args[2].device.type == "cpu"
+        if kind in masks:
+            return "" if number else "a mask as an index"  # a number is filled in
+        return "an index on the host" if not masks and any(each.device.type != kind for each in indices) else ""
+    if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
+        return ""
+    if kind != "cpu" and name in ("aten::masked_fill", "aten::masked_fill_") and isinstance(args[2], Tensor):
+        return "masked_fill() with a tensor's value" if args[2].device.type == kind else ""
+    if kind != "cpu" and name == "aten::lift_fresh":  # as by torch.tensor(), or of a list as an index
+        return "a tensor of Python's values"
+    return _READS.get(name, "")
+
+
+def _copy_waits(to: Tensor, of: Tensor, asynchronous: bool) -> str:
+    """As `_waits` for a copy: the driver waits unless its side on the host is pinned, too."""
+    host = of if of.device.type == "cpu" else to
+    if to.device.type == of.device.type or (asynchronous and host.is_pinned()):
+        return ""
+    return "a copy to the host" if host is to else "a copy from the host without pinned memory and non_blocking"

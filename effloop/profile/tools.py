@@ -117,7 +117,7 @@ class TorchProfiler(StepProfiler):
         table = self._profile.key_averages().table(order, row_limit=_ROWS, max_name_column_width=40)
         lines = [f"operators of {self.config.steps} updates", *table.splitlines()]
         waits = "lines of an update wait" if self._finder.found else "no line of an update waits"
-        lines.append(f"{waits} for the device, as a tensor's value is read")
+        lines.append(f"{waits} for the device, as a tensor's value is read or copied")
         for (file, line, function, what), count in self._finder.found.most_common(_ROWS):
             lines.append(f"{count:5} x {what}, {'/'.join(file.split('/')[-2:])}:{line} ({function})")
         (self.folder / "operators.txt").write_text("\n".join(lines) + "\n")

@@ -208,13 +208,11 @@ def confusion_matrices(predicted: Tensor, masks: Tensor, num_classes: int) -> Te
 
 def _histogram(places: Tensor, ignored: Tensor, bins: int) -> Tensor:
     """Counts of 0 to bins - 1, (bins,) int64."""
-    # CUDA's `bincount` asks the device how large the result is, and `histc` doesn't; on a CPU only `bincount` takes
-    # integers. There is one for each image, so that few threads add to the same number at once.
+    # `bincount` asks a GPU how large the result is, and `histc` doesn't; it takes no integers on a CPU, where adding up
+    # is as quick. There is one for each image, so that few threads add to the same number at once.
     if places.is_cuda:  # what is above the maximum isn't counted, and the maximum itself is in the last bin
         return places.masked_fill(ignored, bins + 1).flatten().histc(bins, 0, bins)
     places = places.masked_fill(ignored, bins).flatten()
-    if places.device.type == "cpu":
-        return places.bincount(minlength=bins + 1)[:bins]
     return places.new_zeros(bins + 1).scatter_add_(0, places, torch.ones_like(places))[:bins]
 
 

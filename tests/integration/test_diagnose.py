@@ -131,7 +131,7 @@ def test_a_line_that_reads_a_tensor(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, f"data.root={root}", *light, "task=reading", "engine=inline")
     assert found["run"]["num_workers"] == 0
     (finding,) = [each for each in found["findings"] if "planted.py" in each]
-    assert "(loss) reads a tensor once in each update, by item()" in finding
+    assert "(loss) waits for the device once in each update, by item()" in finding
 
 
 @pytest.mark.nightly
