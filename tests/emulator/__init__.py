@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-SCHEDULES = ("latest", "eager", "0", "1")  # a number: a random one of this seed
+SCHEDULES = ("latest", "eager", "ahead", "random")
 _EMPTY = "__host__ __device__ __cudart_builtin__ __align__(x) __builtin_align__(x) CUDARTAPI CUDARTAPI_CDECL"
 _EMPTY += " __device_builtin__ __device_builtin_texture_type__ __device_builtin_surface_type__"
 
@@ -62,15 +62,26 @@ def library() -> Path:
     return target
 
 
-def environment(schedule: str = "latest", *, devices: int = 2, log: Path | None = None) -> dict[str, str]:
-    """Variables of a process that runs on the emulator, and of its children."""
+def active() -> bool:
+    """Whether this process runs on it."""
+    return "EMULATOR_SCHEDULE" in os.environ
+
+
+def environment(
+    schedule: str = "latest", seed: int = 0, *, devices: int = 2, log: Path | None = None
+) -> dict[str, str]:
+    """Variables of a process that runs on the emulator, and of its children.
+
+    Schedules: `latest`: queued work runs when something has to wait for it; `eager`: at once; `ahead`: copies at once
+    and the rest as late as possible, if copies have a stream of their own; `random`: at any time, by the seed.
+    """
     path = [str(HERE / "site"), str(HERE.parent), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     found = {
         **os.environ,
         "LD_PRELOAD": str(library()),
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "OMP_NUM_THREADS": "1",
-        "EMULATOR_SCHEDULE": schedule,
+        "EMULATOR_SCHEDULE": f"{SCHEDULES.index(schedule)}{seed}",
         "EMULATOR_DEVICES": str(devices),
     }
     return found if log is None else {**found, "EMULATOR_LOG": str(log)}

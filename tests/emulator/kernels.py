@@ -19,7 +19,7 @@ from torch import Tensor
 
 NATIVE = ("resize_", "set_", "record_stream", "is_set_to", "_efficientzerotensor")  # no kernels, and neither are views
 CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-LATEST, EAGER, RANDOM = range(3)
+SCHEDULES = "latest", "eager", "ahead", "random"
 aten = torch.ops.aten
 
 driver = ctypes.PyDLL(None)  # its functions are called with the GIL, which the driver releases where it waits
@@ -37,12 +37,10 @@ for _name in "PythonTLSSnapshot", "AutogradCPU", "AutogradOther", "ADInplaceOrVi
     _modes = _modes | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _name))
 
 
-def schedule(kind: int, seed: int = 0) -> None:
-    """LATEST: queued work runs when something has to wait for it; EAGER: at once; RANDOM: at any time between."""
-    for device in range(torch.cuda.device_count()):
-        if torch._C._cuda_hasPrimaryContext(device):
-            torch.cuda.synchronize(device)
-    driver.emu_schedule(kind, seed)
+def schedule(kind: str, seed: int = 0) -> None:
+    """Run what is queued, forget errors, and go on by another schedule: see `emulator.environment`."""
+    driver.emu_schedule(SCHEDULES.index(kind), seed)
+    failures.clear()
 
 
 def counts(device: int = 0) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import emulator
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from effloop.record.efficiency import Clock, Span
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+    pytest.mark.skipif(emulator.active(), reason="needs a GPU's speed"),
 ]
 
 
