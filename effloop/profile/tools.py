@@ -153,7 +153,7 @@ class CProfiler(StepProfiler):
         return [*lines, f"profile  {self.folder / 'cprofile.pstats'}   look: python -m pstats, or snakeviz"]
 
 
-# Ranges for NVIDIA's Nsight Systems. It needs a GPU: on a CPU only the refusal is tested.
+# Ranges for NVIDIA's Nsight Systems.
 
 
 @dataclass

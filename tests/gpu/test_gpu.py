@@ -38,12 +38,12 @@ def test_a_preview_is_that_of_the_cpu(here: Path, photos: Path) -> None:
     assert (found[0] == found[1]).all()
 
 
-def test_host_batches_are_pinned(here: Path, photos: Path) -> None:
-    for engine in ("threads", "processes", "inline"):
-        config = effloop.compose([f"data.root={photos}", *TINY, "device=cuda", f"engine={engine}", "num_workers=1"])
-        loader = effloop.build_loader(config)
-        assert next(iter(loader.engine.stream(0))).images.is_pinned(), engine
-        loader.close()
+@pytest.mark.parametrize("engine", ["threads", "processes", "inline"])
+def test_host_batches_are_pinned(here: Path, photos: Path, engine: str) -> None:
+    config = effloop.compose([f"data.root={photos}", *TINY, "device=cuda", f"engine={engine}", "num_workers=1"])
+    loader = effloop.build_loader(config)
+    assert next(iter(loader.engine.stream(0))).images.is_pinned()
+    loader.close()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "amp"])
@@ -51,6 +51,37 @@ def test_trains(here: Path, photos: Path, precision: str) -> None:
     args = ["device=cuda", f"precision={precision}", "epochs=12", "lr=0.01", "task.label_smoothing=0"]
     assert train(photos, "run=x", *args) == 0
     assert rows(here / "outputs/x")[-1]["top1"] > 0.9
+
+
+def test_a_deterministic_run_repeats_to_the_bit(here: Path, photos: Path) -> None:
+    for name in ("first", "second"):
+        assert train(photos, f"run={name}", "device=cuda", "deterministic=true", "precision=amp") == 0
+    assert rows(here / "outputs/first") == rows(here / "outputs/second")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU is here")
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_nothing_of_a_run_on_the_second_gpu_is_on_the_first(here: Path, photos: Path, engine: str) -> None:
+    torch.cuda.reset_peak_memory_stats(0)
+    before = torch.cuda.memory_allocated(0), torch.cuda.memory_reserved(0)
+    assert train(photos, "run=x", "device=cuda:1", f"engine={engine}", "num_workers=1", "augment.device=gpu") == 0
+    assert (torch.cuda.max_memory_allocated(0), torch.cuda.memory_reserved(0)) == before
+    torch.cuda.set_device(0)
+
+
+def test_dali_decodes_on_the_gpu(here: Path, photos: Path) -> None:
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    found = {}
+    for engine, device in (("threads", "cpu"), ("dali", "cuda")):
+        words = [f"data.root={photos}", *TINY, f"device={device}", f"engine={engine}", "num_workers=1"]
+        loader = effloop.build_loader(effloop.compose(words))
+        found[device] = [batch for epoch in (0, 1) for batch in loader.epoch(epoch)]
+        loader.close()
+    for ours, theirs in zip(found["cuda"], found["cpu"], strict=True):
+        assert ours.images.is_cuda
+        assert ours.ids.equal(theirs.ids)
+        assert ours.targets.cpu().equal(theirs.targets)
+        assert (ours.images.cpu() - theirs.images).abs().mean() < 0.05  # normalised: 3 levels
 
 
 def test_fp16_scales_the_loss() -> None:

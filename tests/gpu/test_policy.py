@@ -12,6 +12,7 @@ from images import photo
 from effloop.data.augment.native.affine import RandomAffine, RandomRotation
 from effloop.data.augment.native.policy import RandAugment, TrivialAugmentWide
 from effloop.data.random import sample_keys
+from effloop.precision import set_tf32
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,12 +41,12 @@ def test_as_on_the_cpu(operation: Any) -> None:
     operation.apply_batch(arrived.clone(memory_format=torch.channels_last), drawn)  # what is loaded once may wait
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
-    torch.backends.cuda.matmul.allow_tf32 = True
+    set_tf32(products=True, convolutions=True)
     try:
         got = operation.apply_batch(arrived, drawn)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-        torch.backends.cuda.matmul.allow_tf32 = False
+        set_tf32(products=False, convolutions=False)
     assert got.is_contiguous(memory_format=torch.channels_last)
     # A level in a colour may become more in what follows it.
     assert (got.cpu() != wanted).float().mean() < 0.005

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import emulator
 import numpy as np
 import pytest
 import torch
@@ -42,15 +41,11 @@ def on_the_cpu(plan: Plan, epoch: int, **options: bool) -> list[Batch]:
     return list(to("cpu", **options).stream(make_engine("inline", plan).stream(epoch), keys_of))
 
 
-def keep_busy(stream: torch.cuda.Stream) -> None:
-    """Work of about half a second, so that whatever comes next on this stream comes late."""
-    size = 8 if emulator.active() else 8192  # the emulated GPU is late anyway
-    matrix = torch.randn(size, size, device="cuda")
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(20):
-            matrix = (matrix @ matrix).tanh()
-    matrix.record_stream(stream)
+def keep_busy(stream: torch.Stream) -> None:
+    """For about half a second, so that whatever comes next on this stream comes late."""
+    with stream:
+        torch.cuda._sleep(10**9)  # cycles
+        torch.zeros(1, device="cuda")  # is late by itself on the emulated GPU
     assert not stream.query()
 
 

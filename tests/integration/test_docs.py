@@ -51,6 +51,7 @@ LANGUAGES = {"sh", "python", "yaml", "toml", "text", "bash"}
 ELSEWHERE = {
     "pip": "installs packages",
     "python -m pytest": "is what runs this",
+    "python tests/gpu/report.py": "needs a GPU: unit/test_gpu_report.py",
 }
 COMPOSED = {
     "torchrun": "starts ranks: test_ranks.py",

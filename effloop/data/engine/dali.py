@@ -177,7 +177,7 @@ class _Pipeline:
                 sizes,
                 axes=[0, 1],
                 output_type=types.GRAY if self.shape[2] == 1 else types.RGB,
-                device="mixed" if self.device.type == "cuda" else "cpu",  # mixed: not tested on a GPU yet
+                device="mixed" if self.device.type == "cuda" else "cpu",
                 normalized_anchor=False,
                 normalized_shape=False,
                 adjust_orientation=False,
