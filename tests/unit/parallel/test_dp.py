@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import emulator
 import pytest
 import torch
 from torch import Tensor, nn
 
+import effloop
 from effloop.errors import ConfigError, warn
 from effloop.parallel import parallels
 from effloop.parallel.dp import DpConfig
@@ -64,3 +66,29 @@ def test_without_gpus_it_says_that_it_does_nothing(capfd):
     step = Step()
     assert parallel.wrap_step(parallel.wrap(step), find_unused=False) is step
     assert parallel.device == torch.device("cpu")
+
+
+def trained(photos: str, parallel: str, device: str) -> dict[str, Tensor]:
+    """Weights after an epoch; where there are two GPUs, without NCCL, which only a real one has."""
+    from torch.nn.parallel import comm
+
+    comm.broadcast_coalesced = lambda these, gpus, *_: [[each.to(gpu, copy=gpu > 0) for each in these] for gpu in gpus]
+    comm.reduce_add_coalesced = lambda these, gpu, *_: [
+        sum(each.to(gpu) for each in of) for of in zip(*these, strict=True)
+    ]
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)]
+    words = f"image_size=16 batch_size=7 device={device} parallel={parallel} record=none checkpoint=none num_workers=0"
+    trainer = effloop.build_trainer(
+        effloop.compose([f"data.root={photos}", *words.split()]), model=nn.Sequential(*layers)
+    )
+    trainer.train_epoch(trainer.train.epoch(0))
+    weights = {name: value.cpu() for name, value in trainer.model.state_dict().items()}
+    return weights | {"scores": torch.tensor([*trainer.evaluate(trainer.val.epoch(0)).values()])}
+
+
+@pytest.mark.slow
+def test_two_gpus_train_as_one_process(photos):
+    """Batches of 7 images, of which one GPU gets 4 and the other 3, and an uneven last one to evaluate."""
+    one, two = emulator.call(trained, str(photos), "none", "cpu"), emulator.call(trained, str(photos), "dp", "cuda")
+    torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
