@@ -119,7 +119,7 @@ class Transfer:
             while arriving:
                 yield self._wait_for(*arriving.popleft())
         finally:  # the loop may stop anywhere, then memory of batches is used again, or given back
-            gpu.wait(self.copy_stream)
+            gpu.wait(gpu.record(self.copy_stream))
 
     def _start_copy(self, batch: Batch) -> tuple[Batch, torch.Event]:
         """The batch on the device, complete once the event has passed."""
