@@ -103,14 +103,17 @@ def packed(value: Any) -> Tensor:
 
 
 def unpacked(value: Any) -> Any:
-    """What was `packed`; of older checkpoints what is there, which isn't. Reads no code; raises ValueErrors."""
+    """What was `packed`, without running code; a ValueError if nothing was. Older checkpoints have it as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     file = io.BytesIO(value.numpy().tobytes())
-    check_archive(file)
-    file.seek(0)
-    found = torch.load(file, map_location="cpu", weights_only=True)
-    _check_tree(found)
+    try:
+        check_archive(file)
+        file.seek(0)
+        found = torch.load(file, map_location="cpu", weights_only=True)
+        _check_tree(found)
+    except Exception as error:  # whatever its bytes lead torch to
+        raise ValueError(f"the state of a rank can't be read: {reason(error)}") from None
     return found
 
 

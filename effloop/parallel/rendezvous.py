@@ -177,12 +177,12 @@ def _polls(timeout_s: float, missing: Callable[[], str]) -> Iterator[None]:
 
 
 def _missing(base: Store, world_size: int, number: int) -> str:
-    """The ranks that rank 0 waits for, with host and PID of those that have connected."""
-    found = []
-    for rank in range(1, world_size):
-        key = f"effloop/hello/{rank}"
-        hello = json.loads(base.get(key)) if base.check([key]) else None
-        if not hello or not base.check([f"effloop/ack/{number}/{hello['token']}"]):
-            found.append(f"rank {rank}" + (f" on {hello['host']} (pid {hello['pid']})" if hello else ""))
+    """The ranks that have not connected; or those, with host and PID, that only have in an earlier start."""
+    keys = {rank: f"effloop/hello/{rank}" for rank in range(1, world_size)}
+    found = [f"rank {rank}" for rank, key in keys.items() if not base.check([key])]
+    for rank, key in keys.items() if not found else ():
+        hello = json.loads(base.get(key))
+        if not base.check([f"effloop/ack/{number}/{hello['token']}"]):
+            found.append(f"rank {rank} on {hello['host']} (pid {hello['pid']})")
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"{', '.join(found[:3])}{more} of {world_size} ranks"

@@ -255,6 +255,13 @@ def test_a_checkpoint_of_512_ranks(images, tmp_path):
         made.load_state_dict(state)
         assert torch.equal(torch.rand(3), drawn)
         assert all(map(torch.equal, made.model.buffers(), means))
+        for key in ("rng", "buffers"):  # as in format 4
+            state[key][317] = files.unpacked(state[key][317])
+        made.load_state_dict(state)
+        assert torch.equal(torch.rand(3), drawn)
+        state["rng"][317] = files.packed(Path("/"))  # a class
+        with pytest.raises(ValueError, match="the state of a rank can't be read: Weights only load failed"):
+            made.load_state_dict(state)
         made.parallel.close()
 
 

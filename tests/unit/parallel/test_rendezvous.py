@@ -7,11 +7,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 from torch.distributed import HashStore
 
+from effloop.errors import RankError
 from effloop.parallel import rendezvous
 from effloop.parallel.base import RankEnv
 from effloop.parallel.failures import failed_for_good
@@ -110,3 +113,29 @@ def test_heartbeats_are_read_at_once():
     store.calls = 0
     assert all(dogs[0]._read(store))
     assert store.calls == 2
+
+
+def test_the_rank_that_is_missing_is_named():
+    """Of three ranks that wait for the fourth; and one that has connected in an earlier start, and doesn't now."""
+    store, lines = HashStore(), []
+    store.set_timeout(timedelta(seconds=0.5))
+
+    def rank(number: int) -> None:
+        env = RankEnv(number, 4, number, 4, "localhost", 1, "torchrun")
+        try:
+            rendezvous._handshake(store, env, Peer("m", number, {}), 0.3)
+        except (RankError, RuntimeError) as error:  # the latter of the store, where rank 0 has ended
+            lines.append(str(error))
+
+    for hello in ("", json.dumps({"token": "old", "host": "m", "pid": 7})):
+        if hello:
+            store.set("effloop/hello/2", hello)
+        threads = [threading.Thread(target=rank, args=[number]) for number in (0, 1, 3)]
+        with mock.patch.object(rendezvous, "_LATER_S", 0.2):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    first, second = (line for line in lines if "rank 2" in line)
+    assert first.startswith("rank 2 of 4 ranks has not connected within 0.3 s")
+    assert second.startswith("rank 2 on m (pid 7) of 4 ranks has not connected")
