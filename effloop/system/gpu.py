@@ -165,11 +165,11 @@ def peak_of(call: Callable[[], object], device: torch.device) -> int:
 
 
 def rng_states() -> list[Tensor]:
-    """The state of each GPU's generator."""
-    return torch.cuda.get_rng_state_all() if count() else []
+    """The state of each GPU's generator; none where CUDA isn't in use, which asking would initialise."""
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
 
 def set_rng_states(states: list[Tensor]) -> None:
-    """Set each GPU's generator, if there are as many of both."""
-    if states and count() == len(states):
-        torch.cuda.set_rng_state_all(states)
+    """Set each GPU's generator, as far as there are both."""
+    for number, state in zip(range(count()), states, strict=False):
+        torch.cuda.set_rng_state(state, number)
