@@ -10,7 +10,8 @@ from effloop.system import gpu
 
 
 def test_gpus_that_are_not_in_use_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for module in (torch.cuda, torch.cuda.random):
+        monkeypatch.setattr(module, "device_count", lambda: 2)
     rng.restore(rng.capture())
     assert not torch.cuda.is_initialized()
 
