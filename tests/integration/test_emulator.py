@@ -10,14 +10,14 @@ import random
 import re
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import emulator
 import pytest
 import torch
-from runs import rows, train
+from runs import TINY, once, rows, train
 
 
 def test_rules_of_cuda(tmp_path: Path) -> None:
@@ -117,6 +117,8 @@ VARIANTS = {
     "step": ["optim.ema=0.9", "accumulate=2", "max_grad_norm=0.1", "optim.fused=true"],
     "snapshots": ["nan=skip", "checkpoint.every_steps=3", "checkpoint.keep=9", "optim=sgd"],
     "diverges": ["optim=sgd", "lr=1e30"],
+    "bf16": ["precision=bf16", "augment=native_colour", "augment.device=gpu"],
+    "fp16": ["precision=fp16", "optim.ema=0.9"],
 }
 
 
@@ -145,8 +147,11 @@ def hashed(value: Any) -> Any:
     return [hashed(each) for each in value] if isinstance(value, list | tuple) else None
 
 
-def compared(photos: str, devices: int, seeds: range, epochs: int) -> list[str]:
-    """Trainings on schedules of their own, in this process; those that differ from the CPU's."""
+def compared(photos: str, devices: int, seeds: Sequence[int], epochs: int) -> list[str]:
+    """Trainings on schedules of their own, in this process; those that differ from the CPU's, or from the eager one.
+
+    Autocast casts other operations on a GPU: with it a CPU's numbers are others.
+    """
     from emulator import kernels
 
     wanted: dict[str, Any] = {}
@@ -156,8 +161,9 @@ def compared(photos: str, devices: int, seeds: range, epochs: int) -> list[str]:
         name, words = draw.choice([*VARIANTS.items()])
         words = [*words, f"epochs={epochs}"]
         if name not in wanted:
-            wanted[name] = trained(photos, *words, "device=cpu")
-        kind = ("latest", "ahead", *["random"] * 8)[seed % 10]
+            kernels.schedule("eager")
+            wanted[name] = trained(photos, *words, "device=cuda:0" if name in ("bf16", "fp16") else "device=cpu")
+        kind = ("latest", "ahead", "eager", *["random"] * 7)[seed % 10]
         engine = [f"engine={draw.choice(['threads', 'processes'])}", f"num_workers={draw.randint(1, 2)}"]
         device = f"device=cuda:{draw.randrange(devices)}"
         kernels.schedule(kind, seed)
@@ -170,13 +176,24 @@ def compared(photos: str, devices: int, seeds: range, epochs: int) -> list[str]:
 
 
 def test_trains_as_on_a_cpu(photos: Path) -> None:
-    assert emulator.call(compared, str(photos), 2, range(3), 2) == []
+    assert emulator.call(compared, str(photos), 2, [3, 21], 2) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_trains_as_on_a_cpu_on_a_hundred_schedules(photos: Path, devices: int) -> None:
     assert emulator.call(compared, str(photos), devices, range(100), 6, devices=devices, timeout_s=3000) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_the_command_uses_one_gpu(photos: Path, tmp_path: Path, device: str) -> None:
+    log = tmp_path / "log"
+    words = [f"data.root={photos}", *TINY, f"device={device}", "engine=processes", "num_workers=1"]
+    done = emulator.run("-m", "effloop", *once("train", *words), log=log, cwd=tmp_path)
+    assert not done.returncode, done.stderr
+    assert emulator.contexts(log) == {int(device == "cuda:1")}
+    assert emulator.errors(log) == []
 
 
 @pytest.mark.slow
