@@ -134,7 +134,7 @@ def _blend_boxes(images: Tensor, draws: MixDraws) -> Tensor:
     lines = (cut & ~_spans(top, bottom, height)).astype(np.float32)
     columns = np.where(cut, ~_spans(left, right, width), draws.shares[:, None]).astype(np.float32)
     runs = images
-    if images.is_contiguous(memory_format=torch.channels_last):
+    if images.stride(1) == 1:  # channels_last; of one channel the other format is contiguous as this one, too
         runs = images.permute(0, 2, 3, 1).reshape(count, 1, height, width * channels)
         columns = columns.repeat(channels, axis=1)
     others = _blend(runs, to_device(lines, images)[:, None, :, None])  # the image itself above and below its box

@@ -58,6 +58,14 @@ def test_pixels_and_shares_are_torchvisions(kind: str, layout: torch.memory_form
     assert torch.equal(images, before)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_strides_of_grey_images_stay(kind: str, layout: torch.memory_format) -> None:
+    images = torch.empty(8, 1, 24, 20, memory_format=layout).fill_(1)
+    mixed, _ = Mix(*KINDS[kind], CLASSES)(images, torch.arange(8) % CLASSES, keys(8))
+    assert mixed.stride() == images.stride()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_uint8_is_rounded(kind: str) -> None:
     mix = Mix(*KINDS[kind], CLASSES)
