@@ -111,7 +111,6 @@ class Transfer:
                 copy, done = self._start_copy(batch)
                 copying.append((batch, done))
                 arriving.append((copy, done))
-                del batch, copy  # only the deques keep them
                 if len(arriving) > 1:
                     yield self._wait_for(*arriving.popleft())
                 while copying and copying[0][1].query():

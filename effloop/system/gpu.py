@@ -71,7 +71,7 @@ def current_stream(device: torch.device) -> torch.Stream:
 
 def record(stream: torch.Stream, *, timing: bool = False) -> torch.Event:
     """An event that passes when the stream has done what it was given so far; with `timing` it notes when."""
-    event = torch.Event(stream.device, enable_timing=timing)
+    event = torch.Event(enable_timing=timing)
     event.record(stream)
     return event
 

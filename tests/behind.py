@@ -1,0 +1,34 @@
+"""A GPU that is behind the host: a real one is given much to do, on the emulator nothing runs before it has to."""
+
+from __future__ import annotations
+
+import os
+
+import emulator
+import pytest
+import torch
+
+SECOND = pytest.param("cuda:1", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU is here"))
+DEVICES = pytest.mark.parametrize("device", ["cuda:0", SECOND])  # the first is the current one
+
+
+def keep_busy(stream: torch.Stream) -> None:
+    """For about half a second, so that whatever comes next on this stream comes late."""
+    if not emulator.active():
+        with stream:
+            torch.cuda._sleep(10**9)  # cycles
+        assert not stream.query()
+
+
+def is_behind(work: torch.Stream | torch.Event) -> bool:
+    """Whether it has work left, or hasn't passed; True on a schedule of the emulator that may have done it."""
+    return not work.query() or os.environ.get("EMULATOR_SCHEDULE", "0")[0] != "0"
+
+
+def count(what: str, device: str) -> int:
+    """How often the emulated driver has seen it: syncs, errors, pageable copies; a real one doesn't tell: 0."""
+    if not emulator.active():
+        return 0
+    from emulator import kernels
+
+    return kernels.counts(torch.device(device).index)[what]
