@@ -43,18 +43,13 @@ def note(name: str, outcome: str, words: str = "") -> None:
 
 
 def noted(log: str) -> dict[str, tuple[str, str]]:
-    """Test -> its last outcome, `begun` if it has none, and what it said; "" -> how many there are."""
+    """Test -> its last outcome, `begun` if it has none yet, and what it said."""
     return {name: (outcome, words) for name, outcome, words in map(json.loads, Path(log).read_text().splitlines())}
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     done, out = noted(os.environ[LOG]), "TORCH_CUDA_SANITIZER" in os.environ and NOT_SANITIZED
     items[:] = [item for item in items if item.nodeid not in done and not (out and re.search(out, item.nodeid))]
-
-
-def pytest_collection_finish(session: Any) -> None:
-    if "" not in noted(os.environ[LOG]):
-        note("", str(len(session.items)))
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
@@ -97,9 +92,10 @@ class Part:
     def run(self, folder: Path, limit_s: float) -> tuple[str, list[str]]:
         """How it ended, "" if well; and the lines it wrote."""
         paths = os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")])
-        env = {**os.environ, "COLUMNS": "150", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled", "PYTHONPATH": paths}
+        env = {**os.environ, "PYTHONPATH": paths, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
+        env |= {"COLUMNS": "150", "PYTHONUTF8": "1"}
         command, ended = ["env", *(sys.executable if word == "python" else word for word in self.words)], ""
-        with open(folder / "output", "w+", errors="replace") as file:
+        with open(folder / "output", "w+", encoding="utf-8", errors="replace") as file:
             options: Any = {"cwd": folder, "env": env, "stdout": file, "stderr": file, "start_new_session": True}
             process = subprocess.Popen(command, **options)
             try:
@@ -118,10 +114,10 @@ class Part:
         """Run it; of its output the tables are kept."""
         ended, lines = self.run(folder, limit_s)
         self.result = f"failed: {ended}" if ended else "passed"
-        self.lines = [*last_words(lines)] if ended else [re.sub("[│┃]", " ", line) for line in lines if line[0] in "│┃"]
+        self.lines = last_words(lines) if ended else [re.sub("[│┃]", " ", line) for line in lines if line[0] in "│┃"]
 
 
-def last_words(lines: Sequence[str]) -> Sequence[str]:
+def last_words(lines: list[str]) -> list[str]:
     """Where a thread has crashed, or the main one was hanging; else what was written at last."""
     threads = [at for at, line in enumerate(lines) if "most recent call first" in line]
     at = next((at for at in threads if "Current" in lines[at]), (threads or [-4])[-1])
@@ -129,27 +125,27 @@ def last_words(lines: Sequence[str]) -> Sequence[str]:
 
 
 class Tests(Part):
-    """Tests; what one of them ends is begun again for those after it."""
+    """Tests; after one that ends the process, another process goes on with the next."""
 
     def do(self, folder: Path, limit_s: float) -> None:
         os.environ[LOG] = log = str(folder / self.name)
         Path(log).touch()
         end, more = time.time() + limit_s, True
         while more and time.time() < end:
-            ended, said = self.run(folder, end - time.time())
+            ended, lines = self.run(folder, end - time.time())
             cut = [name for name, (outcome, _) in noted(log).items() if outcome == "begun"]
             for name in cut:
-                note(name, "failed", "\n".join([ended, *last_words(said)]))
+                note(name, "failed", "\n".join([ended, *last_words(lines)]))
             more = bool(cut) or ended == f"exit code {LOST}"
-        tests = noted(log)
-        total = int(tests.pop("", ("0", ""))[0])
-        counts = Counter(outcome for outcome, _ in tests.values())
-        counts["not run"] = total - sum("::" in name for name in tests)
-        words = ", ".join(f"{counts[each]} {each}" for each in ("passed", "failed", "skipped", "not run"))
-        self.result = f"{'failed' if counts['failed'] or counts['not run'] or not total else 'passed'}: {words}"
-        failed = [name + "\n" + said for name, (outcome, said) in tests.items() if outcome == "failed"]
-        self.lines = failed[:20] + [each.partition("\n")[0] for each in failed[20:]] + said[-4:] * (not total)
-        self.lines += sorted({f"skipped: {said}" for outcome, said in tests.values() if outcome == "skipped"})
+        tests = noted(log).items()
+        counts = Counter(outcome for _, (outcome, _) in tests)
+        words = ", ".join(f"{counts[each]} {each}" for each in ("passed", "failed", "skipped"))
+        well = counts["passed"] and not counts["failed"] and not more
+        self.result = f"passed: {words}" if well else f"failed: {words}{f'; {ended}' * (more or not tests)}"
+        failed = [name + "\n" + said for name, (outcome, said) in tests if outcome == "failed"]
+        self.lines = failed[:20] + [each.partition("\n")[0] for each in failed[20:]]
+        self.lines += sorted({f"skipped: {said}" for _, (outcome, said) in tests if outcome == "skipped"})
+        self.lines += [] if tests else last_words(lines)
 
 
 def all_parts(packages: Iterable[str], gpus: int, memory: int) -> list[Part]:
@@ -249,7 +245,10 @@ def main() -> int:
     memory = found["hardware"]["gpu_memory"] = torch.cuda.get_device_properties(0).total_memory
     parts = all_parts(found["packages"], torch.cuda.device_count(), memory)
     todo = [part for part in parts if not part.result.startswith("skipped")]
-    with tempfile.TemporaryDirectory(prefix="effloop-gpu-") as name, suppress(KeyboardInterrupt):
+    with (
+        tempfile.TemporaryDirectory(prefix="effloop-gpu-", ignore_cleanup_errors=True) as name,
+        suppress(KeyboardInterrupt),
+    ):
         write_photos((folder := Path(name)) / "photos")
         for number, part in enumerate(todo):
             began, shares = time.time(), sum(each.share for each in todo[number:])
@@ -261,9 +260,9 @@ def main() -> int:
             part.seconds = time.time() - began
             console.print(f"{part.name}: {part.result} ({part.seconds:.0f} s)", markup=False, highlight=False)
         parts[-1].lines += demand(folder)
-    text = block(found, parts)
-    Path("gpu-report.txt").write_text(text)
-    print(f"{text}\nIt is in gpu-report.txt, too: please paste it into an issue.")
+    print(text := block(found, parts))
+    Path("gpu-report.txt").write_text(text, "utf-8")
+    print("It is in gpu-report.txt, too: please paste it into an issue.")
     return int(any(part.result.startswith("failed") for part in parts))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import emulator
 import pytest
 import torch
 from runs import TINY, rows, train
@@ -69,6 +70,7 @@ def test_nothing_of_a_run_on_the_second_gpu_is_on_the_first(here: Path, photos: 
     torch.cuda.set_device(0)
 
 
+@pytest.mark.skipif(emulator.active(), reason="DALI has kernels of its own")
 def test_dali_decodes_on_the_gpu(here: Path, photos: Path) -> None:
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     found = {}
