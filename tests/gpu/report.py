@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -102,8 +101,8 @@ class Part:
                 ended = f"exit code {code}" if (code := process.wait(limit_s)) else ""
             except subprocess.TimeoutExpired:
                 ended = f"no end within {limit_s:.0f} s"
-            finally:  # and all that it has started
-                for number in (signal.SIGTERM, signal.SIGKILL):
+            finally:  # and all that it has started; a run in a test would end by SIGTERM, and fail the test
+                for number in (signal.SIGTERM, signal.SIGKILL)["pytest" in self.words :]:
                     with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                         os.killpg(process.pid, number)
                         process.wait(5)
@@ -138,11 +137,11 @@ class Tests(Part):
                 note(name, "failed", "\n".join([ended, *last_words(lines)]))
             more = bool(cut) or ended == f"exit code {LOST}"
         tests = noted(log).items()
-        counts = Counter(outcome for _, (outcome, _) in tests)
-        words = ", ".join(f"{counts[each]} {each}" for each in ("passed", "failed", "skipped"))
-        well = counts["passed"] and not counts["failed"] and not more
-        self.result = f"passed: {words}" if well else f"failed: {words}{f'; {ended}' * (more or not tests)}"
         failed = [name + "\n" + said for name, (outcome, said) in tests if outcome == "failed"]
+        outcomes = [outcome for _, (outcome, _) in tests]
+        words = ", ".join(f"{outcomes.count(each)} {each}" for each in ("passed", "failed", "skipped"))
+        well = "passed" in outcomes and not failed and not more
+        self.result = f"passed: {words}" if well else f"failed: {words}{f'; {ended}' * (more or not tests)}"
         self.lines = failed[:20] + [each.partition("\n")[0] for each in failed[20:]]
         self.lines += sorted({f"skipped: {said}" for _, (outcome, said) in tests if outcome == "skipped"})
         self.lines += [] if tests else last_words(lines)
