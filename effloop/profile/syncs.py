@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import traceback
 from collections import Counter
 from typing import Any
@@ -45,6 +47,7 @@ class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found: Counter[tuple[str, int, str, str]] = Counter()
 
     def __enter__(self) -> Any:
+        self._thread = threading.get_ident()
         self._calls.__enter__()  # type: ignore[no-untyped-call]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
@@ -67,8 +70,11 @@ class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note(self, what: str) -> None:
         """Count the innermost line that isn't torch's; not an optimizer's counters, which stay on the host."""
-        frames = traceback.extract_stack()[:-2]
-        own = [number for number, frame in enumerate(frames) if not frame.filename.startswith((_TORCH, __file__))]
+        for innermost in (sys._getframe(), sys._current_frames()[self._thread]):  # a GPU's gradients have a thread
+            frames = traceback.extract_stack(innermost)
+            own = [number for number, frame in enumerate(frames) if not frame.filename.startswith((_TORCH, __file__))]
+            if own:
+                break
         counts = any(frame.filename.startswith(_OPTIM) for frame in frames[own[-1] :]) and self.kind != "cuda"
         if not counts:
             frame = frames[own[-1]]

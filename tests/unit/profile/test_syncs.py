@@ -31,7 +31,7 @@ def calls(device: torch.device) -> tuple[dict[str, list[Callable[[], Any]]], dic
         torch.rand(shape, device=on) for shape, on in [(4, device), (4, device), (4, "cpu"), ((4, 2), device)]
     )
     index, twice, mask, row = torch.arange(3).to(device), torch.full((1,), 2).to(device), x > -1, grid.sum(dim=0)
-    on_host, scalar = torch.arange(3), y.sum()
+    on_host, scalar, leaf = torch.arange(3), y.sum(), torch.rand(4, device=device, requires_grad=True)
     everywhere: dict[str, list[Callable[[], Any]]] = {
         "": [
             lambda: put(x, mask, 1.0),
@@ -44,7 +44,12 @@ def calls(device: torch.device) -> tuple[dict[str, list[Callable[[], Any]]], dic
             lambda: (torch.tensor([1.0]), torch.as_tensor(x, device=device), x.to(torch.float64), x.copy_(y)),
             lambda: torch.tensor([1.0], device="cpu"),
         ],
-        MASK: [lambda: x[mask], lambda: put(grid, mask, row), lambda: grid.index_put((mask,), row)],
+        MASK: [
+            lambda: x[mask],
+            lambda: leaf[mask].square().sum().backward(),
+            lambda: put(grid, mask, row),
+            lambda: grid.index_put((mask,), row),
+        ],
         MADE: [lambda: torch.tensor([1.0, 2.0], device=device)],
         "one_hot() without num_classes": [lambda: one_hot(index)],
         "repeat_interleave() without output_size": [lambda: torch.repeat_interleave(x, twice)],
