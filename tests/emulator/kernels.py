@@ -185,8 +185,10 @@ class Call:
 def _like(value: Any, number: int | None) -> Any:
     """Tensors of the same layout with one number everywhere, or copies."""
     if isinstance(value, Tensor):
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        return made.copy_(value) if number is None else made.fill_(number)
+        sizes = [size if stride else 1 for size, stride in zip(value.shape, value.stride(), strict=True)]  # expanded
+        made = torch.empty_strided(sizes, value.stride(), dtype=value.dtype)
+        filled = made.copy_(value.as_strided(sizes, value.stride())) if number is None else made.fill_(number)
+        return filled.expand(value.shape)
     if isinstance(value, torch.Generator):  # whose numbers are drawn later
         return torch.Generator()
     if isinstance(value, dict):

@@ -46,7 +46,7 @@ def calls(device: torch.device) -> tuple[dict[str, list[Callable[[], Any]]], dic
         ],
         MASK: [
             lambda: x[mask],
-            lambda: leaf[mask].square().sum().backward(),
+            lambda: leaf[mask].dot(y).backward(),
             lambda: put(grid, mask, row),
             lambda: grid.index_put((mask,), row),
         ],
