@@ -41,7 +41,7 @@ def library() -> Path:
     if not headers:
         pytest.skip("this torch's package brings no headers of CUDA's runtime")
     command = ["cc", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *(f"-D{each}=" for each in _EMPTY.split())]
-    command += [f"-I{headers[-1].parent}"]
+    command += [f"-I{headers[0].parent}"]
     source = (HERE / "driver.c").read_bytes()
     name = hashlib.sha256(source + repr(command).encode()).hexdigest()[:16]
     target = Path(tempfile.gettempdir()) / f"effloop-emulator-{os.getuid()}" / name / "libcuda.so.1"

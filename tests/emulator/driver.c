@@ -85,14 +85,8 @@ static cudaError_t error(cudaError_t code, const char *where) {
     return last = code;
 }
 
-/* Nobody waits for the lock and holds the GIL, as kernels need it. */
-static int enter(void) {
-    if (!pthread_mutex_trylock(&lock)) return 1;
-    void *held = have_gil && have_gil() ? release_gil() : NULL;
-    pthread_mutex_lock(&lock);
-    if (held) take_gil(held);
-    return 1;
-}
+/* Held for short; never by who waits for the GIL, which a kernel needs, or for another thread. */
+static int enter(void) { return pthread_mutex_lock(&lock); }
 static void leave(int *entered) { *entered = pthread_mutex_unlock(&lock); }
 #define LOCKED __attribute__((cleanup(leave), unused)) int entered = enter()
 
@@ -144,21 +138,31 @@ static void run_first(Stream *stream) {
     Task *task = stream->first;
     struct timespec now;
     if (!(stream->first = task->next)) stream->last = &stream->first;
-    stream->busy++;
-    if (task->kind == CALL) task->call(task->to);
+    stream->busy = 1;
+    if (task->kind == CALL) pthread_mutex_unlock(&lock), task->call(task->to), pthread_mutex_lock(&lock);
     if (task->kind == COPY_BYTES) memmove(task->to, task->from, task->size);
     if (task->kind == FILL) memset(task->to, task->value, task->size);
     if (task->kind == POISON) poison(task->to, task->size);
     if (task->kind == WAIT) run(task->other, task->size);
     if (task->kind == RECORD)
         clock_gettime(CLOCK_MONOTONIC, &now), task->event->ms = now.tv_sec * 1e3 + now.tv_nsec / 1e6;
-    stream->busy--;
+    stream->busy = 0;
     stream->done++;
     free(task);
 }
 
+static void wait_for_another_thread(void) {
+    pthread_mutex_unlock(&lock);
+    void *held = have_gil && have_gil() ? release_gil() : NULL;
+    usleep(20);
+    if (held) take_gil(held);
+    pthread_mutex_lock(&lock);
+}
+
 static void run(Stream *stream, size_t until) {
-    while (stream->done < until && stream->first) run_first(stream);
+    while (stream->done < until)
+        if (stream->busy) wait_for_another_thread();
+        else run_first(stream);
 }
 
 static int could_run(const Stream *stream) {
@@ -264,12 +268,7 @@ API void emu_schedule(int kind, unsigned long seed) {
     for (Stream *each = streams; each; each = each->next) each->speed = 1u << draw(4);
 }
 
-static void make_lock(void) {
-    pthread_mutexattr_t kind;
-    pthread_mutexattr_init(&kind);
-    pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_RECURSIVE);
-    pthread_mutex_init(&lock, &kind);
-}
+static void make_lock(void) { pthread_mutex_init(&lock, NULL); }
 
 static Stream *new_stream(int device, int priority, int is_default) {
     Stream *made = calloc(1, sizeof *made);
@@ -465,7 +464,7 @@ API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle,
     if (stream->device != event->device) return error(cudaErrorInvalidResourceHandle, __func__);
     give(stream, (Task){RECORD, .event = event});
     event->stream = stream, event->at = stream->given, event->asked = 0;
-    if (schedule == EAGER) run(stream, stream->given);
+    if (schedule == EAGER && stream->done + 1 == stream->given && !stream->busy) run_first(stream);
     return cudaSuccess;
 }
 

@@ -22,7 +22,7 @@ CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 SCHEDULES = "latest", "eager", "ahead", "random"
 aten = torch.ops.aten
 
-driver = ctypes.PyDLL(None)  # its functions are called with the GIL, which the driver releases where it waits
+driver = ctypes.PyDLL(None)  # called with the GIL, which the driver releases where it waits
 driver.emu_memory.restype = ctypes.c_void_p
 driver.emu_memory.argtypes = ctypes.c_int, ctypes.c_void_p
 driver.emu_poison.argtypes = ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
@@ -60,7 +60,7 @@ def first_error() -> str:
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _run(number: int) -> None:
     collecting = gc.isenabled()
-    gc.disable()  # tensors on the device that are freed here would want the allocator's lock
+    gc.disable()  # what is finalized may want to wait for this very stream
     try:
         with torch._C._ExcludeDispatchKeyGuard(_modes):
             _tasks.pop(number)()

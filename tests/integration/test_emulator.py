@@ -198,7 +198,7 @@ def test_the_command_uses_one_gpu(photos: Path, tmp_path: Path, device: str) -> 
 
 @pytest.mark.slow
 def test_tests_for_a_gpu_pass() -> None:
-    """All but those of speed and of compiled kernels, which say so."""
+    """All but those of speed, of compiled kernels and of DALI's, which say so."""
     done = emulator.run("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", Path(__file__).parents[1] / "gpu")
     assert not done.returncode, done.stdout
-    assert re.search(r"(\d+) passed, 4 skipped", done.stdout), done.stdout
+    assert re.search(r"1\d\d passed", done.stdout), done.stdout
