@@ -317,9 +317,9 @@ def breaks(words: Sequence[str]) -> list[str]:
 
 
 def waits_given(_: None) -> list[str]:
-    """Where batches of a program's own, in pinned memory, wait."""
+    """Where batches of a program's own wait."""
     environment = build_environment(effloop.compose(["device=cuda:0"]))
-    batch = pinned(torch.zeros(BATCH, 3, 8, 8)), pinned(torch.arange(BATCH))
+    batch = torch.zeros(BATCH, 3, 8, 8), torch.arange(BATCH)
     try:
         with Mode():
             made = GivenLoader([batch], "train", environment)

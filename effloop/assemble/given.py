@@ -142,8 +142,8 @@ class GivenLoader:
         if images.dtype == torch.uint8 and images.shape[1] != self.data.channels:
             images = images.permute(0, 3, 1, 2)
         images = images.float() if images.is_floating_point() else images
-        valid = torch.ones(len(images), dtype=torch.bool, device=self.transfer.device)  # a copy of it would wait
-        return Batch(images, targets, torch.arange(seen, seen + len(images)), valid)
+        ids, valid = torch.arange(seen, seen + len(images)), torch.ones(len(images), dtype=torch.bool)
+        return Batch(images, targets, ids, valid)
 
 
 def build_given(environment: Environment, module: nn.Module | None, train: Any, val: Any) -> tuple[Environment, Data]:
