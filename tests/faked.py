@@ -212,10 +212,8 @@ def assembled(words: Sequence[str]) -> Trainer:
 
     data = loader.Data(train, train, train, val, {"train": {}, "val": {}}, [], {})
     environment = environment.fitted(train.source)
-    with (
-        mock.patch.object(learner, "build_model", built),
-        mock.patch.object(trainer.configs, "to_dict", return_value={}),
-    ):
+    quick = mock.patch.object(trainer.configs, "to_dict", return_value={})  # for files that aren't written
+    with mock.patch.object(learner, "build_model", built), quick:
         found = learner.build_learner(environment, data, learner.Start(), None)
         return trainer._trainer(environment, data, found, learner.Start(), Path("run"), {})
 
@@ -246,9 +244,7 @@ class Seen:
 
     def layer(self, name: str, module: nn.Module, found: Tensor) -> None:
         self.expect(name, found, self.made.precision.dtype or torch.float32)
-        if (
-            isinstance(module, nn.Conv2d) and self.format is torch.channels_last
-        ):  # some networks change to it by themselves
+        if isinstance(module, nn.Conv2d) and self.format is torch.channels_last:  # some networks change to it anyway
             self.layout(name, found)
 
     def layout(self, name: str, tensor: Tensor) -> None:
