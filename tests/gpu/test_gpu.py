@@ -71,7 +71,6 @@ def test_nothing_of_a_run_on_the_second_gpu_is_on_the_first(here: Path, photos: 
 
 
 @pytest.mark.skipif(emulator.active(), reason="DALI has kernels of its own")
-@pytest.mark.skipif(emulator.active(), reason="DALI brings kernels of its own")
 def test_dali_decodes_on_the_gpu(here: Path, photos: Path) -> None:
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     found = {}
