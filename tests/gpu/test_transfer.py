@@ -129,8 +129,9 @@ def test_a_batch_has_arrived_when_it_is_used(device: str) -> None:
 @DEVICES
 def test_memory_on_the_device_is_kept_until_it_is_used(device: str) -> None:
     """What is done with a batch comes late here; the next copies must go somewhere else."""
-    transfer, current, got = to(device), torch.Stream(device), []
+    current, got = torch.Stream(device), []
     with current:
+        transfer = to(device)  # here, as torch's sanitizer doesn't know that the host has waited for its copies
         keep_busy(current)
         for batch in transfer.stream(made(), keys_of):
             got.append(Batch(batch.images, batch.targets.clone(), batch.ids, batch.valid.clone()))
