@@ -40,7 +40,7 @@ typedef struct Task {
 } Task;
 struct CUstream_st {
     int device, priority, busy, is_default;
-    unsigned speed; /* 1 to 8, on a random schedule */
+    unsigned speed, rest; /* on a random schedule: 1 to 8; turns that it lets pass, when it has got work again */
     size_t given, done;
     Task *first, **last;
     Stream *next;
@@ -176,18 +176,22 @@ static unsigned draw(unsigned below) {
 }
 
 /* After a call that queues work. LATEST: nothing runs; EAGER: all; AHEAD: what can on other streams than the default
-   ones, as copies before computing; RANDOM: a few tasks, of streams that each have a speed. */
+   ones, as copies before computing; RANDOM: a few tasks, of streams that each have a speed
+   and, now and then, a long rest. */
 static void advance(void) {
     for (unsigned moves = schedule == RANDOM ? draw(4) : schedule != LATEST; moves; moves--)
         for (Stream *each = streams; each; each = each->next) {
             if (schedule == EAGER) run(each, each->given);
             while (schedule == AHEAD && !each->is_default && could_run(each)) run_first(each);
-            if (schedule == RANDOM && draw(8) < each->speed && could_run(each)) run_first(each);
+            if (schedule != RANDOM) continue;
+            if (each->rest) each->rest--;
+            else if (draw(8) < each->speed && could_run(each)) run_first(each);
         }
 }
 
 static void give(Stream *stream, Task what) {
     Task *task = malloc(sizeof *task);
+    if (schedule == RANDOM && !stream->first && draw(2)) stream->rest = 1u << draw(13);
     *task = what;
     *stream->last = task;
     stream->last = &task->next;

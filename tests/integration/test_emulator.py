@@ -179,10 +179,12 @@ def test_trains_as_on_a_cpu(photos: Path) -> None:
     assert emulator.call(compared, str(photos), 2, [3, 21], 2) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_trains_as_on_a_cpu_on_a_hundred_schedules(photos: Path, devices: int) -> None:
-    assert emulator.call(compared, str(photos), devices, range(100), 6, devices=devices, timeout_s=3000) == []
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(10, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.nightly)]
+)
+def test_trains_as_on_a_cpu_on_many_schedules(photos: Path, devices: int, seeds: int) -> None:
+    assert emulator.call(compared, str(photos), devices, range(seeds), 6, devices=devices, timeout_s=3000) == []
 
 
 @pytest.mark.slow
