@@ -106,8 +106,8 @@ def unpacked(value: Any) -> Any:
     """What was `packed`, without running code; a ValueError if nothing was. Older checkpoints have it as it is."""
     if not isinstance(value, torch.Tensor):
         return value
-    file = io.BytesIO(value.numpy().tobytes())
     try:
+        file = io.BytesIO(value.numpy().tobytes())
         check_archive(file)
         file.seek(0)
         found = torch.load(file, map_location="cpu", weights_only=True)

@@ -25,6 +25,7 @@ from effloop.system.processes import this_system
 _WAITING = (
     "torch.accelerator",
     "torch.autograd.graph",
+    "torch.cuda",
     "torch.distributed",
     "effloop.parallel.ddp",
     "effloop.system.gpu",

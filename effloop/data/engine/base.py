@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from effloop.batch import Batch
 from effloop.data.plan import Plan
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, warn
 from effloop.lazy import Tensor, torch
 from effloop.registry import PartConfig, Registry
 
@@ -102,7 +103,18 @@ class Engine(ABC):
         """End threads and processes and free memory kept between epochs; the next epoch recreates them."""
 
 
-engines: Registry[Engine] = Registry(
+class _Engines(Registry[Engine]):
+    def build(self, config: PartConfig, /, *args: Any, **kwargs: Any) -> Engine:
+        """As any registry; a plugin's engine may still take `pin_memory` instead of `device`, until version 0.5."""
+        factory = self[config.name].factory
+        if "pin_memory" in inspect.signature(factory).parameters:
+            name = factory.__qualname__
+            warn(f"{name}: pin_memory is deprecated, and version 0.5 will not give it; take device, a torch.device")
+            kwargs["pin_memory"] = kwargs.pop("device").type == "cuda"
+        return super().build(config, *args, **kwargs)
+
+
+engines = _Engines(
     "engine",
     {
         "auto": __name__,

@@ -14,8 +14,10 @@ from plans import line, make_engine, make_plan, open_source
 
 from effloop.batch import Batch
 from effloop.data.engine import engines
-from effloop.data.engine.base import Ring
+from effloop.data.engine.base import Engine, EngineConfig, Ring
+from effloop.data.plan import Plan
 from effloop.errors import ConfigError, DataError
+from effloop.registry import Entry
 
 
 @pytest.mark.parametrize("run_length", [1, 3])
@@ -32,6 +34,18 @@ def test_a_bad_sample_in_a_batchs_last_run(photos: Path, tmp_path: Path) -> None
     Path(plan.source.where, plan.source.key(bad)).write_bytes(b"")
     with pytest.raises(DataError, match=r"is empty \(0 bytes\); "):
         next(make_engine("threads", plan, 2, run_length=3).stream(0))
+
+
+def test_an_engine_of_a_plugin_that_takes_pin_memory(
+    photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mine(config: EngineConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> Engine:
+        assert not pin_memory
+        return make_engine("inline", plan)
+
+    monkeypatch.setitem(engines._found, "mine", Entry(EngineConfig, mine, ""))
+    assert next(make_engine("mine", make_plan(open_source("folder", photos))).stream(0))
+    assert "mine: pin_memory is deprecated, and version 0.5 will not give it; take device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["threads", "processes"])
