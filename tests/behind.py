@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import emulator
@@ -12,9 +13,17 @@ SECOND = pytest.param("cuda:1", marks=pytest.mark.skipif(torch.cuda.device_count
 DEVICES = pytest.mark.parametrize("device", ["cuda:0", SECOND])  # the first is the current one
 
 
+@functools.cache
+def _page_lock() -> None:
+    """Memory for small copies, which torch then keeps: to page-lock it, CUDA may wait for all the GPU has to do."""
+    for size in (2**power for power in range(11)):
+        _ = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(30)]
+
+
 def keep_busy(stream: torch.Stream) -> None:
     """For about half a second, so that whatever comes next on this stream comes late."""
     if not emulator.active():
+        _page_lock()
         with stream:
             torch.cuda._sleep(10**9)  # cycles
         assert not stream.query()

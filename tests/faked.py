@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import effloop
 from effloop.assemble import learner, loader, trainer
 from effloop.assemble.environment import build_environment
-from effloop.assemble.given import GivenLoader
 from effloop.assemble.model import build_model
 from effloop.batch import Batch, ImageSize
 from effloop.data.augment.base import Device, RecipeConfig
@@ -310,20 +309,6 @@ def breaks(words: Sequence[str]) -> list[str]:
         found = torch._dynamo.explain(made.train_step)(batch.images, batch.targets, batch.valid)
     torch._dynamo.reset()
     return [f"{each.user_stack[-1]} {each.reason}" for each in found.break_reasons]
-
-
-def waits_given(_: None) -> list[str]:
-    """Where batches of a program's own wait."""
-    environment = build_environment(effloop.compose(["device=cuda:0"]))
-    batch = torch.zeros(BATCH, 3, 8, 8), torch.arange(BATCH)
-    try:
-        with Mode():
-            made = GivenLoader([batch], "train", environment)
-            with Watch():
-                (found,) = made.epoch(0)
-    except AssertionError as error:
-        return [str(error)]
-    return [str(each.device) for each in (found.images, found.targets, found.valid) if each.device != GPU]
 
 
 VALUES: dict[str, list[dict[str, Any]]] = {

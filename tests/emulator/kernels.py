@@ -322,6 +322,7 @@ SPECIAL: dict[str, Callable[..., Any]] = {
 def install() -> None:
     """Replace torch's kernels for CUDA in this process, once."""
     global _copy, _copy_kernel, _empty_strided, _library
+    torch.cuda._device_count_nvml = lambda: -1  # else NVML tells of real GPUs, or CUDA_VISIBLE_DEVICES of none
     _copy, _empty_strided = (torch.library.get_kernel(f"aten::{name}", "CUDA") for name in ("copy_", "empty_strided"))
     _copy_kernel = Kernel(aten.copy_.default)
     _library = torch.library.Library("aten", "IMPL")

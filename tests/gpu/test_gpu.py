@@ -60,16 +60,6 @@ def test_a_deterministic_run_repeats_to_the_bit(here: Path, photos: Path) -> Non
     assert rows(here / "outputs/first") == rows(here / "outputs/second")
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU is here")
-@pytest.mark.parametrize("engine", ["threads", "processes"])
-def test_nothing_of_a_run_on_the_second_gpu_is_on_the_first(here: Path, photos: Path, engine: str) -> None:
-    torch.cuda.reset_peak_memory_stats(0)
-    before = torch.cuda.memory_allocated(0), torch.cuda.memory_reserved(0)
-    assert train(photos, "run=x", "device=cuda:1", f"engine={engine}", "num_workers=1", "augment.device=gpu") == 0
-    assert (torch.cuda.max_memory_allocated(0), torch.cuda.memory_reserved(0)) == before
-    torch.cuda.set_device(0)
-
-
 @pytest.mark.skipif(emulator.active(), reason="DALI has kernels of its own")
 def test_dali_decodes_on_the_gpu(here: Path, photos: Path) -> None:
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")

@@ -13,6 +13,7 @@ from pathlib import Path
 import emulator
 import pytest
 import torch
+from behind import count
 from runs import TINY
 
 import effloop
@@ -64,21 +65,12 @@ class Nosy(Recorder):
 def no_waiting() -> Iterator[None]:
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
-    before = pageable_copies()
+    before = count("pageable", "cuda:0")  # torch's check doesn't see all of them
     try:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert pageable_copies() == before
-
-
-def pageable_copies() -> int:
-    """Copies of memory that isn't pinned, so far: the host waits for them, and torch's check doesn't see all."""
-    if not emulator.active():
-        return 0
-    from emulator import kernels
-
-    return kernels.counts()["pageable"]
+    assert count("pageable", "cuda:0") == before
 
 
 def warmed_up(photos: Path, *knobs: str) -> Trainer:

@@ -20,7 +20,8 @@ import torch
 from runs import TINY, once, rows, train
 
 
-def test_rules_of_cuda(tmp_path: Path) -> None:
+def test_rules_of_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hides real ones
     log = tmp_path / "log"
     late, found = emulator.call(rules, log=log)
     assert late["passed at once"] is False
@@ -65,6 +66,7 @@ def refused() -> dict[str, Any]:
     from emulator import kernels
 
     found: dict[str, Any] = {}
+    assert torch.cuda.device_count() == 2
 
     def attempt(name: str, function: Callable[[], Any]) -> None:
         found[name] = ""

@@ -153,8 +153,8 @@ PLANTED: list[tuple[str, str, str, Callable[[Any], Any]]] = [
 
 
 def test_settings() -> None:
-    """The first dozen have nearly all pairs."""
-    assert not emulator.call(found_by, "faults", *map(words, pairwise((SMALL, TASKS, *FAST))[:12]))
+    """The first eight have most pairs."""
+    assert not emulator.call(found_by, "faults", *map(words, pairwise((SMALL, TASKS, *FAST))[:8]))
 
 
 @pytest.mark.slow
@@ -187,8 +187,3 @@ def test_operations_of_augmentation_on_batches() -> None:
 def test_a_step_is_one_graph() -> None:
     every = filter(possible, itertools.product(SMALL, TASKS, ["precision=bf16"]))
     assert not emulator.call(found_by, "breaks", *map(words, every))
-
-
-@pytest.mark.slow
-def test_batches_of_a_program_wait_for_nothing() -> None:
-    assert not emulator.call(found_by, "waits_given", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections import deque
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -46,17 +45,6 @@ def interrupted(photos: Path) -> None:
         list(Transfer(GPU, None, None, channels_last=True).stream(engine.stream(0), lambda ids: ids))
     gpu.record = record
     engine.close()
-
-
-def forked(photos: Path) -> None:
-    """A child in which the array goes that its parent has page-locked."""
-    arrays = [np.zeros(2**20, np.uint8)]
-    gpu.page_lock(arrays[0], GPU)
-    child = os.fork()
-    if not child:
-        arrays.clear()
-        os._exit(0)
-    os.waitpid(child, 0)
 
 
 def left(photos: Path) -> None:
@@ -113,7 +101,7 @@ def no_waits(photos: Path) -> dict[str, int]:
 
 
 def all_of_it(photos: str) -> dict[str, int]:
-    for each in (interrupted, forked, left):
+    for each in (interrupted, left):
         each(Path(photos))
     gc.collect()
     return no_waits(Path(photos))
