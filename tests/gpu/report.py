@@ -1,6 +1,6 @@
 """What a machine with a GPU can tell of EffLoop, in about ten minutes, as a block of text to paste into an issue.
 
-    pip install -e '.[test]' && python tests/gpu/report.py
+    pip install -e '.[dali,export,timm]' pytest-xdist && python tests/gpu/report.py
 
 Nothing is downloaded or sent. Every part is a process of its own with a time limit. pytest imports this file, too, as a
 plugin that notes when a test begins and ends: one that crashes, hangs or loses the device costs no other test.
