@@ -149,7 +149,7 @@ class Transfer:
             return images.contiguous(memory_format=self.memory_format)
         if images.is_cuda:  # one kernel: it reads uint8 and computes in float32
             # Of one channel the strides of either format are contiguous, and convolutions go by the strides.
-            pixels = torch.empty(images.shape, device=images.device, memory_format=self.memory_format)
+            pixels = torch.empty_like(images, dtype=torch.float32, memory_format=self.memory_format)
             images = images.contiguous(memory_format=self.memory_format)
             return torch.addcmul(self._offset, images, self._scale, out=pixels)
         # On a CPU that would first cast into another tensor. In place, (64, 3, 224, 224) takes 17 ms on a core
