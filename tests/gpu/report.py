@@ -150,7 +150,7 @@ class Tests(Part):
 def all_parts(packages: Iterable[str], gpus: int, memory: int) -> list[Part]:
     """What is run with such packages, on so many GPUs with so many bytes."""
     batch = 128 if memory > 40e9 else 32
-    tests = f"{HERE} --rootdir={ROOT} -c {ROOT}/pyproject.toml -m gpu -n 0 -p report -p no:cacheprovider"
+    tests = "ROOT/tests/gpu --rootdir=ROOT -c ROOT/pyproject.toml -m gpu -n 0 -p report -p no:cacheprovider"
     shape, bench = "image_size=224 amp=true optim.fused=true", "python -m effloop bench repeats=3 what="
     knobs, train = "knobs=nothing,compile,channels_last,fused", "python -m effloop epochs=3 amp=true"
     there = " ".join(["-", *packages, *["two-gpus"] * (gpus > 1)])
@@ -171,6 +171,7 @@ def all_parts(packages: Iterable[str], gpus: int, memory: int) -> list[Part]:
         second-gpu 0.5 two-gpus {train} device=cuda:1"""
     parts = []
     for name, share, need, *words in map(str.split, table.splitlines()):
+        words = [word.replace("ROOT", str(ROOT)) for word in words]  # here, as there may be blanks in it
         words += [f"out={name}.json"] * ("bench" in words)
         parts.append((Tests if "pytest" in words else Part)(name, float(share), words))
         parts[-1].result = "not run: the time was over" if need in there else f"skipped: no {need}"
@@ -259,8 +260,8 @@ def main() -> int:
             part.seconds = time.time() - began
             console.print(f"{part.name}: {part.result} ({part.seconds:.0f} s)", markup=False, highlight=False)
         parts[-1].lines += demand(folder)
-    print(text := block(found, parts))
-    Path("gpu-report.txt").write_text(text, "utf-8")
+    Path("gpu-report.txt").write_text(text := block(found, parts), "utf-8")
+    print(text)
     print("It is in gpu-report.txt, too: please paste it into an issue.")
     return int(any(part.result.startswith("failed") for part in parts))
 

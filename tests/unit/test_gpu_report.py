@@ -97,11 +97,13 @@ def test_the_block_names_nobody(report: Any, tmp_path: Path) -> None:
     assert "images/s" in text
 
 
-def test_all_parts_are_there(report: Any) -> None:
+def test_all_parts_are_there(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "ROOT", Path("/a folder"))
     parts = report.all_parts(["pytest-xdist", "timm"], 1, 80 * 10**9)
     skipped = [part.name for part in parts if part.result.startswith("skipped")]
     assert skipped == ["train-dali", "second-gpu"]
     assert "batch_size=128" in parts[1].words
+    assert {"/a folder/tests/gpu", "--rootdir=/a folder"} < {*parts[0].words}
 
 
 def test_without_a_gpu_it_is_one_line(report: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
