@@ -43,7 +43,7 @@ def find_device(name: str) -> torch.device:
     found = count() if device.type == "cuda" else 0
     if device.type == "cuda" and (device.index or 0) >= found:
         raise ConfigError(f"device: '{name}' is not there, this machine shows {found} CUDA devices; set device=cpu")
-    return device
+    return device if device.type == "cuda" else torch.device("cpu")  # cpu:0 is no number of a GPU
 
 
 def use(device: torch.device) -> torch.device:

@@ -63,3 +63,7 @@ def test_nothing_is_done_on_the_first(finished: Path, photos: Path) -> None:
     assert found["trained"] == found["predicted"] == [0, 1]
     assert found["peak"]
     assert found["resolved"] == ["cuda:0", "cuda:1", "cuda:1", "cpu"]
+
+
+def test_the_cpu_has_no_number() -> None:
+    assert gpu.find_device("cpu:0").index is None
