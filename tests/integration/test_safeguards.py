@@ -24,7 +24,7 @@ def test_the_safeguards_that_are_removed_are_there() -> None:
     assert len([each.applied() for each in mutations()]) > 50
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_missing_safeguard_is_seen() -> None:
     done = emulator.run(Path(emulator.__file__).with_name("mutate.py"), timeout_s=1200)
     assert not done.returncode, done.stdout + done.stderr
