@@ -157,8 +157,9 @@ def test_settings() -> None:
     assert not emulator.call(found_by, "faults", *map(words, pairwise((SMALL, TASKS, *FAST))[:8]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=pytest.mark.nightly if part else pytest.mark.slow) for part in range(4)]
+)
 def test_any_two_settings(part: int) -> None:
     wide = pairwise((SMALL + LARGE, TASKS, *SLOW))
     assert not emulator.call(found_by, "faults", *map(words, wide[part::4]))

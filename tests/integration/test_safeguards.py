@@ -11,8 +11,13 @@ from emulator.mutate import mutations
 NAMES = ("transfer", "safeguards", "second_gpu")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["eager", "ahead", "random"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param("random", marks=pytest.mark.slow),
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in ("eager", "ahead")),
+    ],
+)
 def test_nothing_is_used_before_its_time(schedule: str) -> None:
     """By the latest schedule they are run with all other tests for a GPU."""
     paths = [Path(__file__).parents[1] / "gpu" / f"test_{name}.py" for name in NAMES]

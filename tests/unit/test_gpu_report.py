@@ -141,7 +141,7 @@ def transferred(waits: bool) -> str:
     return ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_sanitizer_sees_a_missing_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CUDA_SANITIZER", "1")
     assert emulator.call(transferred, True) == ""
