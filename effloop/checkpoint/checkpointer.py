@@ -65,10 +65,9 @@ class Snapshots:
             key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
             if tensor.numel() and key in seen:  # tied weights stay one tensor
                 return seen[key]
-            buffer = self._buffers.get(place)
-            if buffer is None or _layout(buffer) != _layout(tensor):
-                buffer = None
-            buffer = gpu.to_host(tensor, buffer)
+            before = self._buffers.get(place)
+            fits = before is not None and _layout(before) == _layout(tensor)
+            buffer = gpu.to_host(tensor, before if fits else None)
             if tensor.is_cuda:
                 devices.add(tensor.device)
             used[place] = seen[key] = buffer

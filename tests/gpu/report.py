@@ -29,7 +29,7 @@ from typing import Any
 
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 LOG = "EFFLOOP_GPU_LOG"  # the environment variable with the file that tests are noted in
-NOT_SANITIZED = "compile|processes"  # names of tests: torch's sanitizer can't see compiled code, and fails in forks
+NOT_SANITIZED = "compile|processes|pt2"  # names of tests: torch's sanitizer can't see traced code, and fails in forks
 STUCK_S, LOST = 90, 70  # that a test may take; exit code of a process that can't use its device any more
 STDERR = os.dup(2)  # pytest captures the number 2
 
