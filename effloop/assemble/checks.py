@@ -41,14 +41,18 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
     optimizer or size of an update; or, in another run folder, nothing is left to do.
     """
     check_same_model(config, state)
-    now, then = flatten(configs.to_dict(config)), {"probe": 0, **flatten(state["config"])}
+    now = flatten(configs.to_dict(config))
+    then = {"probe": 0, "optim.decay_norm": True, **flatten(state["config"])}
     # The schedule's position counts updates; the optimizer's state goes by the place among what is trained, and by
     # groups, whose rates may differ, but not whether there are any.
-    keys = ("accumulate", "probe", "model.freeze", "optim.name", "optim.decay_norm_and_bias")
+    keys = ("accumulate", "probe", "model.freeze", "optim.name", "optim.decay_norm_and_bias", "optim.decay_norm")
     same = {key: (then.get(key, now[key]), now[key]) for key in keys}
     for key in ("optim.layer_decay", "optim.head_lr"):
         if (then.get(key) is None) != (now[key] is None):
             same[key] = then.get(key), now[key]
+    factors = state["config"]["optim"].get("lr_factors", {}), config.optim.lr_factors
+    if [*factors[0]] != [*factors[1]]:
+        same["optim.lr_factors"] = factors
     batch, ranks = state["config"]["batch_size"], state["world_size"]
     if batch * ranks != config.batch_size * world_size:
         several = max(ranks, world_size) > 1

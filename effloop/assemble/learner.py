@@ -113,7 +113,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
         train, val, more = build_probe(environment, data, model)
         notes += more
     model = parallel.wrap(model)  # before the optimizer: a strategy that shards replaces the parameters
-    average, optimizer, schedule, more = _optimizer(config, model, train)
+    average, optimizer, schedule, more = _optimizer(config, model, train, start)
     left = (len(train) // config.accumulate) * (config.epochs - start.epoch)
     config.profile.check(left, parallel.device, in_place=start.in_place)
     notes += more
@@ -154,7 +154,7 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
 
 
 def _optimizer(
-    config: Resolved, model: nn.Module, train: BatchStream
+    config: Resolved, model: nn.Module, train: BatchStream, start: Start
 ) -> tuple[NoEMA, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, list[str]]:
     updates = len(train) // config.accumulate
     if not updates:
@@ -162,19 +162,26 @@ def _optimizer(
             f"accumulate: {config.accumulate} is more than the {len(train)} batches of an epoch; "
             f"set accumulate={len(train)} or less"
         )
-    average = EMA(model, config.optim.ema) if config.optim.ema else NoEMA(model)
-    if config.optim.ema and config.compile:
+    optim, average = config.optim, NoEMA(model)
+    if optim.ema:
+        average = EMA(model, optim.ema, warmup=optim.ema_warmup, every=optim.ema_every)
+    if optim.ema and config.compile:
         average.model.compile()  # a copy isn't, though what it is a copy of is
     images = train.global_batch * config.accumulate
-    optim = replace(config.optim, lr=scaled_lr(config.optim, images))
+    optim = replace(optim, lr=scaled_lr(config.optim, images))
     layers, notes = _rates(config, images, model)
-    groups = networks.parameter_groups(
-        model, decay_norm_and_bias=optim.decay_norm_and_bias, weight_decay=optim.weight_decay, layers=layers
-    )
+    settings = {key: getattr(optim, key) for key in ("weight_decay", "decay_norm_and_bias", "decay_norm")}
+    groups = networks.parameter_groups(model, layers=layers, **settings)
+    if start.state and _sizes(groups) != _sizes(start.state["optimizer"]["param_groups"]):  # a run of EffLoop 0.2
+        groups = networks.parameter_groups(model, layers=layers, listed=False, **settings)
     optimizer = optimizers.build(optim, groups)
-    schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs)
+    schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs, epochs=config.epochs)
     line = f"lr     {optim.lr:g} = {config.optim.lr:g} x {images} / {optim.scale_lr} images of an update"
     return average, optimizer, schedule, [*([line] if optim.scale_lr else []), *notes]
+
+
+def _sizes(groups: Sequence[dict[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
 
 
 def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[networks.Layer], list[str]]:
@@ -182,11 +189,12 @@ def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[networ
     the same rate.
     """
     optim = config.optim
-    if optim.layer_decay is None and optim.head_lr is None:
+    if optim.layer_decay is None and optim.head_lr is None and not optim.lr_factors:
         return [], []
     layers = networks.rates_by_layer(model, scaled_lr(optim, images), optim.layer_decay)
     if optim.head_lr is not None:
         layers = networks.with_head(layers, _head(config, model), scaled_lr(replace(optim, lr=optim.head_lr), images))
+    layers = networks.with_factors(layers, optim.lr_factors)
     trained = {name for name, each in model.named_parameters(remove_duplicate=False) if each.requires_grad}
     rates = [f"{layer.lr:.2g} {layer.name}" for layer in layers if trained.intersection(layer.parameters)]
     shown = rates if len(rates) < _SHOWN else [*rates[: _SHOWN // 2], "...", *rates[-_SHOWN // 2 :]]
@@ -227,6 +235,7 @@ def check_probe(config: Resolved, parallel: Parallel) -> None:
         ("on_error", config.on_error is OnError.skip, "fail"),
         ("optim.layer_decay", config.optim.layer_decay is not None, "null and lr"),
         ("optim.head_lr", config.optim.head_lr is not None, "null and lr"),
+        ("optim.lr_factors", config.optim.lr_factors, "{}"),
     ):
         if on:
             raise ConfigError(

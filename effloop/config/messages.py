@@ -314,7 +314,7 @@ _OTHER_NAMES = {
     "optim.ema": "model_ema ema_decay",
     "optim": "optimizer opt",
     "schedule": "scheduler lr_scheduler sched lr_schedule",
-    "schedule.warmup_ratio": "warmup warmup_epochs warmup_steps",
+    "schedule.warmup_ratio": "warmup",
     "max_grad_norm": "clip_grad grad_clip clip_grad_norm gradient_clip_val max_norm",
     "accumulate": "accumulate_grad_batches gradient_accumulation_steps accum_iter",
     "image_size": "img_size imgsz input_size crop_size resolution",

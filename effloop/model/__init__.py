@@ -9,6 +9,7 @@ from effloop.model.parameters import (
     modules_above_backbone,
     parameter_groups,
     rates_by_layer,
+    with_factors,
     with_head,
 )
 from effloop.model.probe import Probe, probe
@@ -16,4 +17,4 @@ from effloop.model.weights import load_backbone, load_weights, weights_file
 
 __all__ = ["Layer", "ModelConfig", "Probe", "checkpoint_blocks", "find_head", "freeze", "load_backbone", "load_weights"]
 __all__ += ["models", "modules_above_backbone", "parameter_groups", "probe", "rates_by_layer"]
-__all__ += ["weights_file", "with_head"]
+__all__ += ["weights_file", "with_factors", "with_head"]

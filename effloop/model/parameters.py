@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -23,6 +23,7 @@ class Layer:
     name: str  # the module that they are in, or those of the first and the last
     lr: float  # the rate
     parameters: tuple[str, ...]  # their names
+    factor: float = 1.0  # what the rate was multiplied by, but not what an update decays by
 
 
 def rates_by_layer(model: nn.Module, lr: float, layer_decay: float | None) -> list[Layer]:
@@ -54,16 +55,44 @@ def modules_above_backbone(model: nn.Module) -> list[str]:
     return [name for name in names if name != backbone] if backbone else []
 
 
-def layers_of(model: nn.Module) -> dict[str, int]:
-    """{name of a parameter: its layer, counted from the input}, as a model of timm says (`group_matcher`)."""
-    matcher: Any = getattr(model, "group_matcher", None)
-    if matcher is None:
-        raise ConfigError("optim.layer_decay: is for models of timm, which name their layers; set model=timm, or null")
-    from timm.models import group_parameters
+def with_factors(layers: Sequence[Layer], factors: Mapping[str, float]) -> list[Layer]:
+    """The same with rates multiplied for parameters whose names fit a glob pattern (`*` also matches dots): by the
+    factor of the first that fits.
+    """
+    names = [name for layer in layers for name in layer.parameters]
+    for pattern in factors:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"optim.lr_factors: no parameter fits '{pattern}'; {choices(pattern, names)}")
+    first = {name: next((each for each in factors if fnmatchcase(name, each)), "") for name in names}
 
-    found = group_parameters(model, matcher(coarse=False), reverse=True)
+    def part(layer: Layer, pattern: str) -> Layer:
+        own, factor = tuple(name for name in layer.parameters if first[name] == pattern), factors.get(pattern, 1.0)
+        return Layer(pattern or layer.name, layer.lr * factor, own, factor)
+
+    parts = [part(layer, pattern) for pattern in ("", *factors) for layer in layers]
+    return [each for each in parts if each.parameters]
+
+
+def layers_of(model: nn.Module) -> dict[str, int]:
+    """{name of a parameter: its layer, counted from the input}: as a model of timm says (`group_matcher`); those of
+    others are their blocks, or, where there are none, their modules. What precedes the first and what follows the last
+    are layers, too; what is between two belongs to the next.
+    """
+    matcher: Any = getattr(model, "group_matcher", None)
+    if matcher is not None:
+        from timm.models import group_parameters
+
+        found = group_parameters(model, matcher(coarse=False), reverse=True)
+    else:
+        blocks = [*_blocks(model)] or [each for each in model.modules() if [*each.parameters(recurse=False)]]
+        inside = {id(each): place for place, block in enumerate(blocks, 1) for each in block.parameters()}
+        found, following = {}, len(blocks) + 1
+        for name, parameter in reversed([*model.named_parameters()]):
+            own = inside.get(id(parameter))
+            following = own or following
+            found[name] = following if own or following > 1 else 0
     places = {layer: place for place, layer in enumerate(sorted(set(found.values())))}
-    return {name: places[layer] for name, layer in found.items()}
+    return {name: places[found[name]] for name, _ in model.named_parameters()}
 
 
 def _name(names: Sequence[str]) -> str:
@@ -73,26 +102,38 @@ def _name(names: Sequence[str]) -> str:
 
 
 def parameter_groups(
-    model: nn.Module, *, decay_norm_and_bias: bool, weight_decay: float, layers: Sequence[Layer] = ()
+    model: nn.Module,
+    *,
+    weight_decay: float,
+    decay_norm_and_bias: bool = True,
+    decay_norm: bool = True,
+    listed: bool = True,
+    layers: Sequence[Layer] = (),
 ) -> list[dict[str, Any]]:
     """The parameters to train, in groups for a torch optimizer, such groups for each of `layers`.
 
-    Without `decay_norm_and_bias` parameters of norms, biases and all others of one dimension are a second group without
-    decay (He et al. 2018, "Bag of tricks"): a norm cancels the scale of the weights before it, but not its own. Class
-    tokens, position embeddings and tables of relative positions have more dimensions and decay.
+    Without `decay_norm` parameters of norms are a second group without decay: a norm cancels the scale of the weights
+    before it, but not its own (He et al. 2018, "Bag of tricks"). Without `decay_norm_and_bias` so are, as by timm's
+    `param_groups_weight_decay`, biases, all others of one dimension, and what the model lists (`no_weight_decay`), such
+    as class tokens and position embeddings; until EffLoop 0.2 the last decayed, as they do if not `listed`.
     """
     norms = {id(each) for module in model.modules() if is_norm(module) for each in module.parameters()}
     parameters = dict(model.named_parameters())
+    patterns: Collection[str] = getattr(model, "no_weight_decay", tuple)() if listed else ()
+
+    def decays(name: str, parameter: nn.Parameter) -> bool:
+        if decay_norm_and_bias:
+            return decay_norm or id(parameter) not in norms
+        plain = parameter.ndim <= 1 or id(parameter) in norms or name.endswith(".bias")
+        return not (plain or any(fnmatchcase(name, pattern) for pattern in patterns))
+
     groups: list[dict[str, Any]] = []
-    for names, settings in [(each.parameters, {"lr": each.lr}) for each in layers] or [(tuple(parameters), {})]:
-        kinds: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
-        for name in names:
-            parameter = parameters[name]
-            plain = parameter.ndim <= 1 or id(parameter) in norms or name.rpartition(".")[2].endswith("bias")
-            if parameter.requires_grad:
-                kinds[plain and not decay_norm_and_bias].append(parameter)
-        for kind, decay in zip(kinds, (weight_decay, 0.0), strict=True):
-            groups.append({"params": kind, "weight_decay": decay, **settings})
+    for layer in layers or [Layer("all", 0, tuple(parameters))]:
+        trained = [name for name in layer.parameters if parameters[name].requires_grad]
+        settings = {"lr": layer.lr} if layers else {}
+        for kind, decay in ((True, weight_decay / layer.factor), (False, 0.0)):
+            own = [parameters[name] for name in trained if decays(name, parameters[name]) is kind]
+            groups.append({"params": own, "weight_decay": decay, **settings})
     return [group for group in groups if group["params"]]
 
 

@@ -27,22 +27,32 @@ class OptimConfig(PartConfig):
         lr: peak learning rate; the root's `lr` is short for it.
         weight_decay: decay towards zero, per unit of learning rate.
         fused: use torch's fused kernels; null is torch's default, which is not to so far.
-        decay_norm_and_bias: whether weight decay applies to norms' parameters and biases, too.
+        decay_norm_and_bias: whether weight decay applies to norms' parameters and biases, too, and to those that the
+            model lists (`no_weight_decay()` of timm's), such as class tokens and position embeddings.
+        decay_norm: whether weight decay applies to norms' parameters, too.
         scale_lr: images per update that `lr` is meant for; the rate is then scaled linearly. Null doesn't scale it.
         ema: decay of the weights' exponential moving average, which is then evaluated and saved; 0 is off.
         layer_decay: for fine-tuning: what the learning rate is multiplied by for each layer further down, from the
             last layer, which has `lr`; null is one rate for all.
         head_lr: learning rate of the model's last layer, the head; null is that of the layers below it.
+        lr_factors: {pattern of parameters' names, as of `model.freeze`: what their learning rate is multiplied by}, but
+            not what they decay by in an update; the first that fits.
+        ema_warmup: whether the first averagings keep less than `ema`, (1 + n) / (10 + n) after n of them.
+        ema_every: updates from one averaging to the next, the first of them averaged.
     """
 
     lr: float = 0.1
     weight_decay: float = 0.0
     fused: bool | None = None
     decay_norm_and_bias: bool = True
+    decay_norm: bool = True
     scale_lr: int | None = None
     ema: float = 0.0
     layer_decay: float | None = None
     head_lr: float | None = None
+    lr_factors: dict[str, float] = field(default_factory=dict)
+    ema_warmup: bool = True
+    ema_every: int = 1
 
     def __post_init__(self) -> None:
         images, decay, head = self.scale_lr, self.layer_decay, self.head_lr
@@ -53,6 +63,8 @@ class OptimConfig(PartConfig):
             ("ema", 0 <= self.ema < 1, "a share from 0 to below 1, e.g. 0.999"),
             ("layer_decay", decay is None or 0 < decay <= 1, "a factor above 0, at most 1, or null"),
             ("head_lr", head is None or _finite(head) > 0, "a finite number above 0, or null"),
+            ("lr_factors", all(_finite(each) > 0 for each in self.lr_factors.values()), "finite factors above 0"),
+            ("ema_every", self.ema_every > 0, "a number of updates above 0"),
         ):
             check_value(f"optim.{key}", getattr(self, key), good, allowed)
 
@@ -189,18 +201,22 @@ class NoEMA:
 class EMA(NoEMA):
     """The exponential moving average of a model's weights (Polyak and Juditsky 1992).
 
-    The first updates keep less than `decay`, `min(decay, (1 + n) / (10 + n))` after n of them as in TensorFlow, so that
-    the initial weights are soon forgotten. `model` is a copy without gradients, and not compiled, even if the trained
-    model is. The tensors of both are looked up once: they may be written to, but not replaced (`model.to`) later.
+    Only the first of every `every` updates is averaged. With `warmup` the first averagings keep less than `decay`,
+    `min(decay, (1 + n) / (10 + n))` after n of them as in TensorFlow, so that the initial weights are soon forgotten;
+    without, all keep `decay`, as those of timm's ModelEmaV3. torchvision's script averages every 32nd update, with a
+    decay of 1 - (1 - decay) * images of an update * 32 / epochs: 0.99891 of 0.99998, with 1,024 images and 600 epochs.
+
+    `model` is a copy without gradients, and not compiled, even if the trained model is. The tensors of both are looked
+    up once: they may be written to, but not replaced (`model.to`) later.
     """
 
     # Floating-point buffers are averaged, too, as in timm's ModelEmaV3: BatchNorm's statistics describe the outputs of
     # the layers below, which are averaged. On the embedded photographs (`model=cnn`, decay 0.998) that gives 69-70 %,
     # copied statistics 59-65 %, and no average 51-62 %. Other buffers, such as BatchNorm's count, are copied.
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: nn.Module, decay: float, *, warmup: bool = True, every: int = 1) -> None:
         super().__init__(copy.deepcopy(model).requires_grad_(False))
-        self.decay = decay
+        self.decay, self.warmup, self.every = decay, warmup, every
         self.updates = 0
         # By dtype: _foreach functions are fast for tensors of one dtype only. Non-persistent buffers are averaged, too.
         pairs: defaultdict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
@@ -214,12 +230,15 @@ class EMA(NoEMA):
     @no_grad
     def update(self) -> None:
         """Update the average by the current weights: a few kernels for all tensors, without a sync."""
-        share = 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
+        averagings, rest = divmod(self.updates, self.every)
+        self.updates += 1
+        if rest:
+            return
+        share = 1 - (min(self.decay, (1 + averagings) / (10 + averagings)) if self.warmup else self.decay)
         for own, new in self._averaged:
             torch._foreach_lerp_(own, new, share)
         for own, new in self._copied:
             torch._foreach_copy_(own, new)
-        self.updates += 1
 
     def state_dict(self) -> dict[str, Any]:
         """`updates`: how many so far."""

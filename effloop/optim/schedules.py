@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from effloop.errors import check_value
+from effloop.errors import ConfigError, check_value
 from effloop.lazy import torch
 from effloop.registry import PartConfig, Registry
 
@@ -21,34 +22,90 @@ class ScheduleConfig(PartConfig):
 
     Attributes:
         warmup_ratio: share of all updates in which the rate rises linearly from near 0.
+        warmup_epochs: epochs in which it rises, in place of `warmup_ratio`.
+        warmup_steps: updates in which it rises, in place of `warmup_ratio`.
+        warmup_start: first rate of the warm-up, as a share of the peak; null is 1 / (its steps + 1).
+        warmup_constant: keep the first rate throughout the warm-up.
+        warmup_prefix: begin the schedule after the warm-up; false begins it with the warm-up, whose rates replace its
+            first ones.
+        per_epoch: change the rate between epochs only.
     """
 
     warmup_ratio: float = 0.0
+    warmup_epochs: float | None = None
+    warmup_steps: int | None = None
+    warmup_start: float | None = None
+    warmup_constant: bool = False
+    warmup_prefix: bool = True
+    per_epoch: bool = False
 
     def __post_init__(self) -> None:
-        ratio = self.warmup_ratio
-        check_value("schedule.warmup_ratio", ratio, 0 <= ratio < 1, "a share from 0 to below 1")
+        epochs, steps, start = self.warmup_epochs, self.warmup_steps, self.warmup_start
+        for key, good, allowed in (
+            ("warmup_ratio", 0 <= self.warmup_ratio < 1, "a share from 0 to below 1"),
+            ("warmup_epochs", epochs is None or 0 <= epochs < math.inf, "a number of epochs of at least 0, or null"),
+            ("warmup_steps", steps is None or steps >= 0, "a number of updates of at least 0, or null"),
+            ("warmup_start", start is None or 0 <= start <= 1, "a share from 0 to 1, or null"),
+        ):
+            check_value(f"schedule.{key}", getattr(self, key), good, allowed)
+        if steps is not None and (epochs is not None or self.per_epoch):
+            other = "warmup_epochs=null" if epochs is not None else "per_epoch=false"
+            raise ConfigError(f"schedule.warmup_steps: {steps}, but a warm-up in epochs is set; set schedule.{other}")
 
 
-schedules: Registry[LRScheduler] = Registry("schedule")
+class Schedules(Registry["LRScheduler"]):
+    """Built as `schedules.build(config, optimizer, updates=, epochs=)`: all updates of a training, and its epochs."""
+
+    def build(self, config: PartConfig, /, *args: Any, **kwargs: Any) -> LRScheduler:
+        """See `Registry.build`; a plugin's need not take `epochs`."""
+        if "epochs" not in inspect.signature(self[config.name].factory).parameters:
+            kwargs.pop("epochs", None)
+        return super().build(config, *args, **kwargs)
 
 
-def _with_warmup(
-    optimizer: torch.optim.Optimizer, config: ScheduleConfig, updates: int, factor: Callable[[int, int], float]
+schedules = Schedules("schedule")
+
+
+def _scheduled(
+    config: ScheduleConfig,
+    optimizer: torch.optim.Optimizer,
+    updates: int,
+    epochs: int,
+    factor: Callable[[int, int, int], float],
+    cooldown_epochs: float = 0,
 ) -> LRScheduler:
-    """A schedule of `factor(steps since warm-up, steps of warm-up)`, after a linear rise to 1."""
-    warmup = round(config.warmup_ratio * updates)
+    """A schedule of `factor(time, length, epoch)`, after a rise to 1: the time since its beginning, its length without
+    the cool-down and that of an epoch, all in updates or, with `per_epoch`, in epochs.
+    """
+    unit = updates // epochs if config.per_epoch else 1
+    total, epoch = updates // unit, updates // epochs // unit
+    warmup = round(config.warmup_ratio * total)
+    if config.warmup_epochs is not None:
+        warmup = round(config.warmup_epochs * epoch)
+    elif config.warmup_steps is not None:
+        warmup = config.warmup_steps
+    cooldown = round(cooldown_epochs * epoch)
+    if warmup + cooldown > total:
+        raise ConfigError(
+            f"schedule: a warm-up of {warmup / epoch:.3g} epochs and a cool-down of {cooldown / epoch:.3g} don't fit "
+            f"in epochs={epochs}; shorten them, or set more epochs"
+        )
+    start, before = config.warmup_start, warmup if config.warmup_prefix else 0
 
     def at(step: int) -> float:
-        return (step + 1) / (warmup + 1) if step < warmup else factor(step - warmup, warmup)
+        time = step // unit
+        if time >= warmup:
+            return factor(time - before, total - before - cooldown, epoch)
+        risen = 0 if config.warmup_constant else time
+        return (risen + 1) / (warmup + 1) if start is None else start + (1 - start) * risen / warmup
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, at)
 
 
 @schedules.register("constant", ScheduleConfig)
-def constant(config: ScheduleConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
+def constant(config: ScheduleConfig, optimizer: torch.optim.Optimizer, *, updates: int, epochs: int = 1) -> LRScheduler:
     """The same rate after the warm-up."""
-    return _with_warmup(optimizer, config, updates, lambda step, warmup: 1.0)
+    return _scheduled(config, optimizer, updates, epochs, lambda time, length, epoch: 1.0)
 
 
 @dataclass
@@ -57,37 +114,62 @@ class DecayConfig(ScheduleConfig):
 
     Attributes:
         final: rate at the end, as a share of the peak.
+        cooldown_epochs: last epochs, which have the final rate.
     """
 
     final: float = 0.0
+    cooldown_epochs: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_value("schedule.final", self.final, 0 <= self.final <= 1, "a share from 0 to 1")
+        good = 0 <= self.cooldown_epochs < math.inf
+        check_value("schedule.cooldown_epochs", self.cooldown_epochs, good, "a number of epochs of at least 0")
 
 
 def _decaying(
-    optimizer: torch.optim.Optimizer, config: DecayConfig, updates: int, left: Callable[[float], float]
+    config: DecayConfig,
+    optimizer: torch.optim.Optimizer,
+    updates: int,
+    epochs: int,
+    left: Callable[[float], float],
+    cycles: int = 1,
 ) -> LRScheduler:
-    """From the peak rate down to `final`, by `left(share of the steps after warm-up)`, from 1 to 0."""
+    """From the peak rate down to `final`, by `left(share of a cycle that is done)`, from 1 to 0."""
 
-    def factor(step: int, warmup: int) -> float:
-        done = min(1.0, step / max(1, updates - warmup))
+    def factor(time: int, length: int, epoch: int) -> float:
+        done = time * cycles % length / length if time < length else 1.0
         return config.final + (1 - config.final) * left(done)
 
-    return _with_warmup(optimizer, config, updates, factor)
+    return _scheduled(config, optimizer, updates, epochs, factor, config.cooldown_epochs)
 
 
-@schedules.register("cosine", DecayConfig)
-def cosine(config: DecayConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
+@dataclass
+class CosineConfig(DecayConfig):
+    """Fields of `schedule=cosine`.
+
+    Attributes:
+        cycles: how many times it begins at the peak rate: 1 is without restarts.
+    """
+
+    cycles: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_value("schedule.cycles", self.cycles, self.cycles >= 1, "a number of at least 1")
+
+
+@schedules.register("cosine", CosineConfig)
+def cosine(config: CosineConfig, optimizer: torch.optim.Optimizer, *, updates: int, epochs: int = 1) -> LRScheduler:
     """Half a cosine from the peak rate down to `final` (Loshchilov and Hutter 2017, "SGDR")."""
-    return _decaying(optimizer, config, updates, lambda done: (1 + math.cos(math.pi * done)) / 2)
+    left = lambda done: (1 + math.cos(math.pi * done)) / 2  # noqa: E731
+    return _decaying(config, optimizer, updates, epochs, left, config.cycles)
 
 
 @schedules.register("linear", DecayConfig)
-def linear(config: DecayConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
+def linear(config: DecayConfig, optimizer: torch.optim.Optimizer, *, updates: int, epochs: int = 1) -> LRScheduler:
     """Linear from the peak rate down to `final`."""
-    return _decaying(optimizer, config, updates, lambda done: 1 - done)
+    return _decaying(config, optimizer, updates, epochs, lambda done: 1 - done)
 
 
 @dataclass
@@ -106,9 +188,9 @@ class PolyConfig(DecayConfig):
 
 
 @schedules.register("poly", PolyConfig)
-def poly(config: PolyConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
+def poly(config: PolyConfig, optimizer: torch.optim.Optimizer, *, updates: int, epochs: int = 1) -> LRScheduler:
     """A power of the share that is left, from the peak rate down to `final` (Chen et al. 2018, "DeepLab")."""
-    return _decaying(optimizer, config, updates, lambda done: (1 - done) ** config.power)
+    return _decaying(config, optimizer, updates, epochs, lambda done: (1 - done) ** config.power)
 
 
 @dataclass
@@ -117,25 +199,33 @@ class StepConfig(ScheduleConfig):
 
     Attributes:
         milestones: shares of the training at which the rate drops.
+        every_epochs: epochs between drops, in place of `milestones`, e.g. 2.4.
         gamma: factor of each drop.
     """
 
     milestones: list[float] = field(default_factory=lambda: [1 / 3, 2 / 3, 8 / 9])  # 30, 60, 80 of 90 epochs
+    every_epochs: float | None = None
     gamma: float = 0.1
+    warmup_prefix: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        good = all(0 < milestone <= 1 for milestone in self.milestones)
-        check_value("schedule.milestones", self.milestones, good, "shares above 0, at most 1")
-        check_value("schedule.gamma", self.gamma, 0 < self.gamma <= 1, "a factor above 0, at most 1")
+        every = self.every_epochs
+        for key, good, allowed in (
+            ("milestones", all(0 < each <= 1 for each in self.milestones), "shares above 0, at most 1"),
+            ("every_epochs", every is None or 0 < every < math.inf, "a number of epochs above 0, or null"),
+            ("gamma", 0 < self.gamma <= 1, "a factor above 0, at most 1"),
+        ):
+            check_value(f"schedule.{key}", getattr(self, key), good, allowed)
 
 
 @schedules.register("step", StepConfig)
-def step(config: StepConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> LRScheduler:
-    """Drops at milestones (He et al. 2016, "Deep residual learning")."""
-    drops = [round(milestone * updates) for milestone in config.milestones]
+def step(config: StepConfig, optimizer: torch.optim.Optimizer, *, updates: int, epochs: int = 1) -> LRScheduler:
+    """Drops at milestones (He et al. 2016, "Deep residual learning"), or every few epochs."""
 
-    def factor(step: int, warmup: int) -> float:
-        return config.gamma ** sum(step + warmup >= drop for drop in drops)
+    def factor(time: int, length: int, epoch: int) -> float:
+        if config.every_epochs is None:
+            return config.gamma ** sum(time >= round(each * length) for each in config.milestones)
+        return math.pow(config.gamma, time // (config.every_epochs * epoch))
 
-    return _with_warmup(optimizer, config, updates, factor)
+    return _scheduled(config, optimizer, updates, epochs, factor)

@@ -87,7 +87,10 @@ _SPEEDLESS_OF_PARTS = {
     },
     "engine": {"timeout_s"},
     "model": {"weights"},
-    "optim": {"lr", "weight_decay", "betas", "eps", "scale_lr", "decay_norm_and_bias", "layer_decay", "head_lr"},
+    "optim": {
+        *("lr", "weight_decay", "betas", "eps", "scale_lr", "decay_norm_and_bias", "layer_decay", "head_lr"),
+        *("decay_norm", "lr_factors", "ema_warmup", "ema_every"),
+    },
     "task": {"label_smoothing"},
 }
 """The same in groups. Others stay, among them those of parts that plugins have added."""

@@ -34,8 +34,7 @@ def test_layers_are_those_of_timm() -> None:
     freeze(model, ["conv1", "layer1"])
     blocks = [f"layer{stage}.{block}.conv1" for stage in range(1, 5) for block in range(2)]
     assert starts(model) == ["conv1", *blocks, "fc"]
-    with pytest.raises(ConfigError, match="set model=timm"):
-        layers_of(zoo.resnet18())
+    assert layers_of(zoo.resnet18()) == layers_of(timm.create_model("resnet18"))
 
 
 def test_rates_and_groups() -> None:
