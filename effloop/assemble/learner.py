@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from effloop import model as networks
 from effloop.assemble import checks
 from effloop.assemble.environment import Environment, Resolved
 from effloop.assemble.loader import Data, build_loader
-from effloop.assemble.model import build_model, compile_now
+from effloop.assemble.model import build_model, compile_now, state_preserved
 from effloop.checkpoint import files, rng
 from effloop.config import Config
 from effloop.data.bad import OnError
@@ -34,6 +34,7 @@ from effloop.system.hardware import determinism_explained
 from effloop.task import is_spatial
 from effloop.train.trainer import BatchStream, Step
 
+_FITTED = 5000 * 32 * 32  # pixels of the images that a model is fitted to, as by cifar10-airbench
 _SHOWN = 8  # layers of which the learning rate is in a run's log
 
 Advise = Callable[[Resolved, nn.Module, networks.Probe, Sequence[Loader], Parallel, Precision], list[str]]
@@ -148,9 +149,22 @@ def _load(model: nn.Module, environment: Environment, data: Data, start: Start) 
     elif backbone := getattr(config.model, "backbone_weights", None):
         zoo = getattr(config.model, "backbone_zoo", None)
         notes.append(networks.load_backbone(model, backbone, zoo, config.image_size, normalisation))
+    elif environment.module is None and (fit_images := getattr(model, "fit_images", None)):
+        fit_images(_images_to_fit(environment, data))
     if config.model.weights and config.resume:
         notes.append(f"weights: those of {start.checkpoint}; model.weights is not read")
     return notes
+
+
+def _images_to_fit(environment: Environment, data: Data) -> Tensor:
+    """(N, C, H, W) of the whole training split, normalised, not augmented; of batches that were given, the first."""
+    if not isinstance(data.train, Loader):
+        with state_preserved(nn.Module()):
+            return next(iter(data.batches.epoch(0))).images
+    with closing(build_loader(environment.config, "train", parallel=environment.parallel, evaluate=True)) as loader:
+        count = min(len(loader.source), max(1, _FITTED // environment.config.size.pixels))
+        batch = loader.samples(np.linspace(0, len(loader.source) - 1, count).astype(np.int64).tolist())
+    return batch.images[batch.valid]
 
 
 def _optimizer(

@@ -20,7 +20,7 @@ from effloop.data.image.encoded import EncodedImages, Headers
 from effloop.data.in_progress import in_progress
 from effloop.data.order import SAMPLE, BatchRequest, Order, without_repeats
 from effloop.data.output import Output
-from effloop.data.random import sample_keys
+from effloop.data.random import alternating, sample_keys
 from effloop.data.source import Kind, Source
 from effloop.errors import ConfigError, DataError
 from effloop.lazy import Tensor, torch
@@ -251,7 +251,8 @@ class Plan:
 
     def keys(self, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.uint64]:
         """(N,) ids of a request -> (N,) uint64 keys of these samples' random numbers in this epoch."""
-        return sample_keys(self.seed, epoch, ids)
+        keys = sample_keys(self.seed, epoch, ids)
+        return alternating(keys, self.seed, epoch, ids) if self.augment.alternates else keys
 
     def decode(self, prepared: Prepared, images: Tensor, at: int) -> None:
         """Decode prepared samples, whose bytes are dropped then, and augment them into rows of a batch from `at` on.

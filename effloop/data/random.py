@@ -47,6 +47,12 @@ def sample_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> Uint64s:
     return _keyed("effloop_sample_keys", np.ascontiguousarray(ids, np.int64), derive(_SAMPLE, seed, epoch))
 
 
+def alternating(keys: Uint64s, seed: int, epoch: int, ids: NDArray[np.int64]) -> Uint64s:
+    """`sample_keys` with another lowest bit: the same in every second epoch, the other one between."""
+    bits = (sample_keys(seed, 0, ids) ^ np.uint64(epoch)) & np.uint64(1)
+    return (keys & ~np.uint64(1)) | bits
+
+
 def stream(keys: Uint64s, salt: int) -> Uint64s:
     """(N,) keys -> (N,) keys of independent random numbers for the same samples, by salt."""
     return _keyed("effloop_stream", np.ascontiguousarray(keys), derive(_STREAM, salt))

@@ -164,6 +164,7 @@ class Models(Registry["nn.Module"]):
 models = Models(
     "model",
     {
+        "airbench": "effloop.model.small",
         "cnn": "effloop.model.small",
         "efficientnet_lite0": "effloop.model.zoo",
         "small_resnet": "effloop.model.small",

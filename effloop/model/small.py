@@ -1,4 +1,4 @@
-"""Small networks for small images: a CNN and ResNets of images, a U-Net of pixels."""
+"""Small networks for small images: CNNs and ResNets of images, a U-Net of pixels."""
 
 from __future__ import annotations
 
@@ -37,6 +37,29 @@ def cnn(config: CnnConfig, *, num_classes: int, image_size: Any) -> nn.Module:
     if min(size) < _SMALLEST:
         raise ConfigError(f"image_size: {size} is too small for model=cnn; set {_SMALLEST} or more")
     return Cnn(config.width, num_classes)
+
+
+@dataclass
+class AirbenchConfig(ModelConfig):
+    """Fields of `model=airbench`.
+
+    Attributes:
+        width: channels of the first group of convolutions; the two others have four times as many.
+    """
+
+    width: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_value("model.width", self.width, self.width >= 1, "a number of channels above 0")
+
+
+@models.register("airbench", AirbenchConfig)
+def airbench(config: AirbenchConfig, *, num_classes: int, channels: int) -> nn.Module:
+    """The network of cifar10-airbench (Jordan 2024): the first layer whitens; 2.0 million parameters."""
+    from effloop.model.networks import Airbench
+
+    return Airbench(config.width, num_classes, channels)
 
 
 @dataclass

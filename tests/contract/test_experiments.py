@@ -27,6 +27,7 @@ RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 NARROW = {
     "embedded": ["data=auto", "model.width=4", "image_size=16"],
     "digits": ["model.width=4", "image_size=16"],
+    "cifar10_airbench": ["model.width=4", "augment.ops.start={op:Resize,size:32}", "augment.order=[start,crop,flip]"],
     "cifar10_fast": ["image_size=24"],
     "finetune": ["model=cnn", "model.width=4", "image_size=16"],
     "probe": ["model=cnn", "model.width=4", "image_size=16", "probe=1"],

@@ -15,6 +15,7 @@ from effloop.errors import ConfigError
 from effloop.model import models
 
 CASES = {
+    "airbench": (["model=airbench", "model.width=4"], 19),
     "cnn": (["model=cnn"], 16),
     "small_resnet": (["model=small_resnet"], 32),
     "small_resnet-50": (["model=small_resnet", "model.depth=50"], 16),

@@ -109,11 +109,13 @@ class Augment(ABC):
         fast_path: whether `apply`, without a mask, resizes a region to `size` by `resize_into` and flips it where
             `Draws.flips` says so, before anything else: what decodes many images at once, C code or DALI, does both.
         has_rest: whether `apply_rest` has to do more then.
+        alternates: whether the lowest bit of a sample's key has to change from each epoch to the next.
     """
 
     size: ImageSize
     fast_path: bool = False
     has_rest: bool = False
+    alternates: bool = False
 
     @property
     def at_least(self) -> tuple[int, int] | None:

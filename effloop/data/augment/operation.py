@@ -122,6 +122,18 @@ def write_crop(cut: Image, box: list[int], out: Image, flip: bool = False) -> No
     out[top : top + height, left : left + width] = cut
 
 
+def reflected(places: NDArray[np.int64], side: int) -> NDArray[np.int64]:
+    """Places in a row of `side` pixels, for those beyond it the ones that a reflection shows, the edge once."""
+    found: NDArray[np.int64] = side - 1 - np.abs(side - 1 - np.abs(places))
+    return found
+
+
+def write_reflected(cut: Image, box: list[int], out: Image, flip: bool = False) -> None:
+    """`write_crop` of a box of the output's size, filled by reflections instead of black."""
+    rows, columns = (reflected(np.arange(box[2 + n]) + min(0, box[n]), cut.shape[n]) for n in (0, 1))
+    out[:] = cut[rows[:, None], columns]
+
+
 def crop_and_flip_batch(images: Tensor, drawn: NDArray[np.int64], flips: NDArray[np.bool_]) -> Tensor:
     """Crop each image of a batch, resize it if necessary, and flip it horizontally or not.
 
@@ -142,10 +154,11 @@ def crop_and_flip_batch(images: Tensor, drawn: NDArray[np.int64], flips: NDArray
 
 
 def crop_batch(images: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_]) -> Tensor:
-    """`crop_and_flip_batch` for boxes inside of the images, all of the output's size: one kernel."""
+    """`crop_and_flip_batch` for boxes of the output's size, beyond the images their reflections: one kernel."""
     height, width = boxes[0, 2:]
-    rows = boxes[:, :1] + np.arange(height)
+    rows = reflected(boxes[:, :1] + np.arange(height), images.shape[2])
     columns = boxes[:, 1:2] + np.where(flips[:, None], np.arange(width)[::-1], np.arange(width))
+    columns = reflected(columns, images.shape[3])
     index = np.arange(len(boxes))[:, None, None], rows[:, :, None], columns[:, None, :]
     cut = images.permute(0, 2, 3, 1)[tuple(to_device(each, images) for each in index)]
     return cut.permute(0, 3, 1, 2)
@@ -196,10 +209,12 @@ class Operation(ABC):
             that becomes grey again.
         takes_masks: whether `apply_mask` and `apply_mask_batch` do to a mask what is done to its image. What they do by
             default, nothing, is right for an operation on colours.
+        alternates: whether it goes by the lowest bit of the samples' keys, as of `Augment.alternates`.
     """
 
     any_channels: ClassVar[bool] = False
     takes_masks: bool = False
+    alternates: bool = False
 
     @abstractmethod
     def draw(self, keys: Keys, sizes: Sizes) -> Any:

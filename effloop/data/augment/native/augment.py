@@ -59,6 +59,7 @@ class NativeAugment(Augment):
         own = type(self).apply is NativeAugment.apply  # a subclass may do more
         self.fast_path = plain and own and not first.pads and self._last_frame == 0
         self.has_rest = self._rest < len(self.host)
+        self.alternates = any(step.op.alternates for step in steps)
 
     @property
     def first(self) -> CropOperation:
@@ -186,7 +187,7 @@ def _drawn(steps: Steps, keys: Keys, sizes: Sizes) -> tuple[Any, ...]:
     found = []
     for step in steps:
         with recipe.error_context(step):
-            found.append(step.op.draw(keys if step.salt in _SHARED else step.keys(keys), sizes))
+            found.append(step.op.draw(keys if step.op.alternates or step.salt in _SHARED else step.keys(keys), sizes))
             sizes = step.op.out_sizes(sizes)
     return tuple(found)
 

@@ -26,8 +26,10 @@ from effloop.data.augment.operation import (
     check_range,
     check_size,
     check_whole,
+    crop_batch,
     operation,
     to_device,
+    write_reflected,
 )
 from effloop.data.image.mask import IGNORED, Mask, count_classes, crop_mask
 from effloop.data.image.pixels import flip, resize_into, to_grey
@@ -83,20 +85,31 @@ class RandomCrop(CropOperation):
 
     Args:
         size: height and width of the box, or one number for both.
-        padding: black pixels around the image, which may be part of the box.
+        padding: pixels around the image, which may be part of the box.
+        padding_mode: `constant`, which is black, or `reflect`, which doesn't repeat the edge.
     """
 
-    def __init__(self, size: object, padding: int = 0) -> None:
+    def __init__(self, size: object, padding: int = 0, padding_mode: str = "constant") -> None:
         self.target = check_size("size", size)
         if type(padding) is not int or not 0 <= padding < min(self.target):
             raise bad("padding", padding, "a number of pixels, at least 0 and less than size")
+        if padding_mode not in ("constant", "reflect"):
+            raise bad("padding_mode", padding_mode, "constant or reflect")
         self.padding = padding
         self.pads = padding > 0
+        self.reflects = self.pads and padding_mode == "reflect"
+        if self.reflects:
+            self.write = write_reflected
 
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
         space = self._space(sizes)
         corners = (uniforms(keys, 2) * (space + 1)).astype(np.int64) - self.padding
         return np.concatenate([corners, self.out_sizes(sizes)], axis=1)
+
+    def apply_batch(self, images: Tensor, drawn: NDArray[np.int64]) -> Tensor:
+        if self.reflects:
+            return crop_batch(images, drawn[:, :4], np.zeros(len(drawn), np.bool_))
+        return super().apply_batch(images, drawn)
 
     def out_sizes(self, sizes: Sizes) -> Sizes:
         self._space(sizes)
@@ -104,6 +117,8 @@ class RandomCrop(CropOperation):
 
     def _space(self, sizes: Sizes) -> Sizes:
         """(N, 2) number of positions, less one."""
+        if self.reflects and sizes.min() <= self.padding:
+            raise bad("padding", self.padding, f"less than the {sizes.min()} pixels of an image, or constant padding")
         space: Sizes = sizes + 2 * self.padding - np.array(self.target)
         if space.min() < 0:
             height, width = sizes[space.min(axis=1).argmin()]
@@ -321,17 +336,27 @@ def _box_in_image(
 
 @operation
 class RandomHorizontalFlip(PixelOperation):
-    """Horizontal flip; `p` is its probability."""
+    """Horizontal flip.
+
+    Args:
+        p: its probability.
+        alternate: flip half of the images, drawn once, and the other half in every second epoch: two epochs show both
+            views of each image (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU").
+    """
 
     any_channels = True
     takes_masks = True
     _dim: ClassVar[int] = 3  # of (N, 3, H, W)
 
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = check_number("p", p, 0, 1)
+    def __init__(self, p: float = 0.5, alternate: bool = False) -> None:
+        self.p, self.alternates = check_number("p", p, 0, 1), alternate
+        if type(alternate) is not bool:
+            raise bad("alternate", alternate, "true or false")
+        if alternate and p != 0.5:
+            raise bad("p", p, "0.5, or alternate=false")
 
     def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.bool_]:
-        return bernoulli(keys, self.p)
+        return (keys & np.uint64(1)).astype(np.bool_) if self.alternates else bernoulli(keys, self.p)
 
     def apply_inplace(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
         if drawn[row]:
@@ -354,3 +379,6 @@ class RandomVerticalFlip(RandomHorizontalFlip):
     """Vertical flip; `p` is its probability."""
 
     _dim = 2
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__(p)
