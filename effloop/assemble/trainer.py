@@ -23,6 +23,7 @@ from effloop.config import Config
 from effloop.config.schema import run_folder
 from effloop.data.source.root import remote_files
 from effloop.errors import ConfigError
+from effloop.optim import clipping, optimizers, state_ratio
 from effloop.profile import profilers
 from effloop.record import SKIPPED, Metrics, recorders
 from effloop.runs import folder as folders
@@ -41,7 +42,7 @@ def check_room(config: Config, learner: Learner, start: Start, run_dir: Path) ->
     if not config.checkpoint.writes:
         return
     place = next(each for each in (run_dir.absolute(), *run_dir.absolute().parents) if each.is_dir())
-    free, size = shutil.disk_usage(place).free, checkpoint_bytes(learner)
+    free, size = shutil.disk_usage(place).free, checkpoint_bytes(config, learner)
     if folder := next((each for each in run_dir.glob("checkpoints/*.ckpt") if each.is_dir()), None):
         raise ConfigError(f"run: {folder} is a folder, in the place of a checkpoint; move it away")
     first = size * (1 if start.in_place else 2) + _BESIDES  # a new run's first one is its best, too, a file of its own
@@ -52,14 +53,13 @@ def check_room(config: Config, learner: Learner, start: Start, run_dir: Path) ->
         )
 
 
-def checkpoint_bytes(learner: Learner) -> int:
+def checkpoint_bytes(config: Config, learner: Learner) -> int:
     """About what a checkpoint takes: weights, their average, and what the optimizer will keep for each parameter."""
-    state, parameters = learner.model.state_dict().values(), learner.model.parameters()
+    state, parameters = learner.model.state_dict().values(), [*learner.model.parameters()]
     weights = sum(each.nbytes for each in state if isinstance(each, Tensor))
     averaged = weights if learner.average.model is not learner.model else 0
-    settings = learner.optimizer.defaults
-    copies = 2 if "betas" in settings else int(bool(settings.get("momentum", True)))  # of each parameter
-    return weights + averaged + copies * sum(each.nbytes for each in parameters if each.requires_grad)
+    copies = state_ratio(partial(optimizers.build, config.optim), parameters[0].device)  # of each parameter
+    return weights + averaged + round(copies * sum(each.nbytes for each in parameters if each.requires_grad))
 
 
 def build_trainer(
@@ -206,7 +206,12 @@ def _trainer(
         recorded=nullcontext if parallel.rank else partial(folders.state_recorded, run_dir),
         stop=EarlyStop(config.stop, checkpoints.meter) if config.stop.patience else None,
         notes=[*environment.notes, *data.notes, *learner.notes],
-        loop=LoopConfig(config.epochs, config.eval_every, config.accumulate, config.max_grad_norm),
+        loop=LoopConfig(
+            config.epochs,
+            config.eval_every,
+            config.accumulate,
+            clipping(learner.model, config.max_grad_norm, config.max_grad_value, config.max_grad_ratio),
+        ),
     )
     if start.state:
         with fitting("resume"):

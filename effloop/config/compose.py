@@ -142,7 +142,7 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
             f"compile: {word(config.compile)} contradicts parallel={config.parallel.name}, "
             "which copies the model in every step; set parallel=ddp or compile=false"
         )
-    config.lr = config.optim.lr = config.optim.lr if config.lr is None else config.lr
+    config.lr = config.optim.lr = config.optim.default_lr() if config.lr is None else config.lr
     return config
 
 

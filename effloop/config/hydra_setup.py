@@ -301,11 +301,12 @@ def _schema(group: str, name: str) -> DictConfig:
     Overrides may add keys without a `+` to its dictionaries, such as a recipe's operations.
     """
     parts = registry.groups.get(group)
-    if parts is None or name not in parts:
-        whole: DictConfig = OmegaConf.structured(parts.named_lazily()[name] if parts else Config)
-        return whole
-    node: DictConfig = OmegaConf.structured(parts[name].config)
-    node.name = name
+    if parts is None:
+        root: DictConfig = OmegaConf.structured(Config)
+        return root
+    node: DictConfig = OmegaConf.structured(parts[name].config if name in parts else parts.named_lazily()[name])
+    if name in parts:
+        node.name = name
     for key in node:
         child = node._get_node(key)
         if isinstance(child, DictConfig) and OmegaConf.get_type(child) is dict:

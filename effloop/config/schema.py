@@ -84,6 +84,9 @@ class Config:
             their share of the split, but one at least; from 1 on their number.
         accumulate: batches per optimizer update.
         max_grad_norm: L2 norm that an update's gradients are clipped to; null is no limit.
+        max_grad_value: absolute value that each is clipped to instead.
+        max_grad_ratio: adaptive clipping instead, to this share of the weights' norm: of each unit, such as a filter of
+            a convolution, of all layers but the last.
         nan: what happens where a loss or a gradient isn't finite: `stop` ends the run; `skip` leaves the update out,
             and ends the run after 10 in a row, or where they are more than a tenth.
         image_size: height and width of the model's input, in pixels: one number for both, or [height, width].
@@ -131,6 +134,8 @@ class Config:
     max_errors: float = 0.01
     accumulate: int = 1
     max_grad_norm: float | None = None
+    max_grad_value: float | None = None
+    max_grad_ratio: float | None = None
     nan: str = "stop"
     image_size: Any = 64
     progressive: list[Any] = field(default_factory=list)
@@ -155,7 +160,7 @@ class Config:
             *((key, getattr(self, key) >= 1, "a whole number above 0, e.g. 1") for key in _COUNTS),
             ("probe", self.probe >= 0, "a number of passes, or 0"),
             ("lr", self.lr is None or 0 < self.lr < math.inf, number),
-            ("max_grad_norm", self.max_grad_norm is None or 0 < self.max_grad_norm < math.inf, number),
+            *((key, (limit := getattr(self, key)) is None or 0 < limit < math.inf, number) for key in _CLIPPING),
             ("max_errors", self.max_errors > 0, share),
             ("num_workers", _is_auto(self.num_workers, 0), "auto, 0 or a whole number above it"),
             ("threads", _is_auto(self.threads, 1), auto),
@@ -169,6 +174,8 @@ class Config:
                 shown = repr(value) if isinstance(value, str) else value
                 raise ConfigError(f"{key}: {shown} is not allowed; set {allowed}")
         run_folder(self.out, self.run)
+        if len(limits := [f"{key}={getattr(self, key):g}" for key in _CLIPPING if getattr(self, key) is not None]) > 1:
+            raise ConfigError(f"{limits[0]} contradicts {limits[1]}: gradients are clipped one way; drop one of them")
         if self.deterministic and self.cudnn_benchmark:
             raise ConfigError(
                 f"deterministic: true contradicts cudnn_benchmark={word(self.cudnn_benchmark)}, whose choices differ "
@@ -198,6 +205,7 @@ class Config:
         return [ImageSize.of(size) for size in self.progressive or [self.image_size]]
 
 
+_CLIPPING = ("max_grad_norm", "max_grad_value", "max_grad_ratio")
 _COUNTS = ("batch_size", "epochs", "eval_every", "accumulate")
 _SPEEDS = ("compile", "channels_last", "cudnn_benchmark")
 

@@ -19,7 +19,7 @@ from effloop.assemble.model import build_model, random_batch, seconds_of, state_
 from effloop.config import Config
 from effloop.data.source.splits import open_split
 from effloop.measure.turns import apart, in_turns, ratio_of
-from effloop.optim import optimizers
+from effloop.optim import clipping, optimizers
 from effloop.parallel import Parallel
 from effloop.precision import precisions
 from effloop.system.hardware import set_reproducible
@@ -82,7 +82,8 @@ def trial_step(config: Resolved, task: Task, num_outputs: int, device: torch.dev
             made.append((learner, optimizer, *random_batch(config, config.size, task, num_outputs, device)))
         learner, optimizer, images, targets, valid = made[0]
         precision.backward(learner(images, targets, valid)[0])
-        precision.step(optimizer, config.max_grad_norm)
+        limits = config.max_grad_norm, config.max_grad_value, config.max_grad_ratio
+        precision.step(optimizer, clipping(learner.model, *limits))
         optimizer.zero_grad()
 
     return step

@@ -82,7 +82,7 @@ def _losses(trainer: Trainer, factors: NDArray[np.float64]) -> list[float]:
                 break
             for group, lr in zip(optimizer.param_groups, usual, strict=True):
                 group["lr"] = lr * factor
-            trainer.precision.step(optimizer, trainer.loop.max_grad_norm)
+            trainer.precision.step(optimizer, trainer.loop.clip)
             optimizer.zero_grad()
     return [loss for loss in losses if math.isfinite(loss)]
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from effloop.data.loader import Loader
 from effloop.data.source import Cache, Kind, Source
 from effloop.errors import DataError
 from effloop.model import Probe
-from effloop.optim import optimizers
+from effloop.optim import optimizers, state_ratio
 from effloop.parallel import Parallel
 from effloop.system import gpu
 from effloop.system.hardware import available_memory
@@ -234,13 +235,8 @@ def expected_memory(
     images = config.batch_size * _largest_size(config).pixels / config.size.pixels
     heap, buffers = (1.0, 2) if parallel.device.type == "cuda" else (_HEAP, _BUFFERS)
     activations = 0 if config.probe else int(images * (heap * probe.saved_bytes + buffers * probe.largest_bytes))
-    # The optimizer's state for each byte of a parameter, from an update of 64 zeros.
-    parameter = nn.Parameter(torch.zeros(8, 8))
-    parameter.grad = torch.zeros(8, 8)
-    optimizer = optimizers.build(replace(config.optim, fused=None), [parameter])
-    optimizer.step()
-    ratio = _bytes_of(each for each in optimizer.state[parameter].values() if getattr(each, "ndim", 0))
-    state = ratio * _bytes_of(_trained(model)) // parameter.nbytes
+    ratio = state_ratio(partial(optimizers.build, config.optim), parallel.device)
+    state = round(ratio * _bytes_of(_trained(model)))
     train, device = loaders[0], parallel.device
     place: Place = "gpu" if device.type == "cuda" else "host"
     weights = _bytes_of(chain(model.parameters(), model.buffers()))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias
@@ -41,7 +42,7 @@ class OptimConfig(PartConfig):
         ema_every: updates from one averaging to the next, the first of them averaged.
     """
 
-    lr: float = 0.1
+    lr: float | None = 0.1
     weight_decay: float = 0.0
     fused: bool | None = None
     decay_norm_and_bias: bool = True
@@ -57,7 +58,7 @@ class OptimConfig(PartConfig):
     def __post_init__(self) -> None:
         images, decay, head = self.scale_lr, self.layer_decay, self.head_lr
         for key, good, allowed in (
-            ("lr", _finite(self.lr) > 0, "a finite number above 0"),
+            ("lr", self.lr is None or _finite(self.lr) > 0, "a finite number above 0"),
             ("weight_decay", _finite(self.weight_decay) >= 0, "a finite number of at least 0"),
             ("scale_lr", images is None or images > 0, "a number of images above 0, e.g. 256, or null"),
             ("ema", 0 <= self.ema < 1, "a share from 0 to below 1, e.g. 0.999"),
@@ -68,6 +69,11 @@ class OptimConfig(PartConfig):
         ):
             check_value(f"optim.{key}", getattr(self, key), good, allowed)
 
+    def default_lr(self) -> float:
+        """The peak learning rate where the root has none."""
+        check_value("lr", self.lr, self.lr is not None, "a finite number above 0")
+        return self.lr or 0.0
+
 
 def _finite(value: float) -> float:
     return value if math.isfinite(value) else math.nan  # which is neither above nor below anything
@@ -75,10 +81,12 @@ def _finite(value: float) -> float:
 
 def scaled_lr(config: OptimConfig, images_per_update: int) -> float:
     """The learning rate for updates of this many images, over all ranks and accumulated batches (Goyal et al. 2017)."""
-    return config.lr * images_per_update / config.scale_lr if config.scale_lr else config.lr
+    lr = config.default_lr()
+    return lr * images_per_update / config.scale_lr if config.scale_lr else lr
 
 
-optimizers: Registry[torch.optim.Optimizer] = Registry("optim")
+_LIBRARY = "effloop.optim.library"
+optimizers: Registry[torch.optim.Optimizer] = Registry("optim", {"timm": _LIBRARY, "torch": _LIBRARY}, _LIBRARY)
 """Built as `optimizers.build(config, parameters)`, from parameters or from torch's groups of them."""
 
 
@@ -103,6 +111,7 @@ class SgdConfig(OptimConfig):
         nesterov: Nesterov momentum.
     """
 
+    lr: float = 0.1
     momentum: float = 0.9
     nesterov: bool = True
 
@@ -146,6 +155,62 @@ def adamw(config: AdamwConfig, parameters: Parameters) -> torch.optim.Optimizer:
     return _made(torch.optim.AdamW, config, parameters, betas=(config.betas[0], config.betas[1]), eps=config.eps)
 
 
+def clipping(
+    model: nn.Module, norm: float | None, value: float | None, ratio: float | None
+) -> Callable[[torch.optim.Optimizer], None] | None:
+    """What clips the gradients of an optimizer's parameters, on the device and without a sync: the norm of all of them,
+    each value, or, for all but the last layer, the norm of each unit's to a ratio of its weights' (Brock et al. 2021,
+    "High-performance large-scale image recognition without normalization"). NaN and infinity remain, or make others
+    NaN; a value's infinity does not.
+    """
+    if norm is value is ratio is None:
+        return None
+    last = {*[*model.parameters()][-2:]} if ratio else set()  # weight and bias, as timm has it
+
+    def clip(optimizer: torch.optim.Optimizer) -> None:
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        if norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, norm)
+        elif value is not None:
+            torch.nn.utils.clip_grad_value_(parameters, value)
+        elif ratio is not None:
+            _clip_units([each for each in parameters if each.grad is not None and each not in last], ratio)
+
+    return clip
+
+
+@no_grad
+def _clip_units(parameters: Iterable[nn.Parameter], ratio: float) -> None:
+    """A unit is a row of a matrix, a filter of a convolution, or all values of one dimension, as in timm."""
+    for each in parameters:
+        gradient: Any = each.grad
+        axes = tuple(range(1, each.ndim)) or None
+        allowed = torch.linalg.vector_norm(each, dim=axes, keepdim=True).clamp_(min=1e-3) * ratio
+        gradient.mul_((allowed / torch.linalg.vector_norm(gradient, dim=axes, keepdim=True)).clamp_(max=1))
+
+
+def state_ratio(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], device: torch.device) -> float:
+    """Bytes that an optimizer keeps for each byte of its parameters: of a square matrix, found by a few updates."""
+    parameters = [nn.Parameter(torch.ones(shape, device=device)) for shape in ((8, 8), (8, 8, 3, 3), (8,))]
+    optimizer = make(parameters)
+    optimizer.zero_grad()  # has torch add its hooks to the class, as timm's Lookahead doesn't
+    for each in parameters:
+        each.grad = torch.full_like(each, 0.01)
+    for _ in range(6):  # Lookahead copies the weights in the sixth update
+        optimizer.step()
+    kept = [each for value in optimizer.state_dict()["state"].get(0, {}).values() for each in _tensors(value)]
+    return sum(each.nbytes for each in kept if each.ndim) / parameters[0].nbytes
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in an entry of an optimizer's state."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
 def restore(
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
@@ -153,12 +218,15 @@ def restore(
     schedule_state: dict[str, Any],
 ) -> None:
     """Restore moments and position, but keep the settings that both were built with, as of `resume RUN lr=0.01`."""
+    whole = getattr(optimizer, "_base_optimizer", optimizer)  # timm's Lookahead has one inside
+    # Groups hold what the constructor was given, and some optimizers' counts of updates, which are state.
+    settings = {"initial_lr", *inspect.signature(type(whole)).parameters} - {"params"}
     groups = [
-        {**built, "params": saved["params"]}
+        {**built, **{key: value for key, value in saved.items() if key not in settings}}
         for built, saved in zip(optimizer.param_groups, optimizer_state["param_groups"], strict=True)
     ]
     optimizer.load_state_dict({**optimizer_state, "param_groups": groups})
-    _match_memory_format(optimizer)
+    _match_memory_format(whole)
     # One step back and one forward, so that the schedule itself sets the rate of the next update.
     before = {name: schedule_state[name] - 1 for name in ("last_epoch", "_step_count")}
     schedule.load_state_dict({**schedule_state, **before, "base_lrs": schedule.base_lrs})

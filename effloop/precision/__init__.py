@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -75,16 +76,15 @@ class Precision:
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> bool:
+    def step(
+        self, optimizer: torch.optim.Optimizer, clip: Callable[[torch.optim.Optimizer], None] | None = None
+    ) -> bool:
         """Update the parameters, unless scaled gradients overflowed: then it returns False, schedule and EMA must not
-        step, and the loss scale is halved. Only with loss scaling it syncs, once.
-
-        `max_norm` is the maximal norm of all gradients; NaN and infinity remain, or make all others NaN.
+        step, and the loss scale is halved. Only with loss scaling it syncs, once. `clip` clips unscaled gradients.
         """
-        if max_norm is not None:
+        if clip is not None:
             self.scaler.unscale_(optimizer)
-            parameters = [each for group in optimizer.param_groups for each in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, max_norm)  # on the device, all tensors at once, without a sync
+            clip(optimizer)
         if not self.scaler.is_enabled():
             optimizer.step()
             return True

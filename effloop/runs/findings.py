@@ -102,7 +102,8 @@ def pipeline_key(config: Config) -> str:
     for group, keys in _SPEEDLESS_OF_PARTS.items():
         plain[group] = {key: value for key, value in plain[group].items() if key not in keys}
     plain["optim"]["ema"] = plain["optim"].get("ema", 0) > 0
-    plain["max_grad_norm"] = config.max_grad_norm is not None
+    clips = [plain.pop(f"max_grad_{each}") is not None for each in ("norm", "value", "ratio")]
+    plain["max_grad_norm"] = any(clips)
     plain["distill"] = None  # of earlier versions, whose findings still count
     del plain["num_workers"], plain["engine"]["prefetch"]  # what it finds
     return _digest(plain)

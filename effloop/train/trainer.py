@@ -67,7 +67,7 @@ class LoopConfig:
     epochs: int  # passes over the training split
     eval_every: int = 1  # epochs from one evaluation to the next; there is always one after the last epoch
     accumulate: int = 1  # batches per optimizer update
-    max_grad_norm: float | None = None  # L2 norm that an update's gradients are clipped to; None is no limit
+    clip: Callable[[torch.optim.Optimizer], None] | None = None  # clips an update's gradients
 
 
 @dataclass
@@ -232,7 +232,7 @@ class Trainer:
     def update(self) -> float:
         """One step of optimizer, schedule and average; the learning rate it was done with."""
         lr: float = self.optimizer.param_groups[0]["lr"]
-        step = partial(self.precision.step, self.optimizer, self.loop.max_grad_norm)
+        step = partial(self.precision.step, self.optimizer, self.loop.clip)
         if self.nan.update(step, self.progress.epoch, self.progress.step, lr):
             self.schedule.step()
             self.average.update()

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import lmdb
 import numpy as np
@@ -137,7 +138,7 @@ typed(
 typed(
     "8 target",
     "+optim._target_=sympy.sympify",
-    "optim._target_: 'sympy.sympify' is not allowed; a config names no code; choose a part by optim=NAME; have adamw, sgd",
+    "optim._target_: 'sympy.sympify' is not allowed; a config names no code; choose a part by optim=NAME; have adamw, sgd, timm, torch",
 )
 typed("10 batch size", "batch_size=0", "batch_size: 0 is not allowed; set a whole number above 0, e.g. 1")
 typed("11 negative", "lr=-1", "lr: -1.0 is not allowed; set a finite number above 0")
@@ -146,7 +147,7 @@ typed("12 empty sweep", "-m seed=range(0,0)", "seed=range(0,0): an empty sweep, 
 typed(
     "12 large sweep", "-m seed=range(0,500) lr=1,2,3", "the sweep has 1,500 jobs, more than 1,000; sweep fewer values"
 )
-typed("13 choice", "optim=adamm", "optim: no choice 'adamm'; have adamw, sgd; did you mean 'adamw'?")
+typed("13 choice", "optim=adamm", "optim: no choice 'adamm'; have adamw, sgd, timm, torch, … did you mean 'adam'?")
 typed(
     "14 precision",
     "precision=fp16 device=cpu",
@@ -398,8 +399,8 @@ def _(place: Place) -> str:
 )
 def _(place: Place) -> str:
     path = place.run() / "checkpoints/best.ckpt"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data, largest = bytearray(path.read_bytes()), max(ZipFile(path).infolist(), key=lambda each: each.file_size)
+    data[largest.header_offset + largest.file_size] ^= 1
     path.unlink()
     path.write_bytes(data)
     return "eval run"

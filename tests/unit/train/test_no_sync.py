@@ -26,7 +26,7 @@ from effloop.batch import Batch
 from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.data.source.base import class_counts
 from effloop.model import checkpoint_blocks, freeze, models, parameter_groups
-from effloop.optim import EMA, NoEMA, optimizers, schedules
+from effloop.optim import EMA, NoEMA, clipping, optimizers, schedules
 from effloop.parallel import Parallel, ParallelConfig
 from effloop.precision import Precision
 from effloop.record import Metrics, Position, Recorder
@@ -154,6 +154,7 @@ def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
     )
     decay = {"decay_norm_and_bias": config.optim.decay_norm_and_bias, "weight_decay": config.optim.weight_decay}
     optimizer = optimizers.build(config.optim, parameter_groups(model, **decay))
+    limits = config.max_grad_norm, config.max_grad_value, config.max_grad_ratio
     precision = Precision(CPU, torch.bfloat16 if config.precision.mixed else None)  # autocast doesn't know `meta`
     return Trainer(
         model=model,
@@ -169,7 +170,7 @@ def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
         checkpoints=Checkpoints(CheckpointConfig(name="none"), task.meters[0], Path(), {}),
         train=Preloaded([batch] * 5, 8),
         val=Preloaded([batch] * 5, 8),
-        loop=LoopConfig(epochs=1, accumulate=config.accumulate, max_grad_norm=config.max_grad_norm),
+        loop=LoopConfig(epochs=1, accumulate=config.accumulate, clip=clipping(model, *limits)),
     )
 
 
