@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import torch
 from images import photo
@@ -32,3 +34,14 @@ def assert_same_law(got: ArrayLike, wanted: ArrayLike) -> None:
     values = np.concatenate([got, wanted])
     shares = [np.searchsorted(found, values, side="right") / len(found) for found in (got, wanted)]
     assert np.abs(shares[0] - shares[1]).max() < 1.95 * np.sqrt(1 / len(got) + 1 / len(wanted))
+
+
+def same_law_p(got: Counter, wanted: Counter) -> float:
+    """p of the chi-squared test of two samples, of what was drawn how often; what is rare counts as one."""
+    rare = {what for what in {*got, *wanted} if got[what] + wanted[what] < 10}
+    counts = np.array([[each[what] for what in {*got, *wanted} - rare] for each in (got, wanted)], float)
+    counts = np.concatenate([counts, [[sum(each[what] for what in rare)] for each in (got, wanted)]], axis=1)
+    counts = counts[:, counts.sum(0) > 0]
+    expected = counts.sum(0) * counts.sum(1, keepdims=True) / counts.sum()
+    statistic, freedom = ((counts - expected) ** 2 / expected).sum(), counts.shape[1] - 1
+    return float(torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2)))

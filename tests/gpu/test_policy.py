@@ -10,7 +10,8 @@ import torch
 from images import photo
 
 from effloop.data.augment.native.affine import RandomAffine, RandomRotation
-from effloop.data.augment.native.policy import RandAugment, TrivialAugmentWide
+from effloop.data.augment.native.policy import AugMix, RandAugment, TrivialAugmentWide
+from effloop.data.augment.native.timm_policy import ThreeAugment, TimmAutoAugment
 from effloop.data.random import sample_keys
 from effloop.precision import set_tf32
 
@@ -27,6 +28,9 @@ pytestmark = [
         RandAugment(3, 28, fill=[9, 200, 50]),
         TrivialAugmentWide(),
         TrivialAugmentWide(interpolation="bilinear"),
+        AugMix(),
+        TimmAutoAugment("rand-m9-mstd0.5-inc1"),
+        ThreeAugment(),
         RandomRotation(180),
         RandomAffine(30, [0.1, 0.1], [0.5, 2], 20, "bilinear", 100),
     ],

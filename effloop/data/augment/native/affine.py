@@ -1,4 +1,4 @@
-"""Affine warps, each image with its own matrix; RandomRotation and RandomAffine, with torchvision's pixels.
+"""Affine warps, each image with its own matrix; RandomRotation and RandomAffine, with torchvision's pixels or Pillow's.
 
 torchvision multiplies its grid by a matrix product, whose rounding depends on the library. Here the same product is
 written out in float32, so that a GPU, a CPU and a single image choose the same pixels, and TF32, which a model may use,
@@ -7,11 +7,13 @@ doesn't affect coordinates.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import PIL.Image
 from numpy.typing import NDArray
 
 from effloop.data.augment.operation import (
@@ -34,7 +36,7 @@ from effloop.data.random import uniforms
 from effloop.lazy import F, Tensor, torch
 
 Floats = NDArray[np.float64]
-Matrices = NDArray[np.float32]
+Matrices = NDArray[np.float64]
 
 # Pixels at once. A CPU's caches hold 2 images of 224x224: nearest takes 300 µs per image, 680 with 20 at once. On a GPU
 # 167 images: they take 250 MB, 360 with bilinear, whatever the batch size.
@@ -49,6 +51,9 @@ class Sampling:
     # of each channel: red, green, blue. As in torchvision, `bilinear` darkens border pixels twice with a fill, even 0,
     # and once without
     fill: tuple[float, ...] | None = None
+    # BILINEAR or BICUBIC by Pillow's rules instead: `fill` where the source lies outside of the image, else the
+    # border's pixels repeated; truncated, not rounded
+    pillow: PIL.Image.Resampling | None = None
 
     @classmethod
     def of(cls, interpolation: object, fill: object) -> Sampling:
@@ -79,7 +84,7 @@ def inverse_matrices(
         centre: (N, 2) fixed point, x and y in pixels from the image's centre.
 
     Returns:
-        (N, 2, 3) float32, in pixels from the image's centre.
+        (N, 2, 3), in pixels from the image's centre.
     """
     angle, scale = np.radians(angle), np.asarray(scale)
     (sx, sy), (cx, cy), (tx, ty) = (_pair(value) for value in (np.radians(shear), centre, translate))
@@ -91,7 +96,7 @@ def inverse_matrices(
     x = cx - xx * (cx + tx) - xy * (cy + ty)
     y = cy - yx * (cx + tx) - yy * (cy + ty)
     rows = np.broadcast_arrays(xx, xy, x, yx, yy, y)
-    return np.stack(rows, axis=-1).reshape(-1, 2, 3).astype(np.float32)
+    return np.stack(rows, axis=-1).reshape(-1, 2, 3)
 
 
 def warp(images: Tensor, matrices: Matrices, sampling: Sampling) -> Tensor:
@@ -107,6 +112,8 @@ def warp(images: Tensor, matrices: Matrices, sampling: Sampling) -> Tensor:
     result = torch.empty_like(images)
     fill = None if sampling.fill is None else to_device(np.array(sampling.fill, np.float32), images)
     sample = _bilinear if sampling.bilinear else _nearest
+    if sampling.pillow is not None:
+        sample = functools.partial(_pillow, taps=2 if sampling.pillow is PIL.Image.Resampling.BILINEAR else 4)
     step = max(1, (_ON_GPU if images.is_cuda else _ON_CPU) // (height * width))
     for at in range(0, len(images), step):
         x, y = _grid(terms[at : at + step], height, width)
@@ -118,8 +125,12 @@ def warp_one(image: Image, matrix: Matrices, sampling: Sampling) -> None:
     """`warp` for one (H, W, C) uint8 image, in place, on the host, with the same pixels; matrix: (2, 3).
 
     Nearly all of it without the GIL: 120 to 260 µs at 224x224, torchvision takes 770; `bilinear` 800 to 950,
-    torchvision 900 to 1,150.
+    torchvision 900 to 1,150; `pillow` what Pillow takes, 1,050 and 2,450, and its pixels to the bit, while `warp` has
+    them within 1 level but for a border's pixel here and there.
     """
+    if sampling.pillow is not None:
+        _pillow_one(image, matrix, sampling)
+        return
     if sampling.bilinear:
         batch = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
         batch.copy_(warp(batch, matrix[None], sampling))
@@ -143,7 +154,7 @@ def warp_mask(mask: Mask, matrix: Matrices) -> Mask:
     return warped
 
 
-def _relative(matrices: Matrices, height: int, width: int) -> Matrices:
+def _relative(matrices: Matrices, height: int, width: int) -> NDArray[np.float32]:
     """In units of half the image's sides, as in torch's grids."""
     return np.divide(matrices, np.array([[0.5 * width], [0.5 * height]], np.float32), dtype=np.float32)
 
@@ -189,7 +200,44 @@ def _bilinear(images: Tensor, x: Tensor, y: Tensor, fill: Tensor | None) -> Tens
     return result.round_().to(torch.uint8)
 
 
-def _places(terms: Sequence[float], height: int, width: int, side: int) -> Matrices:
+def _pillow(images: Tensor, x: Tensor, y: Tensor, fill: Tensor, taps: int) -> Tensor:
+    count, channels, height, width = images.shape
+    pixels = images.permute(0, 2, 3, 1).reshape(-1, channels)
+    column, row = x.add_(1).mul_(0.5 * width), y.add_(1).mul_(0.5 * height)
+    inside = ((column >= 0) & (column < width) & (row >= 0) & (row < height))[..., None]
+    left, above = column.sub_(0.5).floor(), row.sub_(0.5).floor()
+    right, down = column.sub_(left)[..., None], row.sub_(above)[..., None]
+    first = torch.arange(count, device=images.device)[:, None, None] * (height * width)
+    offsets, lines = range(1 - taps // 2, 1 + taps // 2), []
+    for line in offsets:
+        start = (above + line).clamp_(0, height - 1).long().mul_(width).add_(first)
+        places = [(left + place).clamp_(0, width - 1).long().add_(start).view(-1) for place in offsets]
+        lines.append(_interpolated([pixels[at].view(*x.shape, channels).to(torch.float32) for at in places], right))
+    values = _interpolated(lines, down).clamp_(0, 255).to(torch.uint8)
+    return values.where(inside, fill.round().to(torch.uint8)).permute(0, 3, 1, 2)
+
+
+def _interpolated(values: Sequence[Tensor], share: Tensor) -> Tensor:
+    """Between the two in the middle: of 2 values the line, of 4 the cubic of Pillow's Geometry.c (Keys 1981)."""
+    if len(values) == 2:
+        return torch.addcmul(values[0], values[1] - values[0], share)
+    a, b, c, d = values
+    cubic = torch.addcmul(2 * (a - b) + c - d, b - a + d - c, share)
+    return torch.addcmul(b, torch.addcmul(c - a, cubic, share), share)
+
+
+def _pillow_one(image: Image, matrix: Matrices, sampling: Sampling) -> None:
+    height, width = image.shape[:2]
+    (a, b, c), (d, e, f) = matrix.tolist()
+    # From the image's corner instead of its centre.
+    terms = a, b, c + 0.5 * (width - a * width - b * height), d, e, f + 0.5 * (height - d * width - e * height)
+    fill = tuple(round(level) for level in sampling.fill or (0.0, 0.0, 0.0))
+    assert sampling.pillow is not None
+    whole, affine = PIL.Image.fromarray(image), PIL.Image.Transform.AFFINE
+    image[...] = np.asarray(whole.transform((width, height), affine, terms, sampling.pillow, fillcolor=fill))
+
+
+def _places(terms: Sequence[float], height: int, width: int, side: int) -> NDArray[np.float32]:
     """One coordinate's 3 terms -> (H, W) float32, the source's column (or row) by pixel, whole numbers.
 
     With NumPy, which starts no threads; along one axis where it depends on one only, as in most warps of a policy.

@@ -164,7 +164,7 @@ def for_evaluation(config: RecipeConfig, size: ImageSize, channels: int) -> Nati
 
 def all_operations() -> dict[str, type[Operation]]:
     """The native operations by name, also those that a recipe of crops and flips doesn't import."""
-    from effloop.data.augment.native import affine, pixels, policy  # noqa: F401  (they register)
+    from effloop.data.augment.native import affine, pixels, timm_policy  # noqa: F401  (they register)
 
     return operations
 

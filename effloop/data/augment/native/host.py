@@ -117,6 +117,28 @@ def equalize(image: Image) -> None:
     cv2.LUT(image, table[0].t().contiguous().numpy()[None], image)
 
 
+def solarize_add(image: Image, amount: float) -> None:
+    """As `kernels.solarize_add`."""
+    table = torch.arange(256.0)
+    table[:128] += int(amount)
+    _look_up(image, table)
+
+
+def blur(image: Image, sigma: float) -> None:
+    """As `kernels.blur`."""
+    mean, one = kernels.mean_weights(torch.tensor([sigma]))[0].numpy(), np.ones(1, np.float32)
+    for across, down in [(mean, one)] * 3 + [(one, mean)] * 3:
+        convolve(image, across, down, opencv().BORDER_REPLICATE)
+
+
+def convolve(image: Image, across: NDArray[np.float32], down: NDArray[np.float32], border: int) -> None:
+    """Convolve with (k,) horizontal and (l,) vertical weights; OpenCV's rule for what lies beyond the `border`."""
+    cv2 = opencv()
+    # By float32: from uint8 to uint8 OpenCV rounds the weights to 8 bits.
+    values = cv2.sepFilter2D(image, cv2.CV_32F, across, down, borderType=border)
+    cv2.convertScaleAbs(values, image)  # rounds
+
+
 def grayscale(image: Image) -> None:
     """As `kernels.grayscale`."""
     opencv().cvtColor(_luma(_floats(image)).numpy().astype(np.uint8), opencv().COLOR_GRAY2RGB, image)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from effloop.lazy import Tensor, torch
+from effloop.lazy import F, Tensor, torch
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's shares of red, green and blue; they add up to 0.9999
 TOP = 255.999  # its scale of [0, 1] before truncation
@@ -111,6 +111,50 @@ def equalize(images: Tensor) -> Tensor:
     last = images.is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if last else torch.contiguous_format
     return equalize_tables(counts).gather(2, values).view(images.shape).contiguous(memory_format=layout)
+
+
+def solarize_add(images: Tensor, amount: Tensor) -> Tensor:
+    """Each image's values below 128 plus its (N,) whole number, 0 to 128."""
+    return torch.where(images < 128, images + _each(amount).to(torch.uint8), images)
+
+
+def blur(images: Tensor, sigma: Tensor) -> Tensor:
+    """Each image blurred as by Pillow's GaussianBlur of its (N,) float32 radius, 0 to 2: by means, three each way."""
+    mean, values = mean_weights(sigma), images.to(torch.float32)
+    for dim in (3, 3, 3, 2, 2, 2):
+        values = _weighted(values, mean, dim, "replicate").round_()
+    return values.to(torch.uint8)
+
+
+def mean_weights(sigma: Tensor) -> Tensor:
+    """(N,) float32 sigmas, 0 to 2 -> (N, 5), weights of a mean; three in a row have the variance of the Gaussian.
+
+    The outermost of its pixels count in part (Gwosdek et al. 2011, "Theoretical foundations of Gaussian convolution by
+    extended box filtering").
+    """
+    variance = sigma**2 / 3
+    whole = ((12 * variance + 1).sqrt().sub(1) / 2).floor()
+    part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
+    length = (whole + part)[:, None]
+    return (length + 1 - torch.arange(-2, 3, device=sigma.device).abs()).clamp(0, 1) / (2 * length + 1)
+
+
+def convolve(images: Tensor, across: Tensor, down: Tensor, border: str) -> Tensor:
+    """Each image with its (N, k) horizontal and (N, l) vertical float32 weights; `border` is a mode of `F.pad`."""
+    values = _weighted(images.to(torch.float32), across, 3, border)
+    return _weighted(values, down, 2, border).round_().to(torch.uint8)
+
+
+def _weighted(values: Tensor, weights: Tensor, dim: int, border: str) -> Tensor:
+    """(N, 3, H, W) -> the same, convolved along a dimension."""
+    length, reach = values.shape[dim], weights.shape[1] // 2
+    padding = (reach, reach, 0, 0) if dim == 3 else (0, 0, reach, reach)
+    padded = F.pad(values, padding, mode=border).contiguous(memory_format=torch.channels_last)
+    total = torch.zeros_like(values)
+    for place in range(weights.shape[1]):
+        # Not conv2d, which uses TensorFloat-32 on a GPU unless that is turned off for the whole process.
+        total.addcmul_(padded.narrow(dim, place, length), weights[:, place].view(-1, 1, 1, 1))
+    return total
 
 
 def grayscale(images: Tensor) -> Tensor:

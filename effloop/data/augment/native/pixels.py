@@ -32,7 +32,7 @@ from effloop.data.augment.operation import (
 )
 from effloop.data.image.pixels import opencv
 from effloop.data.random import uniforms, words, words_on_device
-from effloop.lazy import F, Tensor, torch
+from effloop.lazy import Tensor, torch
 
 Range = float | list[float]
 
@@ -238,14 +238,17 @@ class GaussianBlur(PixelOperation):
     Args:
         kernel_size: odd number of weights, or [horizontal, vertical].
         sigma: in pixels, 0.001 to 10,000, or [smallest, largest] of a uniform distribution.
+        p: probability.
     """
 
     takes_masks = True
 
-    def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
+    def __init__(
+        self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0), p: float = 1
+    ) -> None:
         self.across, self.down = _kernel_size(kernel_size)
         pair = [sigma, sigma] if isinstance(sigma, int | float) else sigma
-        self.sigma = check_range("sigma", pair, *_SIGMAS)
+        self.sigma, self.p = check_range("sigma", pair, *_SIGMAS), check_number("p", p, 0, 1)
 
     def out_sizes(self, sizes: Sizes) -> Sizes:
         height, width = sizes.min(axis=0).tolist()
@@ -256,19 +259,16 @@ class GaussianBlur(PixelOperation):
 
     def draw(self, keys: Keys, sizes: Sizes) -> BlurDraws:
         low, high = self.sigma
-        sigma = (low + (high - low) * uniforms(keys, 1)[:, 0]).astype(np.float32)
+        place, done = uniforms(keys, 2).T
+        sigma = np.where(done < self.p, low + (high - low) * place, _SIGMAS[0]).astype(np.float32)
         return BlurDraws(sigma, _weights(self.across, sigma), _weights(self.down, sigma))
 
     def apply_inplace(self, image: Image, drawn: BlurDraws, row: int) -> None:
-        cv2 = opencv()
-        # By float32: from uint8 to uint8 OpenCV rounds the weights to 8 bits.
-        values = cv2.sepFilter2D(
-            image, cv2.CV_32F, drawn.across[row], drawn.down[row], borderType=cv2.BORDER_REFLECT_101
-        )
-        cv2.convertScaleAbs(values, image)  # rounds
+        if drawn.sigma[row] > _SIGMAS[0]:
+            host.convolve(image, drawn.across[row], drawn.down[row], opencv().BORDER_REFLECT_101)
 
     def apply_batch(self, images: Tensor, drawn: BlurDraws) -> Tensor:
-        return _blurred(images, to_device(drawn.across, images), to_device(drawn.down, images))
+        return kernels.convolve(images, to_device(drawn.across, images), to_device(drawn.down, images), "reflect")
 
 
 def _kernel_size(value: object) -> list[int]:
@@ -286,24 +286,6 @@ def _weights(size: int, sigma: NDArray[np.float32]) -> NDArray[np.float32]:
     places = torch.linspace(-end, end, size)
     exponents = places.div(torch.from_numpy(sigma)[:, None]).pow(2).neg()
     return exponents.softmax(1).numpy()
-
-
-def _blurred(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """(N, 3, H, W) uint8, (N, k), (N, l) float32 -> (N, 3, H, W) uint8."""
-    values = _weighted(images.to(torch.float32), across, 3)
-    return _weighted(values, down, 2).round_().to(torch.uint8)
-
-
-def _weighted(values: Tensor, weights: Tensor, dim: int) -> Tensor:
-    """(N, 3, H, W) -> the same, convolved along a dimension."""
-    length, reach = values.shape[dim], weights.shape[1] // 2
-    padding = (reach, reach, 0, 0) if dim == 3 else (0, 0, reach, reach)
-    padded = F.pad(values, padding, mode="reflect").contiguous(memory_format=torch.channels_last)
-    total = torch.zeros_like(values)
-    for place in range(weights.shape[1]):
-        # Not conv2d, which uses TensorFloat-32 on a GPU unless that is turned off for the whole process.
-        total.addcmul_(padded.narrow(dim, place, length), weights[:, place].view(-1, 1, 1, 1))
-    return total
 
 
 _ATTEMPTS = 10  # torchvision's
