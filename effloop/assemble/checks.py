@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from effloop import config as configs
+from effloop.assemble.environment import Resolved, batches_of_update
 from effloop.config import Config
 from effloop.errors import PROGRAM, ConfigError, DataError
 from effloop.registry import groups
@@ -36,7 +38,7 @@ def check_trained_on(state: Mapping[str, Any], source: Labelled) -> None:
         )
 
 
-def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int, in_place: bool) -> None:
+def check_resumable(config: Resolved, state: Mapping[str, Any], *, world_size: int, in_place: bool) -> None:
     """Raise a ConfigError for what the optimizer's state, or the schedule's position, doesn't fit: another model,
     optimizer or size of an update; or, in another run folder, nothing is left to do.
     """
@@ -45,7 +47,7 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
     then = {"probe": 0, "optim.decay_norm": True, **flatten(state["config"])}
     # The schedule's position counts updates; the optimizer's state goes by the place among what is trained, and by
     # groups, whose rates may differ, but not whether there are any.
-    keys = ("accumulate", "probe", "model.freeze", "optim.name", "optim.decay_norm_and_bias", "optim.decay_norm")
+    keys = ("probe", "model.freeze", "optim.name", "optim.decay_norm_and_bias", "optim.decay_norm")
     same = {key: (then.get(key, now[key]), now[key]) for key in keys}
     for key in ("optim.layer_decay", "optim.head_lr"):
         if (then.get(key) is None) != (now[key] is None):
@@ -53,8 +55,13 @@ def check_resumable(config: Config, state: Mapping[str, Any], *, world_size: int
     factors = state["config"]["optim"].get("lr_factors", {}), config.optim.lr_factors
     if [*factors[0]] != [*factors[1]]:
         same["optim.lr_factors"] = factors
-    batch, ranks = state["config"]["batch_size"], state["world_size"]
-    if batch * ranks != config.batch_size * world_size:
+    ranks, whole = state["world_size"], then.get("global_batch")
+    values: dict[str, Any] = {key: then.get(key, now[key]) for key in ("batch_size", "accumulate")}
+    batch, accumulate = batches_of_update(replace(config, global_batch=whole, **values), ranks)
+    kept = whole and whole == config.global_batch  # on any number of ranks
+    if not kept:
+        same["accumulate"] = accumulate, config.accumulate
+    if not kept and batch * ranks != config.batch_size * world_size:
         several = max(ranks, world_size) > 1
         ours, theirs = (f" on {count} rank{'s' * (count != 1)}" * several for count in (world_size, ranks))
         fits, rest = divmod(batch * ranks, world_size)

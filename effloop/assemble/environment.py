@@ -48,12 +48,27 @@ def resolved(config: Config, parallel: Slice | None = None, **measured: bool) ->
     """A config with a value for whatever is `auto`, for a rank of `parallel`, and with what measuring has found."""
     values: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(Config)}
     values["num_workers"] = num_workers(config, parallel)
+    values["batch_size"], values["accumulate"] = batches_of_update(config, parallel.world_size if parallel else 1)
     values["engine"] = chosen_engine(config.engine, values["num_workers"])
     values["compile"] = config.compile is True
     values["channels_last"] = config.channels_last is not False
     if not isinstance(config.cudnn_benchmark, bool):
         values["cudnn_benchmark"] = not config.deterministic
     return Resolved(**{**values, **measured})
+
+
+def batches_of_update(config: Config, ranks: int) -> tuple[int, int]:
+    """Images of a rank's batch, and batches of an update, as `global_batch` wants them."""
+    if config.global_batch is None:
+        return config.batch_size, config.accumulate
+    images, rest = divmod(config.global_batch, ranks)
+    if rest:
+        raise ConfigError(
+            f"global_batch: {config.global_batch} images can't be divided among {ranks} ranks; set "
+            f"global_batch={(images + 1) * ranks}, or start another number of ranks"
+        )
+    batch = next(each for each in range(min(images, config.batch_size), 0, -1) if images % each == 0)
+    return batch, images // batch
 
 
 def num_workers(config: Config, parallel: Slice | None = None) -> int:
@@ -83,13 +98,16 @@ def check_limits(config: Config, ranks: Slice, *, on_host: bool) -> None:
     hardware.check_workers(workers, ranks.sharing)
     hardware.check_open_files(workers if chosen_engine(config.engine, workers).worker_bytes else 0)
     pixels = max(size.pixels for size in config.train_sizes)
-    hardware.check_batch_memory(config.batch_size, pixels * config.data.channels * (5 if on_host else 1))
+    hardware.check_batch_memory(
+        batches_of_update(config, ranks.world_size)[0], pixels * config.data.channels * (5 if on_host else 1)
+    )
 
 
 def memory_hint(config: Config) -> str:
     """What a run that needs less memory is started with, for messages."""
-    half = f"batch_size={max(1, config.batch_size // 2)} (it is {config.batch_size})"
-    more = f" with accumulate={2 * config.accumulate}" if config.batch_size > 1 else ""
+    size, accumulate = batches_of_update(config, 1)
+    half = f"batch_size={max(1, size // 2)} (it is {size})"
+    more = f" with accumulate={2 * accumulate}" if size > 1 and not config.global_batch else ""
     words = ["" if config.precision and config.precision.mixed else "precision=amp", "a smaller image_size"]
     if not getattr(config.model, "checkpointing", True):
         words.insert(1, "model.checkpointing=true")

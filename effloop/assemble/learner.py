@@ -172,9 +172,10 @@ def _optimizer(
 ) -> tuple[NoEMA, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, list[str]]:
     updates = len(train) // config.accumulate
     if not updates:
+        most = len(train)
+        fix = f"global_batch={train.global_batch * most}" if config.global_batch else f"accumulate={most}"
         raise ConfigError(
-            f"accumulate: {config.accumulate} is more than the {len(train)} batches of an epoch; "
-            f"set accumulate={len(train)} or less"
+            f"accumulate: {config.accumulate} is more than the {most} batches of an epoch; set {fix} or less"
         )
     optim, average = config.optim, NoEMA(model)
     if optim.ema:

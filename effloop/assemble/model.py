@@ -65,9 +65,11 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
     except EffLoopError:
         raise
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        key = "image_size" if size == config.size else "progressive"
+        key, other = "image_size", ""
+        if size != config.size:  # which may have come from `eval_image_size`
+            key, other = "progressive", f" as well as image_size={config.size.word}"
         raise ConfigError(
-            f"model: {name} can't be built for {key}={size.word}: {reason(error)}; set another {key} or model"
+            f"model: {name} can't be built for {key}={size.word}{other}: {reason(error)}; set another {key} or model"
         ) from error
     return built
 

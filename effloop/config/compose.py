@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from effloop.batch import ImageSize
 from effloop.config.hydra_setup import (
     EXPERIMENT,
     NAME,
@@ -137,6 +138,7 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
                 raise ConfigError(f"{group}.name: '{name}' can't be set alone; choose the part by {group}={name}")
     _resolve_precision(config)
     _resolve_scores(config)
+    _resolve_sizes(config)
     if config.parallel.replicates and config.compile:
         raise ConfigError(
             f"compile: {word(config.compile)} contradicts parallel={config.parallel.name}, "
@@ -168,6 +170,23 @@ def _resolve_precision(config: Config) -> None:
         config.precision = cast("PrecisionConfig", precisions[wanted].config(name=wanted))
     if config.amp is not None and config.amp != config.precision.mixed:
         raise ConfigError(f"amp: {word(config.amp)} contradicts precision={config.precision.name}; drop one of them")
+
+
+def _resolve_sizes(config: Config) -> None:
+    """Set `progressive` and `image_size` from `eval_image_size`, which would contradict other ones."""
+    if config.eval_image_size is not None:
+        if config.progressive:
+            raise ConfigError(
+                f"eval_image_size: {config.eval_image_size} contradicts progressive={config.progressive}, with which "
+                "image_size is the size for evaluation; set eval_image_size=null, or progressive=[]"
+            )
+        trained, config.image_size, config.eval_image_size = config.image_size, config.eval_image_size, None
+        config.progressive = [trained] if ImageSize.of(trained) != config.size else []
+    if config.global_batch and config.accumulate != 1:
+        raise ConfigError(
+            f"global_batch: {config.global_batch} decides how many batches are accumulated, and so does "
+            f"accumulate={config.accumulate}; set global_batch=null, or accumulate=1"
+        )
 
 
 def _resolve_scores(config: Config) -> None:

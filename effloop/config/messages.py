@@ -317,6 +317,8 @@ _OTHER_NAMES = {
     "schedule.warmup_ratio": "warmup",
     "max_grad_norm": "clip_grad grad_clip clip_grad_norm gradient_clip_val max_norm",
     "accumulate": "accumulate_grad_batches gradient_accumulation_steps accum_iter",
+    "global_batch": "global_batch_size total_batch_size effective_batch_size",
+    "eval_image_size": "val_crop_size test_input_size",
     "image_size": "img_size imgsz input_size crop_size resolution",
     "amp=true": "fp16 bf16 half use_amp mixed_precision autocast",
     "parallel=ddp": "gpus num_gpus devices strategy distributed ddp",

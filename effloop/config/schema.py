@@ -60,6 +60,8 @@ class Config:
 
     Attributes:
         batch_size: images per rank and step; the global batch size is printed.
+        global_batch: images per update of all ranks together: they are divided into equal batches, as large as possible
+            up to `batch_size`, and `accumulate` follows; null is `batch_size` x ranks x `accumulate`.
         num_workers: threads or processes that load, per split in use; `auto` is what `tune` found on this machine for
             this data and pipeline, else the cores this rank may use; 0 loads in the training thread.
         threads: threads that one operation of torch computes on, on the CPU, in each rank; `auto` is OMP_NUM_THREADS,
@@ -90,6 +92,8 @@ class Config:
         nan: what happens where a loss or a gradient isn't finite: `stop` ends the run; `skip` leaves the update out,
             and ends the run after 10 in a row, or where they are more than a tenth.
         image_size: height and width of the model's input, in pixels: one number for both, or [height, width].
+        eval_image_size: the size for evaluation, where `image_size` is for training alone (FixRes): image_size=160
+            eval_image_size=224 is short for progressive=[160] image_size=224.
         progressive: image sizes to train at, each as `image_size`, for equally many epochs each, in this order; empty
             is `image_size` throughout. Evaluation is always at `image_size`.
         device: auto, cpu, cuda or cuda:N.
@@ -118,6 +122,7 @@ class Config:
     checkpoint: CheckpointConfig = MISSING
     profile: ProfileConfig = MISSING
     batch_size: int = 32
+    global_batch: int | None = None
     num_workers: int | str = "auto"
     threads: int | str = "auto"
     epochs: int = 1
@@ -138,6 +143,7 @@ class Config:
     max_grad_ratio: float | None = None
     nan: str = "stop"
     image_size: Any = 64
+    eval_image_size: Any = None
     progressive: list[Any] = field(default_factory=list)
     device: str = "auto"
     resume: str | None = None
@@ -158,6 +164,7 @@ class Config:
         share = "a share of the images above 0 and below 1, or a number of them; on_error=fail allows none"
         checks: list[tuple[str, bool, str]] = [
             *((key, getattr(self, key) >= 1, "a whole number above 0, e.g. 1") for key in _COUNTS),
+            ("global_batch", self.global_batch is None or self.global_batch > 0, "a whole number above 0, or null"),
             ("probe", self.probe >= 0, "a number of passes, or 0"),
             ("lr", self.lr is None or 0 < self.lr < math.inf, number),
             *((key, (limit := getattr(self, key)) is None or 0 < limit < math.inf, number) for key in _CLIPPING),
@@ -181,7 +188,9 @@ class Config:
                 f"deterministic: true contradicts cudnn_benchmark={word(self.cudnn_benchmark)}, whose choices differ "
                 "from run to run; drop one of them"
             )
-        for key, sizes in (("image_size", [self.image_size]), ("progressive", self.progressive)):
+        evaluated = [] if self.eval_image_size is None else [self.eval_image_size]
+        sized = ("image_size", [self.image_size]), ("eval_image_size", evaluated), ("progressive", self.progressive)
+        for key, sizes in sized:
             for size in sizes:
                 try:
                     ImageSize.of(size)

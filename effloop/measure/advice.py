@@ -153,7 +153,7 @@ def _check_tail(config: Config, facts: RunFacts) -> Iterator[str]:
         step = 1 if config.batch_size % _TILE else _TILE  # keep a size that suits tensor cores
         near = range(-(-config.batch_size * 3 // 4 // step) * step, config.batch_size * 5 // 4 + 1, step)
         whole = [each for each in near if each and samples % (each * facts.world_size) == 0]
-        nearest = sorted(whole, key=lambda each: abs(each - config.batch_size))[:1]
+        nearest = sorted(whole, key=lambda each: abs(each - config.batch_size))[: not config.global_batch]
         yield (
             f"data.tail: drop skips {tail} of {samples:,} images ({100 * tail / samples:.1f} %) each epoch "
             f"(a different subset each time); set data.tail=wrap, which takes {size - tail} images twice"
@@ -165,7 +165,8 @@ def _check_tail(config: Config, facts: RunFacts) -> Iterator[str]:
         most = max(number for number in range(1, config.accumulate) if batches % number == 0)
         yield (
             f"accumulate: {config.accumulate} leaves the last {rest} of {batches} batches of each epoch without an "
-            f"update; set accumulate={most}, or another batch_size"
+            f"update; set {f'global_batch={most * size}' if config.global_batch else f'accumulate={most}'}, or another "
+            "batch_size"
         )
     each = max(1, batches // config.accumulate * max(1, config.probe))
     if (updates := each * config.epochs) < _FEW_UPDATES:
@@ -212,7 +213,8 @@ def _check_batch_norm(config: Config, facts: RunFacts) -> Iterator[str]:
     if config.accumulate > 1:
         yield (
             f"accumulate: BatchNorm's statistics are of {images} images, fewer than an update has, so training "
-            f"differs from batch_size={config.batch_size * config.accumulate} accumulate=1; prefer that where it fits"
+            f"differs from batch_size={config.batch_size * config.accumulate}"
+            f"{'' if config.global_batch else ' accumulate=1'}; prefer that where it fits"
         )
 
 

@@ -93,6 +93,7 @@ def loader(config: Config, repeats: int, *, vs: str = "torchvision,pillow", fold
     others = ",".join(name for name in wanted if name not in OWN)
     crop_of(config, others, ", or set vs=none")
     config.device, config.data.mean, config.data.std = "cpu", None, None  # all deliver uint8
+    config.global_batch = None  # in batches of `batch_size`
     root = original_photos(config, folder, others)
     ours = build_loader(config)  # raises what is wrong with it before any process starts
     data = ours.describe()
@@ -394,7 +395,7 @@ def augment(config: Config, repeats: int, *, grid: str = GRID) -> Report:
     where = "the CPU, by device=cpu" if gpu.count() else "the CPU, as there is no GPU"
     where = f"{device}, {gpu.name(device)}" if device.type == "cuda" else where
     data = replace(config.data, mean=None, std=None, tail=Tail.wrap)  # a batch may be larger than the split
-    config = replace(config, data=data)
+    config = replace(config, data=data, global_batch=None)
     with closing(build_loader(config)) as loader:  # raises what is wrong before any process starts
         about, images = loader.describe(), len(loader.plan.source)
     config = replace(config, data=replace(data, check=0))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from effloop import config as configs
-from effloop.assemble.environment import num_workers
+from effloop.assemble.environment import batches_of_update, num_workers
 from effloop.assemble.model import seconds_of
 from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch
@@ -49,6 +49,9 @@ def alone(config: Config, *more: str) -> Config:
     overrides = ["parallel=none", "checkpoint=none", "schedule=constant", "profile=none", "resume=null", "data.check=0"]
     defaults = {"channels_last": "true", "cudnn_benchmark": "null", "compile": "false"}
     overrides += [f"{key}={value}" for key, value in defaults.items() if getattr(config, key) == "auto"]
+    if config.global_batch:
+        images, accumulate = batches_of_update(config, 1)
+        overrides += ["global_batch=null", f"batch_size={images}", f"accumulate={accumulate}"]
     if "record=none" not in more:
         overrides += [f"record.{key}=false" for key in ("console", "mlflow", "wandb") if hasattr(config.record, key)]
     return with_overrides(config, *overrides, *more)

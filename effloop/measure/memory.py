@@ -123,7 +123,8 @@ class Memory:
         if smaller >= 1:
             images = config.batch_size * config.accumulate
             size = next(each for each in range(smaller, 0, -1) if images % each == 0)
-            return f"set batch_size={size}, and accumulate={images // size} for updates of as many images"
+            accumulated = f", and accumulate={images // size} for updates of as many images"
+            return f"set batch_size={size}{'' if config.global_batch else accumulated}"
         fix = "set data.cache=none" if any(part.in_shm for part in parts) else "choose a smaller model"
         return f"most of it is its {max(parts, key=lambda part: part.bytes).name}, whatever the batch; {fix}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from runs import TINY, train
 
 import effloop
 from effloop.cli.main import main
+from effloop.config import load
 from effloop.errors import ConfigError, warn
 from effloop.measure.advice import advise
 from effloop.optim import EMA, NoEMA
@@ -108,6 +110,33 @@ def test_growing_sizes(photos: Path, here: Path) -> None:
     sizes = [next(iter(trainer.train.epoch(epoch))).images.shape[-1] for epoch in range(3)]
     assert sizes == [16, 16, 24]
     assert next(iter(trainer.val.epoch(0))).images.shape[-1] == 32
+
+
+def test_a_size_for_evaluation_alone(photos: Path, here: Path) -> None:
+    """FixRes: a run's config has it by the names of the keys that it is short for."""
+    assert train(photos, "run=a", "epochs=1", "image_size=16", "eval_image_size=[24,20]") == 0
+    kept = load(Path("outputs/a/config.yaml"))
+    assert (kept.image_size, kept.progressive, kept.eval_image_size) == ([24, 20], [16], None)
+    assert effloop.load("outputs/a").image_size == (24, 20)
+    assert not effloop.compose(["image_size=16", "eval_image_size=[16,16]"]).progressive
+    with pytest.raises(ConfigError, match=r"^eval_image_size: 24 contradicts progressive=\[16\], with which"):
+        effloop.compose(["progressive=[16]", "eval_image_size=24"])
+
+
+def test_a_global_batch_is_made_of_batches(photos: Path, here: Path) -> None:
+    """As by `batch_size` and `accumulate`; the run's config keeps what was asked for."""
+    assert train(photos, "run=a", "epochs=1", "batch_size=6", "global_batch=16") == 0
+    assert train(photos, "run=b", "epochs=1", "batch_size=4", "accumulate=4") == 0
+    assert "step   16 images = 4 per rank x 1 (ranks) x 4 (accumulated)" in Path("outputs/a/log.txt").read_text()
+    kept = load(Path("outputs/a/config.yaml"))
+    assert (kept.batch_size, kept.accumulate, kept.global_batch) == (6, 1, 16)
+    weights = [torch.load(f"outputs/{run}/checkpoints/last.ckpt", weights_only=True)["model"] for run in "ab"]
+    assert all(map(torch.equal, weights[0].values(), weights[1].values()))
+    batches = [(torch.zeros(5, 3, 16, 16), torch.zeros(5, dtype=torch.long))] * 4
+    config = effloop.compose([*TINY, "global_batch=10", "batch_size=7", "model.num_classes=3", "run=c"])
+    assert effloop.build_trainer(config, train=batches, val=batches).loop.accumulate == 2
+    with pytest.raises(ConfigError, match=r"^global_batch: 12 is no multiple of the 5 .* set global_batch=15"):
+        effloop.build_trainer(replace(config, global_batch=12, run="d"), train=batches, val=batches)
 
 
 @pytest.mark.slow

@@ -10,9 +10,17 @@ import torch
 from torch import nn
 
 import effloop
-from effloop.assemble.checks import changed_values, check_position, check_same_model, check_same_tensors
+from effloop.assemble.checks import (
+    changed_values,
+    check_position,
+    check_resumable,
+    check_same_model,
+    check_same_tensors,
+)
+from effloop.assemble.environment import batches_of_update, resolved
 from effloop.config import to_dict
 from effloop.errors import ConfigError
+from effloop.parallel import OwnSlice
 from effloop.task import TaskConfig
 
 
@@ -49,6 +57,68 @@ def test_other_values_are_one_line() -> None:
     assert "run" not in line
     assert "eval_every" not in line
     assert changed_values(config, {"config": to_dict(config)}) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "wanted"),
+    [
+        ("batch_size=8 accumulate=3", 2, (8, 3)),
+        ("global_batch=2048 batch_size=128", 2, (128, 8)),
+        ("global_batch=2048 batch_size=128", 1, (128, 16)),
+        ("global_batch=96 batch_size=40", 1, (32, 3)),
+        ("global_batch=96 batch_size=40", 3, (32, 1)),
+        ("global_batch=4 batch_size=40", 4, (1, 1)),
+        ("global_batch=13 batch_size=12", 1, (1, 13)),
+        ("global_batch=64", 3, "global_batch: 64 images can't be divided among 3 ranks; set global_batch=66"),
+        ("global_batch=2", 3, "global_batch: 2 images can't be divided among 3 ranks; set global_batch=3"),
+        (
+            "global_batch=8 accumulate=2",
+            1,
+            "global_batch: 8 decides .* and so does accumulate=2; set",
+        ),
+    ],
+)
+def test_global_batch(words: str, ranks: int, wanted: Any) -> None:
+    if isinstance(wanted, tuple):
+        assert batches_of_update(effloop.compose(words.split()), ranks) == wanted
+        return
+    with pytest.raises(ConfigError, match=f"^{wanted}"):
+        batches_of_update(effloop.compose(words.split()), ranks)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "wanted"),
+    [
+        ((2, "global_batch=64 batch_size=16"), (1, "global_batch=64 batch_size=16"), None),
+        ((2, "global_batch=64 batch_size=16"), (4, "global_batch=64 batch_size=8"), None),
+        ((2, "global_batch=64 batch_size=16"), (2, "batch_size=16 accumulate=2"), None),
+        ((1, "batch_size=16 accumulate=2"), (1, "global_batch=32 batch_size=16"), None),
+        (
+            (1, "global_batch=64 batch_size=16"),
+            (1, "global_batch=32 batch_size=16"),
+            "accumulate: .* 4, not 2; keep",
+        ),
+        (
+            (2, "global_batch=64 batch_size=16"),
+            (1, "batch_size=16 accumulate=4"),
+            "batch_size: .* keep batch_size=32",
+        ),
+    ],
+)
+def test_a_global_batch_is_kept_on_other_ranks(then: tuple[int, str], now: tuple[int, str], wanted: str | None) -> None:
+    state = {
+        "config": to_dict(effloop.compose(then[1].split())),
+        "world_size": then[0],
+        "progress": {"epoch": 0},
+    }
+    del state["config"]["global_batch" if "global" not in then[1] else "nan"]  # as of an earlier release
+    ranks = OwnSlice(0, now[0], now[0], torch.device("cpu"))
+    config = resolved(effloop.compose(now[1].split()), ranks)
+    if wanted is None:
+        check_resumable(config, state, world_size=now[0], in_place=True)
+        return
+    with pytest.raises(ConfigError, match=f"^{wanted}"):
+        check_resumable(config, state, world_size=now[0], in_place=True)
 
 
 def test_other_tensors_are_listed_up_to_five() -> None:
