@@ -17,7 +17,7 @@ from effloop.registry import groups
 from effloop.runs.reader import flatten, format_value
 from effloop.task import Labelled
 
-_NOT_THE_NETWORK = {"num_classes", "weights", "backbone_weights", "freeze", "checkpointing"}
+_NOT_THE_NETWORK = {"num_classes", "weights", "backbone_weights", "freeze", "checkpointing", "drop_path"}
 """Fields of a model's config that change neither the names nor the shapes of its parameters."""
 
 
@@ -108,6 +108,7 @@ def check_same_model(config: Config, state: Mapping[str, Any]) -> None:
     if (held := _model_words(was)) != (asked := _model_words(now)):
         fix = f"keep {held}" if was["name"] in groups["model"] else "give its module to build_trainer(model=)"
         raise ConfigError(f"model: the checkpoint holds {held}, not {asked}; {fix}")
+    was, now = ({"args": {}, **each} for each in (was, now))  # an earlier release's has none
     differ = [key for key in sorted({*was, *now} - _NOT_THE_NETWORK) if was.get(key) != now.get(key)]
     if differ:
         raise ConfigError(

