@@ -246,6 +246,7 @@ def check_probe(config: Resolved, parallel: Parallel) -> None:
         ("augment.mixup", config.augment.mixup, "0"),
         ("augment.cutmix", config.augment.cutmix, "0"),
         ("progressive", config.progressive, "[]"),
+        ("data.repeats", config.data.repeats > 1, "1"),
         ("compile", config.compile, "false"),
         ("on_error", config.on_error is OnError.skip, "fail"),
         ("optim.layer_decay", config.optim.layer_decay is not None, "null and lr"),

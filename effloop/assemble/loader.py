@@ -169,6 +169,7 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         tail=config.data.tail if train else Tail.pad,
         rank=parallel.rank,
         world_size=parallel.world_size,
+        repeats=config.data.repeats if train else 1,
     )
     if train and config.data.balance:
         from effloop.data.balance import BalancedOrder, ClassDraw

@@ -22,6 +22,8 @@ class Order:
         seed: of the keyed permutation; None keeps the order of the source.
         tail: what is done with samples that don't fill a last global batch.
         rank, world_size: whose slice of every global batch this is.
+        repeats: how often each sample comes in a row (Hoffer et al. 2020), each time augmented otherwise. An epoch has
+            `num_samples` nevertheless, as in timm's `RepeatAugSampler`, so that it sees 1 / repeats of them.
     """
 
     num_samples: int
@@ -30,6 +32,7 @@ class Order:
     tail: Tail
     rank: int = 0
     world_size: int = 1
+    repeats: int = 1
 
     @property
     def global_batch(self) -> int:
@@ -47,21 +50,28 @@ class Order:
         positions, valid = self._positions(number)
         if self.seed is None:
             return positions, valid
+        places, copies = np.divmod(positions, self.repeats)
         if self.global_batch > _CHUNK // 4:
-            return Permutation.of_epoch(self.num_samples, self.seed, epoch)(positions), valid
-        parts = np.split(positions, np.flatnonzero(np.diff(positions // _CHUNK)) + 1)
-        return np.concatenate([self._shuffled(epoch, part) for part in parts]), valid
+            return Permutation.of_epoch(self.num_samples, self.seed, epoch)(places) | copies << REPEAT, valid
+        parts = np.split(places, np.flatnonzero(np.diff(places // _CHUNK)) + 1)
+        return np.concatenate([self._shuffled(epoch, part) for part in parts]) | copies << REPEAT, valid
 
     def _positions(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Where this rank's part of batch `number` is in an epoch, and what of it isn't padding."""
-        start = number * self.global_batch + self.rank * self.batch_per_rank
-        positions = np.arange(start, start + self.batch_per_rank)
+        start, end = number * self.global_batch, (number + 1) * self.global_batch
+        # All first copies in a global batch, then all second ones: a sample's neighbour, with which MixUp mixes it, is
+        # another one.
+        copies = [np.arange(start + (copy - start) % self.repeats, end, self.repeats) for copy in range(self.repeats)]
+        positions = np.concatenate(copies)[self.rank * self.batch_per_rank :][: self.batch_per_rank]
         valid = (positions < self.num_samples) | (self.tail is not Tail.pad)
         return positions % self.num_samples, valid
 
     def describe(self) -> str:
         """A line for users on what is drawn; empty if nothing is special."""
-        return ""
+        if self.repeats == 1:
+            return ""
+        seen = -(-self.num_samples // self.repeats)
+        return f"repeats  an epoch has {seen:,} of the {self.num_samples:,} images, {self.repeats} times each"
 
     def _shuffled(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The samples at positions within one chunk."""

@@ -58,6 +58,8 @@ class DataConfig(PartConfig):
         split_seed: of the hash by which `val` and `folds` choose.
         balance: from 0, where each class is trained on as often as it is in the data, to 1, where all classes are
             trained on equally often: its share is its number of samples to the power of 1 - `balance`, over the sum.
+        repeats: how often each image comes in a row, each time augmented otherwise (repeated augmentation). An epoch is
+            as long as ever, so that with 3 it sees a third of the images.
         tail: what training does with the samples that don't fill the last global batch: drop or wrap.
         check: number of samples per split, evenly spaced, whose header and end of file are checked before the
             first step; 0 checks none.
@@ -98,6 +100,7 @@ class DataConfig(PartConfig):
     group: str | None = None
     split_seed: int = 0
     balance: float = 0.0
+    repeats: int = 1
     tail: Tail = Tail.drop
     check: int = 2000  # 1,856 photographs of 27 KB take 0.1 s
     index: Index = Index.auto
@@ -130,6 +133,9 @@ class DataConfig(PartConfig):
             self.mean, self.std = ([round(sum(each) / len(each), 6)] for each in (self.mean, self.std))
         if not 0 <= self.balance <= 1:
             raise ConfigError(f"data.balance: {self.balance} is not allowed; set a number from 0 to 1")
+        if self.repeats < 1 or (self.repeats > 1 and self.balance):
+            fix = f"1, or data.balance={self.balance:g} to 0" if self.repeats > 1 else "a whole number above 0"
+            raise ConfigError(f"data.repeats: {self.repeats} is not allowed here; set {fix}")
         self._check_division()
 
     def _check_normalisation(self) -> None:

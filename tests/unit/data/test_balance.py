@@ -26,7 +26,7 @@ def order(
 ) -> BalancedOrder:
     source = table()
     draw = ClassDraw(source, balance, seed)
-    return BalancedOrder(len(source), batch, seed, tail, rank, ranks, draw)
+    return BalancedOrder(len(source), batch, seed, tail, rank, ranks, draw=draw)
 
 
 def epoch(found: BalancedOrder, number: int = 0) -> NDArray[np.int64]:
