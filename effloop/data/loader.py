@@ -99,7 +99,7 @@ class Loader:
         batches = self.host_batches(epoch, samples_seen)
         if self.ledger is not None:
             batches = map(partial(self.ledger.note, epoch), batches)
-        return self.transfer.stream(batches, partial(self.plan.keys, epoch))
+        return self.transfer.stream(batches, partial(self.plan.keys, epoch), epoch)
 
     def host_batches(self, epoch: int, samples_seen: int = 0) -> Iterator[Batch]:
         """What the engine loads for `epoch`, on the host; same arguments, same errors."""
@@ -108,8 +108,8 @@ class Loader:
     def samples(self, ids: Sequence[int], epoch: int = 0) -> Batch:
         """Some samples as the model sees them in an epoch, loaded by the calling thread.
 
-        With MixUp or CutMix each is mixed with the one before it in `ids`, the first with the last, and not with
-        its neighbour in the epoch's batch; a single one isn't mixed.
+        MixUp and CutMix mix these samples with each other, as if they were a batch, and not with those of the epoch's
+        batch; a single one isn't mixed.
 
         Args:
             ids: their numbers in the source, at least one.
@@ -123,7 +123,7 @@ class Loader:
         request = BatchRequest(epoch, numbers, np.ones(len(numbers), np.bool_))
         batch = self.plan.empty_batch(request)
         self.plan.amend(batch, self.plan.fill(request, batch.images, 0, len(batch)))
-        (moved,) = self.transfer.stream([batch], partial(self.plan.keys, epoch))
+        (moved,) = self.transfer.stream([batch], partial(self.plan.keys, epoch), epoch)
         return moved
 
     def pictures(self, ids: Sequence[int], epoch: int = 0) -> NDArray[np.uint8]:
@@ -138,8 +138,8 @@ class Loader:
     def preview(self, num_samples: int, num_epochs: int) -> Preview:
         """Samples spread evenly over the split, in the first epochs, as the model sees them.
 
-        With MixUp or CutMix each is mixed with the row above, not with its neighbour in the epoch; the first with the
-        last, and a single one with another sample that isn't shown.
+        MixUp and CutMix mix these samples with each other, not with those of the epoch's batch; a single one with
+        another sample that isn't shown.
 
         Args:
             num_samples: how many; all, if there are fewer.

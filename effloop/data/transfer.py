@@ -71,7 +71,7 @@ class Transfer:
             channels_last=self.memory_format is torch.channels_last,
         )
 
-    def stream(self, batches: Iterable[Batch], keys_of: KeysOf) -> Iterator[Batch]:
+    def stream(self, batches: Iterable[Batch], keys_of: KeysOf, epoch: int = 0) -> Iterator[Batch]:
         """Host batches -> batches on the device, as `Batch` describes them.
 
         On a GPU the next batch's copy starts before one is yielded.
@@ -79,14 +79,15 @@ class Transfer:
         Args:
             batches: from an engine.
             keys_of: keys of this epoch's samples, for augmenting and mixing.
+            epoch: counted from 0; mixing may end at one.
         """
         for batch in self._copies(batches) if self.device.type == "cuda" else batches:
-            processed = self._process(batch, keys_of(batch.ids.numpy()))
+            processed = self._process(batch, keys_of(batch.ids.numpy()), epoch)
             del batch  # frees its memory for the next one
             yield processed
             del processed
 
-    def _process(self, batch: Batch, keys: NDArray[np.uint64]) -> Batch:
+    def _process(self, batch: Batch, keys: NDArray[np.uint64], epoch: int) -> Batch:
         """Augment, normalise and mix a batch on its device, without a sync."""
         images, targets = batch.images, batch.targets.to(self.target_dtype)
         if self.augment is not None and self.augment.has_device_part:
@@ -94,7 +95,7 @@ class Transfer:
             targets = targets if masks is None else masks
         images = self.normalize(images)
         if self.mix is not None:
-            images, targets = self.mix(images, targets, keys)
+            images, targets = self.mix(images, targets, keys, epoch)
         return Batch(images, targets, batch.ids & SAMPLE, batch.valid, batch.skipped)
 
     @cached_property

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.errors import DataError, check_value
+from effloop.errors import ConfigError, DataError, check_value
 from effloop.lazy import F, Tensor, no_grad, torch
+from effloop.registry import choices
 from effloop.task import base
 
 if TYPE_CHECKING:
@@ -29,20 +31,45 @@ class ClassificationConfig(base.TaskConfig):
             "Rethinking the Inception architecture").
         class_weights: of the classes in the training loss, as torch.nn.CrossEntropyLoss has them: null, a number for
             each class, or balanced: n / (K n_c) for n_c of n samples, as scikit-learn has it. Scores have no weights.
+        loss: cross_entropy; bce, the binary cross-entropy of each class (Wightman et al. 2021, "ResNet strikes back");
+            focal (Lin et al. 2017, "Focal loss for dense object detection") or asymmetric (Ridnik et al. 2021,
+            "Asymmetric loss for multi-label classification"), both of the softmax. It is that of training: an
+            evaluation's is cross_entropy.
+        target_threshold: with bce, a class is a whole target if its share, smoothed, is above it, and else none; null
+            takes shares as they are.
+        sum_classes: with bce, the sum over classes instead of their mean.
+        gamma: with focal, how much less a sample counts that is nearly right; 0 is cross_entropy.
+        gamma_pos: with asymmetric, the same of a sample's class.
+        gamma_neg: with asymmetric, how much less the other classes count, which label_smoothing makes targets, too.
     """
 
     label_smoothing: float = 0.0
     class_weights: Any = None
+    loss: Any = "cross_entropy"
+    target_threshold: float | None = None
+    sum_classes: bool = False
+    gamma: float = 2.0
+    gamma_pos: float = 0.0
+    gamma_neg: float = 4.0
 
     def __post_init__(self) -> None:
-        share = self.label_smoothing
+        losses = ["cross_entropy", *_LOSSES]
+        if self.loss not in losses:
+            raise ConfigError(f"task.loss: no loss '{self.loss}'; {choices(str(self.loss), losses)}")
+        share, threshold = self.label_smoothing, self.target_threshold
         check_value("task.label_smoothing", share, 0 <= share < 1, "a share from 0 to below 1")
         base.check_weights("task.class_weights", self.class_weights)
+        fits = threshold is None or 0 <= threshold < 1
+        check_value("task.target_threshold", threshold, fits, "a share from 0 to below 1, or null")
+        for key in ("gamma", "gamma_pos", "gamma_neg"):
+            value = getattr(self, key)
+            check_value(f"task.{key}", value, 0 <= value < math.inf, "a finite number, 0 or above")
+        base.refuse_unused(self, _KEYS)
 
 
 @base.tasks.register("classification", ClassificationConfig)
 class Classification(base.Task):
-    """One class for each image: cross-entropy, top-1 and top-5 accuracy."""
+    """One class for each image: cross-entropy and other losses, top-1 and top-5 accuracy."""
 
     meters = (base.Meter("top1", "Top@1"), base.Meter("top5", "Top@5", min_outputs=_RANKS + 1), base.LOSS)
     mixes: ClassVar[tuple[str, ...]] = ("mixup", "cutmix")
@@ -51,8 +78,7 @@ class Classification(base.Task):
     outputs: ClassVar[str] = "logits; their softmax is the classes' probabilities"
 
     def __init__(self, config: ClassificationConfig) -> None:
-        self.label_smoothing = config.label_smoothing
-        self.class_weights = config.class_weights
+        self.config = config
         self.weight: Tensor | None = None
         self.target = base.TargetSpec()
         self.num_sums = 2 + _RANKS
@@ -67,16 +93,29 @@ class Classification(base.Task):
         return len(source.classes)
 
     def fitted(self, source: base.Labelled, counts: base.Counts) -> Self:
-        task, balanced = copy.copy(self), lambda: base.class_weights(counts())
-        task.weight = base.weights_of("task.class_weights", self.class_weights, source.classes, balanced)
+        task, balanced, config = copy.copy(self), lambda: base.class_weights(counts()), self.config
+        task.weight = base.weights_of("task.class_weights", config.class_weights, source.classes, balanced)
+        least = config.label_smoothing / len(source.classes)
+        most = 1 - config.label_smoothing + least
+        if config.target_threshold is not None and not least <= config.target_threshold < most:
+            raise ConfigError(
+                f"task.target_threshold: {config.target_threshold} makes targets of all classes or of none, as "
+                f"task.label_smoothing={config.label_smoothing} gives each of {len(source.classes)} a share from "
+                f"{least:.2g} to {most:.2g}; set one from {least:.2g} to below {most:.2g}"
+            )
         return task
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(N, K) logits, (N,) int64 or (N, K) float32 shares of the classes -> () mean loss of a training batch."""
-        if self.weight is None:
-            return F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
-        weight = self.weight.to(outputs.device)  # of replicas on several devices
-        loss = F.cross_entropy(outputs.float(), targets, weight, label_smoothing=self.label_smoothing)
+        config, smoothing = self.config, self.config.label_smoothing
+        weight = None if self.weight is None else self.weight.to(outputs.device)  # of replicas on several devices
+        if config.loss != "cross_entropy":
+            if targets.ndim == 1:
+                targets = (targets[:, None] == torch.arange(outputs.shape[1], device=targets.device)).float()
+            return _LOSSES[config.loss](outputs.float(), targets, weight, config)
+        if weight is None:
+            return F.cross_entropy(outputs, targets, label_smoothing=smoothing)
+        loss = F.cross_entropy(outputs.float(), targets, weight, label_smoothing=smoothing)
         # By the weights of the samples, of shares the classes' by them, where torch divides by the number of samples.
         return loss if targets.ndim == 1 else loss * (len(targets) / (targets @ weight).sum())
 
@@ -141,3 +180,67 @@ class Classification(base.Task):
 def _ranked(outputs: Tensor) -> Tensor:
     """(N, K) logits -> (N, up to 5) classes, the best first; of equal logits always the same one."""
     return outputs.topk(min(_RANKS, outputs.shape[1]), dim=1).indices
+
+
+# Losses take logits (N, K) and shares of the classes (N, K), weights of the classes (K,) or None, all float32, and give
+# the mean over samples, ().
+
+
+def _binary_cross_entropy(
+    logits: Tensor, shares: Tensor, weight: Tensor | None, config: ClassificationConfig
+) -> Tensor:
+    """Of each class by itself, times its weight; the mean or sum over classes. As timm's `BinaryCrossEntropy`."""
+    shares = shares * (1 - config.label_smoothing) + config.label_smoothing / shares.shape[1]
+    if config.target_threshold is not None:
+        shares = (shares > config.target_threshold).float()
+    losses = F.binary_cross_entropy_with_logits(logits, shares, weight, reduction="none")
+    return losses.sum(dim=1).mean() if config.sum_classes else losses.mean()
+
+
+def _focal(logits: Tensor, shares: Tensor, weight: Tensor | None, config: ClassificationConfig) -> Tensor:
+    """-(1 - p)^gamma log p of each class by its smoothed share, p being its softmax: of two classes, torchvision's
+    `sigmoid_focal_loss` of their logits' difference. With weights as cross-entropy has them.
+    """
+    logs = logits.log_softmax(dim=1)
+    losses = -_power(-logs.expm1(), config.gamma) * logs
+    return _softmax_loss(losses, losses, shares, weight, config)
+
+
+def _asymmetric(logits: Tensor, shares: Tensor, weight: Tensor | None, config: ClassificationConfig) -> Tensor:
+    """-(1 - p)^gamma_pos log p of a sample's class, -p^gamma_neg log p of the others, each by its smoothed share; as
+    timm's `AsymmetricLossSingleLabel`. Of a mixed sample the losses of its classes by their shares.
+    """
+    logs = logits.log_softmax(dim=1)
+    own, other = -_power(-logs.expm1(), config.gamma_pos) * logs, -_power(logs.exp(), config.gamma_neg) * logs
+    return _softmax_loss(own, other, shares, weight, config)
+
+
+def _power(base: Tensor, gamma: float) -> Tensor:
+    return base.clamp(min=torch.finfo(base.dtype).tiny) ** gamma  # the derivative of 0^gamma is infinite for some
+
+
+def _softmax_loss(
+    own: Tensor, other: Tensor, shares: Tensor, weight: Tensor | None, config: ClassificationConfig
+) -> Tensor:
+    """(N, K) losses of each class, if it is a sample's and if it isn't -> () mean over samples by their weights."""
+    even = config.label_smoothing / shares.shape[1]
+    losses = shares * (1 - config.label_smoothing + even) * own + (1 - shares) * even * other
+    if weight is None:
+        return losses.sum(dim=1).mean()
+    return (losses * weight).sum() / (shares @ weight).sum()
+
+
+_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor | None, ClassificationConfig], Tensor]] = {
+    "bce": _binary_cross_entropy,
+    "focal": _focal,
+    "asymmetric": _asymmetric,
+}
+
+_KEYS = {
+    "target_threshold": "bce",
+    "sum_classes": "bce",
+    "gamma": "focal",
+    "gamma_pos": "asymmetric",
+    "gamma_neg": "asymmetric",
+}
+"""The keys of single losses."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.errors import ConfigError, check_value
+from effloop.errors import check_value
 from effloop.lazy import F, Tensor, no_grad, torch
 from effloop.task import base
 from effloop.task.details import Details, Ranking, of_flags, rankings
@@ -22,7 +22,9 @@ class MultilabelLoss(Enum):
     """The loss of each label."""
 
     bce = "bce"  # binary cross-entropy
-    asl = "asl"  # asymmetric loss
+    focal = "focal"
+    asymmetric = "asymmetric"
+    asl = "asymmetric"  # the same, for short
 
 
 @dataclass
@@ -30,14 +32,16 @@ class MultilabelConfig(base.TaskConfig):
     """Fields of `task=multilabel`.
 
     Attributes:
-        loss: bce, the binary cross-entropy of each label, or asl, the asymmetric loss (Ridnik et al. 2021,
-            "Asymmetric loss for multi-label classification"); of either the mean over images and labels.
-        pos_weight: with bce, how much more a label counts in training where it is set: null, a number, a number for
-            each label, or balanced, (n - n_k) / n_k for a label that n_k of n images have, 1 for one that none or all
-            have. Scores have no weights.
-        gamma_pos: with asl, focusing of labels that are set.
-        gamma_neg: with asl, focusing of labels that aren't set.
-        clip: with asl, a label that isn't set costs nothing up to this probability.
+        loss: bce, the binary cross-entropy of each label; focal (Lin et al. 2017, "Focal loss for dense object
+            detection"); or asymmetric, for short asl (Ridnik et al. 2021, "Asymmetric loss for multi-label
+            classification"). Of each the mean over images and labels.
+        pos_weight: how much more a label counts in training where it is set: null, a number, a number for each label,
+            or balanced, (n - n_k) / n_k for a label that n_k of n images have, 1 for one that none or all have. Scores
+            have no weights.
+        gamma_pos: with asymmetric, focusing of labels that are set.
+        gamma_neg: with asymmetric, focusing of labels that aren't set.
+        clip: with asymmetric, a label that isn't set costs nothing up to this probability.
+        gamma: with focal, focusing of all labels.
     """
 
     loss: MultilabelLoss = MultilabelLoss.bce
@@ -45,16 +49,13 @@ class MultilabelConfig(base.TaskConfig):
     gamma_pos: float = 0.0
     gamma_neg: float = 4.0
     clip: float = 0.05
+    gamma: float = 2.0
 
     def __post_init__(self) -> None:
         if not base.is_weight(self.pos_weight):
             base.check_weights("task.pos_weight", self.pos_weight)
-        if self.loss is MultilabelLoss.asl and self.pos_weight is not None:
-            raise ConfigError(
-                f"task.pos_weight: {self.pos_weight} is for task.loss=bce, asl has task.gamma_pos and task.gamma_neg; "
-                "set task.pos_weight=null"
-            )
-        for key in ("gamma_pos", "gamma_neg"):
+        base.refuse_unused(self, {"gamma": "focal"})
+        for key in ("gamma_pos", "gamma_neg", "gamma"):
             value = getattr(self, key)
             check_value(f"task.{key}", value, 0 <= value < math.inf, "a finite number, 0 or above")
         check_value("task.clip", self.clip, 0 <= self.clip < 1, "a probability from 0 to below 1")
@@ -62,7 +63,7 @@ class MultilabelConfig(base.TaskConfig):
 
 @base.tasks.register("multilabel", MultilabelConfig)
 class Multilabel(base.Task):
-    """Any number of labels for each image: binary cross-entropy or asymmetric loss, mean average precision, F1."""
+    """Any number of labels for each image: losses of each label, mean average precision, F1."""
 
     meters = (
         base.Meter("map", "mAP"),
@@ -109,9 +110,12 @@ class Multilabel(base.Task):
         return self._losses(outputs.float(), targets, weight).mean()
 
     def _losses(self, logits: Tensor, flags: Tensor, weight: Tensor | None = None) -> Tensor:
-        if self.config.loss is MultilabelLoss.bce:
+        config = self.config
+        if config.loss is MultilabelLoss.bce:
             return F.binary_cross_entropy_with_logits(logits, flags, pos_weight=weight, reduction="none")
-        return asymmetric_losses(logits, flags, self.config)
+        if config.loss is MultilabelLoss.focal:
+            return asymmetric_losses(logits, flags, config.gamma, config.gamma, 0, weight)
+        return asymmetric_losses(logits, flags, config.gamma_pos, config.gamma_neg, config.clip, weight)
 
     @no_grad
     def sums(self, outputs: Tensor, targets: Tensor, valid: Tensor, loss: Tensor | None = None) -> Tensor:
@@ -196,18 +200,23 @@ class Multilabel(base.Task):
         return torch.randint(2, (batch_size, num_outputs), device=device, dtype=torch.float32)
 
 
-def asymmetric_losses(logits: Tensor, flags: Tensor, config: MultilabelConfig) -> Tensor:
+def asymmetric_losses(
+    logits: Tensor, flags: Tensor, gamma_pos: float, gamma_neg: float, clip: float, weight: Tensor | None = None
+) -> Tensor:
     """The asymmetric loss of each label of each image, (N, K); Ridnik et al. 2021, equations 4 to 7.
 
     With the probability p and p_m = max(p - clip, 0): -(1 - p)^gamma_pos log p of a label that is set, and
-    -p_m^gamma_neg log(1 - p_m) of one that isn't; of a share both, by it.
+    -p_m^gamma_neg log(1 - p_m) of one that isn't; of a share both, by it. The weight, (K,), is of labels that are set.
+    With both gammas equal and without `clip` it is Lin's focal loss.
     """
     tiny = torch.finfo(logits.dtype).tiny  # the derivative of 0^gamma is infinite for some
     absent = torch.sigmoid(-logits)
-    shifted = (1 - absent - config.clip).clamp(min=tiny)
-    log_absent = (absent + config.clip).clamp(max=1).log() if config.clip else F.logsigmoid(-logits)
-    positive = absent.clamp(min=tiny) ** config.gamma_pos * F.logsigmoid(logits)
-    negative = shifted**config.gamma_neg * log_absent
+    shifted = (1 - absent - clip).clamp(min=tiny)
+    log_absent = (absent + clip).clamp(max=1).log() if clip else F.logsigmoid(-logits)
+    positive = absent.clamp(min=tiny) ** gamma_pos * F.logsigmoid(logits)
+    if weight is not None:
+        positive = positive * weight
+    negative = shifted**gamma_neg * log_absent
     return -(flags * positive + (1 - flags) * negative)
 
 

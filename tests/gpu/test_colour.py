@@ -20,6 +20,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "ColorJitter": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1},
     "RandomGrayscale": {"p": 0.5},
     "RandomErasing": {"value": "random"},
+    "RandomErasing ": {"value": "normal", "count": 3},
     "GaussianBlur": {"kernel_size": 9},
     "RandomSolarize": {"threshold": 128},
     "RandomPosterize": {"bits": 4},
@@ -33,7 +34,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_as_on_the_cpu(name: str) -> None:
-    operation = all_operations()[name](**PARAMETERS[name])
+    operation = all_operations()[name.strip()](**PARAMETERS[name])
     found = drawn(operation, 32)
     pixels = np.random.default_rng(0).integers(20, 236, (32, 64, 48, 3), np.uint8)
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)

@@ -17,8 +17,9 @@ pytestmark = [
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.2, 0.0), (0.0, 1.0), (0.2, 1.0)])
-def test_mixed_as_on_the_cpu(mixup: float, cutmix: float, layout: torch.memory_format) -> None:
-    mix, keys = Mix(mixup, cutmix, 10), sample_keys(0, 0, np.arange(32))
+@pytest.mark.parametrize("mode", ["element", "pair", "batch"])
+def test_mixed_as_on_the_cpu(mixup: float, cutmix: float, layout: torch.memory_format, mode: str) -> None:
+    mix, keys = Mix(mixup, cutmix, 10, mode=mode), sample_keys(0, 0, np.arange(32))
     images, targets = torch.randn(32, 3, 40, 56).contiguous(memory_format=layout), torch.randint(10, (32,))
     wanted_images, wanted_shares = mix(images, targets, keys)
     arrived = images.cuda(), targets.cuda()

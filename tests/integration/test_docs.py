@@ -305,7 +305,7 @@ NEEDS = {
     "data.checksums": "data=lmdb data.root=.",
     "model.depth": "model=small_resnet",
     "optim.momentum": "optim=sgd",
-    "task.loss=asl": "task=multilabel",
+    "task.sum_classes": "task=classification task.loss=bce",
     "task.loss=huber": "task=regression",
     "task.loss={": "task=segmentation",
     "task.window": "task=segmentation",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from effloop.batch import ImageSize
 from effloop.data.image.mask import Mask
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, check_value
 from effloop.lazy import Tensor
 from effloop.registry import PartConfig, Registry
 
@@ -23,6 +23,14 @@ class Device(Enum):
 
     cpu = "cpu"
     gpu = "gpu"
+
+
+class MixMode(Enum):
+    """What is mixed by one draw."""
+
+    element = "element"  # each image, with the one before it
+    pair = "pair"  # two images with each other
+    batch = "batch"  # all images of a batch on one rank
 
 
 class Evaluation(Enum):
@@ -39,16 +47,30 @@ class AugmentConfig(PartConfig):
 
     Attributes:
         mixup: alpha of MixUp's Beta distribution; 0 is off.
-        cutmix: alpha of CutMix's; 0 is off. With both, each training image gets one of them, with probability 1/2.
+        cutmix: alpha of CutMix's; 0 is off. With both, each draw is of one of them.
+        mix: what has one draw of MixUp or CutMix: `element`, each image, mixed with the one before it; `pair`, two
+            images, mixed with each other; `batch`, all images of a rank's batch, the first mixed with the last, the
+            second with the last but one, as in timm.
+        mix_prob: how probable it is that a draw mixes.
+        cutmix_share: with both, how probable it is that a draw is of CutMix.
+        mix_epochs: epochs after which nothing is mixed any more; null mixes to the end.
     """
 
     mixup: float = 0.0
     cutmix: float = 0.0
+    mix: MixMode = MixMode.element
+    mix_prob: float = 1.0
+    cutmix_share: float = 0.5
+    mix_epochs: int | None = None
 
     def __post_init__(self) -> None:
         for key, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
-            if not 0 <= alpha < math.inf:
-                raise ConfigError(f"augment.{key}: {alpha} is not allowed; set a number above 0, or 0 for none")
+            check_value(f"augment.{key}", alpha, 0 <= alpha < math.inf, "a number above 0, or 0 for none")
+        for key in ("mix_prob", "cutmix_share"):
+            value = getattr(self, key)
+            check_value(f"augment.{key}", value, 0 <= value <= 1, "a probability from 0 to 1")
+        epochs = self.mix_epochs
+        check_value("augment.mix_epochs", epochs, epochs is None or epochs >= 0, "a whole number of epochs, or null")
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""MixUp and CutMix on the batch's device, each image mixed with its neighbour by its own draw."""
+"""MixUp and CutMix on the batch's device: each image mixed by its own draw, or by one of its pair or its batch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +26,14 @@ class MixDraws:
 
 
 class Mix:
-    """MixUp and CutMix of a batch, with the image before it in the batch (the first one with the last).
+    """MixUp and CutMix of a batch.
 
-    With both above 0 each image gets one of them, with probability 1/2. Each image has its own share and box, from
-    its own key and with the distributions of torchvision's `MixUp` and `CutMix`, which draw one for the whole batch.
+    With `mode=element` each image is mixed with the one before it in the batch (the first one with the last), and has
+    its own share and box, from its own key and with the distributions of torchvision's `MixUp` and `CutMix`, which
+    draw one for the whole batch. The others are those of timm's `Mixup`, with its distributions: the image at row i is
+    mixed with the one at N - 1 - i; a `pair` has one draw, from the key of the one that comes first, and so has a
+    `batch`, from that of its first image. (torchvision's is `batch` but for the other image, which is the one before,
+    and a box's sides, which are even.)
 
     Args:
         mixup: alpha of MixUp's Beta(alpha, alpha) distribution (Zhang et al. 2018, "mixup: Beyond empirical risk
@@ -36,19 +41,39 @@ class Mix:
         cutmix: alpha of CutMix's (Yun et al. 2019, "CutMix: Regularization strategy to train strong
             classifiers with localizable features"); 0 is off. With both off, batches are unchanged.
         num_classes: K.
+        mode: what has one draw: element, pair or batch.
+        prob: how probable it is that a draw mixes.
+        cutmix_share: with both above 0, the probability of CutMix.
+        epochs: after which nothing is mixed; None is never.
     """
 
-    def __init__(self, mixup: float, cutmix: float, num_classes: int) -> None:
+    def __init__(
+        self,
+        mixup: float,
+        cutmix: float,
+        num_classes: int,
+        *,
+        mode: str = "element",
+        prob: float = 1.0,
+        cutmix_share: float = 0.5,
+        epochs: int | None = None,
+    ) -> None:
         self.mixup = mixup
         self.cutmix = cutmix
         self.num_classes = num_classes
+        self.mode = mode
+        self.prob = prob
+        self.cutmix_share = cutmix_share if mixup and cutmix else float(cutmix > 0)
+        self.epochs = math.inf if epochs is None else epochs
 
     @property
     def on(self) -> bool:
         """Whether anything is mixed."""
         return bool(self.mixup or self.cutmix)
 
-    def __call__(self, images: Tensor, targets: Tensor, keys: NDArray[np.uint64]) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, images: Tensor, targets: Tensor, keys: NDArray[np.uint64], epoch: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Mix a batch on its device, without a sync.
 
         Args:
@@ -56,26 +81,33 @@ class Mix:
             targets: (N,) int64 class indices, which become (N, K) float32 probabilities; or (N, K) float32 flags or
                 numbers.
             keys: (N,) uint64, the samples' keys, on the host.
+            epoch: counted from 0; once mixing has ended, both are returned as they are.
         """
-        if not self.on:
+        if not self.on or epoch >= self.epochs:
             return images, targets
         draws = self.draw(keys, images.shape[2], images.shape[3])
         shares = to_device(draws.shares.astype(np.float32)[:, None], images)
         if targets.ndim == 1:
             targets = (targets[:, None] == torch.arange(self.num_classes, device=targets.device)).to(torch.float32)
         pixels = images.to(torch.float32)
-        pixels = _blend_boxes(pixels, draws) if self.cutmix else _blend(pixels, shares[:, :, None, None])
-        return pixels if pixels.dtype == images.dtype else pixels.round_().to(images.dtype), _blend(targets, shares)
+        flip = self.mode != "element"
+        pixels = _blend_boxes(pixels, draws, flip) if self.cutmix else _blend(pixels, shares[:, :, None, None], flip)
+        mixed = pixels if pixels.dtype == images.dtype else pixels.round_().to(images.dtype)
+        return mixed, _blend(targets, shares, flip)
 
     def draw(self, keys: NDArray[np.uint64], height: int, width: int) -> MixDraws:
-        """Draw for (N,) keys of images of one size; row i depends on keys[i] alone."""
+        """Draw for (N,) keys of images of one size; what is drawn from a key depends on it alone."""
+        rows = np.arange(len(keys))
+        rows = {"element": rows, "pair": np.minimum(rows, rows[::-1]), "batch": 0 * rows}[self.mode]
         # Contiguous, as NumPy may use other loops, with other last bits, for strided arrays.
-        numbers = np.ascontiguousarray(uniforms(stream(keys, _SALT), 5).T)
-        cut = numbers[0] < (0.5 if self.mixup and self.cutmix else float(self.cutmix > 0))
-        shares = symmetric_beta(np.where(cut, self.cutmix, self.mixup), numbers[1:3])
-        boxes = np.where(cut[:, None], cut_boxes(shares, numbers[3:], height, width), 0)
+        numbers = np.ascontiguousarray(uniforms(stream(keys[: rows.max(initial=-1) + 1], _SALT), 6).T)
+        cut, mixed = numbers[0] < self.cutmix_share, numbers[5] < self.prob
+        shares = np.where(mixed, symmetric_beta(np.where(cut, self.cutmix, self.mixup), numbers[1:3]), 1)
+        cut &= mixed
+        boxes = cut_boxes(shares, numbers[3:5], height, width, even=self.mode == "element")
+        boxes = np.where(cut[:, None], boxes, 0)
         areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-        return MixDraws(cut, np.where(cut, 1 - areas / (height * width), shares), boxes)
+        return MixDraws(cut[rows], np.where(cut, 1 - areas / (height * width), shares)[rows], boxes[rows])
 
 
 def symmetric_beta(alphas: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -93,7 +125,9 @@ def symmetric_beta(alphas: NDArray[np.float64], numbers: NDArray[np.float64]) ->
     return shares.clip(0, 1)
 
 
-def cut_boxes(shares: NDArray[np.float64], numbers: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
+def cut_boxes(
+    shares: NDArray[np.float64], numbers: NDArray[np.float64], height: int, width: int, *, even: bool = True
+) -> NDArray[np.int64]:
     """(N, 4) left, top, right, bottom, distributed as torchvision's CutMix: centred anywhere, clipped at the edges.
 
     Args:
@@ -101,11 +135,16 @@ def cut_boxes(shares: NDArray[np.float64], numbers: NDArray[np.float64], height:
         numbers: (2, N) in [0, 1): x and y of the centre.
         height: of the images.
         width: of the images.
+        even: whether a side is twice the half of it, rounded down; else as in timm: the side, rounded down.
     """
     sides = np.array([[width], [height]])
-    half = (0.5 * np.sqrt(1 - shares) * sides).astype(np.int64)
+    if even:
+        below = above = (0.5 * np.sqrt(1 - shares) * sides).astype(np.int64)
+    else:
+        length = (np.sqrt(1 - shares) * sides).astype(np.int64)
+        below, above = length // 2, (length + 1) // 2
     centre = (numbers * sides).astype(np.int64)
-    return np.concatenate([np.maximum(centre - half, 0), np.minimum(centre + half, sides)]).T
+    return np.concatenate([np.maximum(centre - below, 0), np.minimum(centre + above, sides)]).T
 
 
 def _spans(first: NDArray[np.int64], end: NDArray[np.int64], size: int) -> NDArray[np.bool_]:
@@ -114,17 +153,21 @@ def _spans(first: NDArray[np.int64], end: NDArray[np.int64], size: int) -> NDArr
     return (places >= first[:, None]) & (places < end[:, None])
 
 
-def _blend(rows: Tensor, weights: Tensor) -> Tensor:
-    """Each of N rows times its weight, plus the row before times 1 - weight; exact at weights 0 and 1."""
-    # `roll` would be one more pass over memory, and loses channels_last on CUDA.
+def _blend(rows: Tensor, weights: Tensor, flip: bool) -> Tensor:
+    """Each of N rows times its weight, plus the row before, or with `flip` the one as far from the other end, times
+    1 - weight; exact at weights 0 and 1.
+    """
     out = torch.empty_like(rows)
+    if flip:
+        return torch.lerp(rows.flip(0), rows, weights, out=out)
+    # `roll` would be one more pass over memory, and loses channels_last on CUDA.
     torch.lerp(rows[:-1], rows[1:], weights[1:], out=out[1:])
     torch.lerp(rows[-1:], rows[:1], weights[:1], out=out[:1])
     return out
 
 
-def _blend_boxes(images: Tensor, draws: MixDraws) -> Tensor:
-    """(N, 3, H, W) float32 -> the same, with a box from the image before, or blended completely for MixUp.
+def _blend_boxes(images: Tensor, draws: MixDraws, flip: bool) -> Tensor:
+    """(N, 3, H, W) float32 -> the same, with a box from the other image, or blended completely for MixUp.
 
     In two passes, rows and then columns: this needs no mask per pixel, and works on runs of 3 W numbers in
     channels_last, too. (64, 3, 224, 224) takes 6 ms on a core; with masks shared by the channels it took 16.
@@ -137,6 +180,6 @@ def _blend_boxes(images: Tensor, draws: MixDraws) -> Tensor:
     if images.stride(1) == 1:  # channels_last; of one channel the other format is contiguous as this one, too
         runs = images.permute(0, 2, 3, 1).reshape(count, 1, height, width * channels)
         columns = columns.repeat(channels, axis=1)
-    others = _blend(runs, to_device(lines, images)[:, None, :, None])  # the image itself above and below its box
+    others = _blend(runs, to_device(lines, images)[:, None, :, None], flip)  # the image itself above and below its box
     blended = others.lerp_(runs, to_device(columns, images)[:, None, None, :])
     return blended if runs is images else blended.view(count, height, width, channels).permute(0, 3, 1, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from scores import naive_scores
@@ -119,3 +121,124 @@ def test_weights_are_those_of_cross_entropy(smoothing: float) -> None:
 def test_what_are_no_weights(weights: object) -> None:
     with pytest.raises(ConfigError, match=r"^task\.class_weights: .* set null, balanced, or"):
         ClassificationConfig("classification", 0.0, weights)
+
+
+K = 7
+LOGITS, TARGETS = torch.randn(12, K, generator=torch.Generator().manual_seed(0)) * 4, torch.arange(12) % K
+MIXED = torch.rand(12, 1, generator=torch.Generator().manual_seed(1)) * nn.functional.one_hot(TARGETS, K)
+MIXED = MIXED + (1 - MIXED.sum(1, keepdim=True)) * nn.functional.one_hot(TARGETS.flip(0), K)
+WEIGHTS = [0.5, 2.0, 1.0, 3.0, 0.25, 1.0, 1.5]
+
+
+def built(**fields: object) -> Classification:
+    source = Tabled("abcdefghijkl", TARGETS.numpy())
+    return Classification(ClassificationConfig("classification", **fields)).fitted(source, lambda: class_counts(source))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("fields", "theirs"),
+    [
+        ({}, {}),
+        ({"target_threshold": 0.2, "sum_classes": True}, {"target_threshold": 0.2, "sum_classes": True}),
+        ({"class_weights": WEIGHTS}, {"weight": torch.tensor(WEIGHTS)}),
+    ],
+)
+def test_binary_cross_entropy_is_timms(
+    smoothing: float, dtype: torch.dtype, fields: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    """Also with the targets of its `Mixup`, which smooths them."""
+    timm, mixup = pytest.importorskip("timm.loss"), pytest.importorskip("timm.data.mixup")
+    task, logits = built(loss="bce", label_smoothing=smoothing, **fields), LOGITS.to(dtype)
+    lam = MIXED.gather(1, TARGETS[:, None])
+    dense = mixup.mixup_target(TARGETS, K, lam, smoothing)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+        got = [task.loss(logits, TARGETS), task.loss(logits, MIXED)]
+        wanted = [timm.BinaryCrossEntropy(smoothing, **theirs)(logits.float(), each) for each in (TARGETS, dense)]
+    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_is_timms_too(smoothing: float) -> None:
+    timm, mixup = pytest.importorskip("timm.loss"), pytest.importorskip("timm.data.mixup")
+    dense = mixup.mixup_target(TARGETS, K, MIXED.gather(1, TARGETS[:, None]), smoothing)
+    got = [build(smoothing).loss(LOGITS, each) for each in (TARGETS, MIXED)]
+    wanted = [timm.LabelSmoothingCrossEntropy(smoothing)(LOGITS, TARGETS), timm.SoftTargetCrossEntropy()(LOGITS, dense)]
+    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("gamma_pos", "gamma_neg"), [(0.0, 4.0), (1.0, 4.0), (0.5, 0.5)])
+def test_the_asymmetric_loss_is_timms(smoothing: float, gamma_pos: float, gamma_neg: float) -> None:
+    timm = pytest.importorskip("timm.loss")
+    task = built(loss="asymmetric", label_smoothing=smoothing, gamma_pos=gamma_pos, gamma_neg=gamma_neg)
+    oracle = timm.AsymmetricLossSingleLabel(gamma_pos, gamma_neg, smoothing)
+    torch.testing.assert_close(task.loss(LOGITS, TARGETS), oracle(LOGITS, TARGETS), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_the_focal_loss_of_two_classes_is_torchvisions(gamma: float) -> None:
+    oracle = pytest.importorskip("torchvision.ops").sigmoid_focal_loss
+    task, weighted = built(loss="focal", gamma=gamma), built(loss="focal", gamma=gamma)
+    logits, targets = LOGITS[:, :2], TARGETS % 2
+    single = logits[:, 1] - logits[:, 0]
+    wanted = oracle(single, targets.float(), alpha=-1, gamma=gamma)
+    torch.testing.assert_close(task.loss(logits, targets), wanted.mean(), rtol=1e-6, atol=1e-6)
+    weighted.weight = torch.tensor([0.75, 0.25])
+    total = oracle(single, targets.float(), alpha=0.25, gamma=gamma).sum() / weighted.weight[targets].sum()
+    torch.testing.assert_close(weighted.loss(logits, targets), total, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_losses_without_focus_are_cross_entropy(smoothing: float, weights: list[float] | None) -> None:
+    """Of mixed samples, too: so their targets, smoothing and weights mean the same."""
+    given = {"label_smoothing": smoothing, "class_weights": weights}
+    plain, focal = built(**given), built(loss="focal", gamma=0.0, **given)
+    asymmetric = built(loss="asymmetric", gamma_pos=0.0, gamma_neg=0.0 if smoothing else 4.0, **given)
+    for targets in (TARGETS, MIXED):
+        wanted = plain.loss(LOGITS, targets)
+        for task in (focal, asymmetric):
+            torch.testing.assert_close(task.loss(LOGITS, targets), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["bce", "focal", "asymmetric"])
+def test_losses_of_sure_models(loss: str) -> None:
+    """Gradients are finite wherever the network is; an evaluation's loss and facts are cross-entropy's."""
+    fields = {"focal": {"gamma": 0.5}, "asymmetric": {"gamma_pos": 0.5, "gamma_neg": 0.5}}.get(loss, {})
+    task = built(loss=loss, label_smoothing=0.1, **fields)
+    far = torch.tensor([[300.0, 0, -300, 0, 0, 0, 0], [0.0, 300, 0, 0, 0, 0, -300]], requires_grad=True)
+    for target in range(K):
+        task.loss(far, torch.tensor([target, target])).backward()
+    assert far.grad is not None
+    assert far.grad.isfinite().all()
+    assert far.grad.any()
+    valid = torch.ones(12, dtype=torch.bool)
+    assert torch.equal(task.sums(LOGITS, TARGETS, valid), TASK.sums(LOGITS, TARGETS, valid))
+    assert torch.equal(task.facts(LOGITS, TARGETS), TASK.facts(LOGITS, TARGETS))
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"loss": "huber"}, r"task\.loss: no loss 'huber'; have cross_entropy, bce, focal, asymmetric"),
+        ({"loss": {"focal": 1}}, r"task\.loss: no loss "),
+        ({"target_threshold": 0.2}, r"task\.target_threshold: 0\.2 is for task\.loss=bce, not for cross_entropy; set "),
+        ({"loss": "focal", "sum_classes": True}, r"task\.sum_classes: True is for task\.loss=bce.*=false"),
+        (
+            {"loss": "bce", "gamma": 1.0},
+            r"task\.gamma: 1\.0 is for task\.loss=focal, not for bce; set task\.gamma=2\.0",
+        ),
+        ({"loss": "focal", "gamma_neg": 1.0}, r"task\.gamma_neg: 1\.0 is for task\.loss=asymmetric"),
+        ({"loss": "bce", "target_threshold": 1.0}, r"task\.target_threshold: 1\.0 is not allowed; set a share from 0"),
+        ({"loss": "focal", "gamma": -1.0}, r"task\.gamma: -1\.0 is not allowed"),
+        (
+            {"loss": "bce", "target_threshold": 0.0, "label_smoothing": 0.1},
+            r"task\.target_threshold: 0\.0 makes targets",
+        ),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        built(**fields)

@@ -14,7 +14,7 @@ from effloop.data.source.base import class_counts
 from effloop.errors import ConfigError, DataError
 from effloop.task import Multilabel, MultilabelConfig
 from effloop.task.details import Ranking, rankings
-from effloop.task.multilabel import MultilabelLoss, asymmetric_losses
+from effloop.task.multilabel import asymmetric_losses
 
 
 def build(labels: int, **fields: object) -> Multilabel:
@@ -92,16 +92,15 @@ def test_tuned_thresholds_score_predict_and_are_kept() -> None:
 @pytest.mark.parametrize(("gamma_pos", "gamma_neg", "clip"), [(0.0, 4.0, 0.05), (1.0, 2.0, 0.0), (0.5, 0.5, 0.2)])
 def test_the_asymmetric_loss_is_the_papers(gamma_pos: float, gamma_neg: float, clip: float) -> None:
     """Written as its equations are, and its gradients are finite wherever the network is."""
-    config = MultilabelConfig("multilabel", MultilabelLoss.asl, None, gamma_pos, gamma_neg, clip)
     x = torch.linspace(-6, 6, 49, dtype=torch.float64)
     p, shifted = x.sigmoid(), (x.sigmoid() - clip).clamp(min=0)
     positive, negative = (1 - p) ** gamma_pos * p.log(), shifted**gamma_neg * (1 - shifted).log()
     for share in (0.0, 1.0, 0.3):
         wanted = -(share * positive + (1 - share) * negative)
-        torch.testing.assert_close(asymmetric_losses(x, torch.full_like(x, share), config), wanted)
+        torch.testing.assert_close(asymmetric_losses(x, torch.full_like(x, share), gamma_pos, gamma_neg, clip), wanted)
     far = torch.tensor([-200.0, 0, 200.0], requires_grad=True)
     for flag in (0.0, 1.0):
-        asymmetric_losses(far, torch.full_like(far, flag), config).sum().backward()
+        asymmetric_losses(far, torch.full_like(far, flag), gamma_pos, gamma_neg, clip).sum().backward()
     assert far.grad.isfinite().all()
 
 
@@ -134,7 +133,7 @@ def test_a_mixed_image_counts_by_its_shares() -> None:
         ({"pos_weight": 0}, r"task\.pos_weight: 0 is not"),
         ({"pos_weight": [0, 1]}, r"task\.pos_weight: \[0, 1\] is not"),
         ({"pos_weight": [1, float("nan")]}, r"task\.pos_weight: "),
-        ({"pos_weight": 2.0, "loss": MultilabelLoss.asl}, r"task\.pos_weight: 2\.0 is for task\.loss=bce"),
+        ({"gamma": 3.0}, r"task\.gamma: 3\.0 is for task\.loss=focal, not for bce; set task\.gamma=2\.0"),
         ({"gamma_neg": -1.0}, r"task\.gamma_neg: -1\.0 "),
         ({"clip": 1.0}, r"task\.clip: 1\.0 "),
     ],

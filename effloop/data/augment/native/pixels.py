@@ -31,7 +31,7 @@ from effloop.data.augment.operation import (
     to_device,
 )
 from effloop.data.image.pixels import opencv
-from effloop.data.random import uniforms, words, words_on_device
+from effloop.data.random import stream, uniforms, words, words_on_device
 from effloop.lazy import Tensor, torch
 
 Range = float | list[float]
@@ -294,7 +294,7 @@ _WORD = 8  # bytes
 
 
 class ErasingDraws(NamedTuple):
-    """(N, 4) int64 top, left, height, width, zeros where nothing is erased; and (N,) keys, for noise."""
+    """(N, B, 4) int64 top, left, height, width, zeros where nothing is erased; and (N,) keys, for noise."""
 
     boxes: NDArray[np.int64]
     keys: Keys
@@ -302,14 +302,20 @@ class ErasingDraws(NamedTuple):
 
 @operation
 class RandomErasing(PixelOperation):
-    """Replaces a box of the image (Zhong et al. 2017, "Random Erasing Data Augmentation").
+    """Replaces a box of the image, or several (Zhong et al. 2017, "Random Erasing Data Augmentation").
 
     Args:
         p: probability.
         scale: smallest and largest area of the box, as a share of the image.
         ratio: smallest and largest height over width of the box, log-uniform.
-        value: of the box: a whole number from 0 to 255, three of them for red, green and blue, or "random": noise
-            uniform in 0 to 255, as in the paper. (torchvision's is normal, for images already normalised.)
+        value: of the box: a whole number from 0 to 255, three of them for red, green and blue, or noise: "random",
+            uniform in 0 to 255, as in the paper, or "normal", which is that of torchvision's value="random" and timm's
+            mode="pixel". They erase what is normalised already; here the noise has the mean and deviation which give
+            N(0, 1) once normalised, rounded to whole levels and clipped to 0..255, which is at -2.1 and 2.2 to 2.6
+            deviations with ImageNet's.
+        count: the largest number of boxes, drawn evenly from 1 on; their areas are divided by it. timm's `max_count`.
+        mean: of normal noise, for each channel, in units of 0-1; a recipe writes `${data.mean}`.
+        std: its deviation, likewise; `${data.std}`.
     """
 
     takes_masks = True
@@ -320,43 +326,88 @@ class RandomErasing(PixelOperation):
         scale: Sequence[float] = (0.02, 0.33),
         ratio: Sequence[float] = (0.3, 3.3),
         value: int | Sequence[int] | str = 0,
+        count: int = 1,
+        mean: Sequence[float] = (0.485, 0.456, 0.406),
+        std: Sequence[float] = (0.229, 0.224, 0.225),
     ) -> None:
         self.p = check_number("p", p, 0, 1)
         self.scale = check_range("scale", scale, 0, 1)
         self.ratio = check_range("ratio", ratio, *RATIOS)
-        levels = None if value == "random" else check_levels("value", value, other=", or random")
-        self.value = None if levels is None else np.array(levels, np.uint8)
+        self.count = check_whole("count", count, 1, 100)
+        mean_std = _of_channels("mean", mean), _of_channels("std", std)
+        noise = value in ("random", "normal")
+        self.value = None if noise else np.array(check_levels("value", value, other=", random or normal"), np.uint8)
+        self.table = _normal_levels(*mean_std) if value == "normal" else None
 
     def draw(self, keys: Keys, sizes: Sizes) -> ErasingDraws:
         numbers = uniforms(keys, _NUMBERS)
-        boxes = erasing_boxes(numbers[:, 1:], sizes, self.scale, self.ratio)
-        boxes[numbers[:, 0] >= self.p] = 0
+        parts = 1 + (uniforms(stream(keys, 0), 1)[:, 0] * self.count).astype(np.int64)
+        each = [numbers[:, 1:], *(uniforms(stream(keys, box), _NUMBERS - 1) for box in range(1, self.count))]
+        boxes = np.stack([erasing_boxes(some, sizes, self.scale, self.ratio, parts) for some in each], axis=1)
+        boxes[(numbers[:, :1] >= self.p) | (np.arange(self.count) >= parts[:, None])] = 0
         return ErasingDraws(boxes, keys)
 
     def apply_inplace(self, image: Image, drawn: ErasingDraws, row: int) -> None:
-        top, left, height, width = drawn.boxes[row].tolist()
-        # whole rows are written at once: pixel by pixel it takes 50 µs at 224x224
-        lines = image.reshape(len(image), -1)[top : top + height]
-        if self.value is not None:
-            lines[:, 3 * left : 3 * (left + width)] = np.tile(self.value, width)
-        elif height:
-            noise = _noise(drawn.keys[row : row + 1], image.shape[1], top, height)
-            lines[:, 3 * left : 3 * (left + width)] = noise[:, 3 * left : 3 * (left + width)]
+        for top, left, height, width in drawn.boxes[row].tolist():
+            # whole rows are written at once: pixel by pixel it takes 50 µs at 224x224
+            box = image.reshape(len(image), -1)[top : top + height, 3 * left : 3 * (left + width)]
+            if self.value is not None:
+                box[:] = np.tile(self.value, width)
+            elif height:
+                kind = np.dtype("u1" if self.table is None else "<u2")
+                noise = _noise(drawn.keys[row : row + 1], image.shape[1], top, height, kind)
+                noise = noise[:, 3 * left : 3 * (left + width)]
+                box[:] = noise if self.table is None else self.table[noise + np.tile(_CHANNELS, width)]
 
     def apply_batch(self, images: Tensor, drawn: ErasingDraws) -> Tensor:
-        if not drawn.boxes[:, 2].any():
+        rows = np.flatnonzero(drawn.boxes.any(axis=(1, 2)))
+        if not len(rows):
             return images
-        top, left, height, width = to_device(drawn.boxes.T, images)[..., None]
+        sent = (to_device(each[rows], images) for each in (drawn.boxes, drawn.keys.view(np.int64)))
+        return kernels.on_rows(images, to_device(rows, images), self._erased, *sent)
+
+    def _erased(self, images: Tensor, boxes: Tensor, keys: Tensor) -> Tensor:
+        top, left, height, width = boxes[..., None].unbind(2)
         y, x = (torch.arange(length, device=images.device) for length in images.shape[2:])
         rows, columns = (y >= top) & (y < top + height), (x >= left) & (x < left + width)
-        inside = rows[:, None, :, None] & columns[:, None, None, :]
-        if self.value is None:
-            return torch.where(inside, _noise_on_device(drawn.keys, images), images)
-        return torch.where(inside, to_device(self.value, images).view(1, 3, 1, 1), images)
+        inside = (rows[..., None] & columns[:, :, None]).any(1, keepdim=True)
+        if self.value is not None:
+            return torch.where(inside, to_device(self.value, images).view(1, 3, 1, 1), images)
+        noise = _noise_on_device(keys, images, torch.uint8 if self.table is None else torch.int16)
+        if self.table is not None:
+            index = (noise.int() & 0xFFFF) + to_device(_CHANNELS, images).view(1, 3, 1, 1)
+            noise = to_device(self.table, images)[index]
+        return torch.where(inside, noise, images)
+
+
+_CHANNELS = np.arange(3, dtype=np.int32) << 16
+"""Where each channel's levels begin in a table of normal noise."""
+
+
+def _of_channels(name: str, value: Sequence[float]) -> NDArray[np.float64]:
+    """(3,), from three numbers from 0 to 1, or one, as of grey images."""
+    given = [check_number(name, each, 0, 1) for each in as_list(value)]
+    if len(given) not in (1, 3):
+        raise bad(name, value, "a list of a number from 0 to 1 for each channel")
+    return np.resize(given, 3)
+
+
+def _normal_levels(mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """(3 * 65,536,): for each channel the levels that uniform 16-bit numbers become, by the quantiles of N(0, 1).
+
+    A table gives the same levels on any device, where logarithms and cosines don't.
+    """
+    quantiles = torch.special.ndtri((torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)).numpy()
+    levels: NDArray[np.float64] = 255 * (mean[:, None] + std[:, None] * quantiles)
+    return np.rint(levels).clip(0, 255).astype(np.uint8).ravel()
 
 
 def erasing_boxes(
-    numbers: NDArray[np.float64], sizes: Sizes, scale: tuple[float, float], ratio: tuple[float, float]
+    numbers: NDArray[np.float64],
+    sizes: Sizes,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    parts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Boxes with the distribution of torchvision's RandomErasing, for many images at once.
 
@@ -365,11 +416,12 @@ def erasing_boxes(
         sizes: (N, 2) height and width of the images.
         scale: smallest and largest share of the area.
         ratio: smallest and largest height over width.
+        parts: (N,) what the area is divided by.
 
     Returns:
         (N, 4) top, left, height, width of the first of ten attempts that is smaller than the image; zeros if none is.
     """
-    area = sizes.prod(axis=1)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, :_ATTEMPTS])
+    area = (sizes.prod(axis=1) / parts)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, :_ATTEMPTS])
     low, high = np.log(ratio)
     aspect = np.exp(low + (high - low) * numbers[:, _ATTEMPTS : 2 * _ATTEMPTS])
     sides = np.rint(np.sqrt(np.stack([area * aspect, area / aspect], axis=2))).astype(np.int64)
@@ -380,19 +432,18 @@ def erasing_boxes(
     return np.where(fits[rows, first][:, None], np.concatenate([corners, found], axis=1), 0)
 
 
-def _noise(keys: Keys, width: int, top: int, height: int) -> NDArray[np.uint8]:
-    """(1,) key -> (height, 3 * width), these rows of the image's noise."""
-    first, end = top * width * 3, (top + height) * width * 3
-    start = first // _WORD
-    numbers = words(keys, _NUMBERS + start, -(-end // _WORD) - start)
-    found: NDArray[np.uint8] = numbers.astype("<u8").view(np.uint8)[0]
-    return found[first - start * _WORD : end - start * _WORD].reshape(height, 3 * width)
+def _noise(keys: Keys, width: int, top: int, height: int, kind: np.dtype[Any]) -> NDArray[Any]:
+    """(1,) key -> (height, 3 * width) uniform whole numbers, these rows of the image's noise."""
+    first, end, each = top * width * 3, (top + height) * width * 3, _WORD // kind.itemsize
+    start = first // each
+    numbers: NDArray[Any] = words(keys, _NUMBERS + start, -(-end // each) - start).astype("<u8").view(kind)[0]
+    return numbers[first - start * each : end - start * each].reshape(height, 3 * width)
 
 
-def _noise_on_device(keys: Keys, images: Tensor) -> Tensor:
-    """(N,) keys -> (N, 3, H, W) uint8, channels_last."""
+def _noise_on_device(keys: Tensor, images: Tensor, kind: torch.dtype) -> Tensor:
+    """(N,) keys -> (N, 3, H, W) uniform whole numbers, channels_last."""
     count, _, height, width = images.shape
     length = height * width * 3
-    found = words_on_device(to_device(keys.view(np.int64), images), _NUMBERS, -(-length // _WORD))
+    found = words_on_device(keys, _NUMBERS, -(-length * kind.itemsize // _WORD))
     assert sys.byteorder == "little"
-    return found.view(torch.uint8)[:, :length].view(count, height, width, 3).permute(0, 3, 1, 2)
+    return found.view(kind)[:, :length].view(count, height, width, 3).permute(0, 3, 1, 2)

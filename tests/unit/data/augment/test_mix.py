@@ -172,8 +172,86 @@ def test_the_partner_is_the_image_before() -> None:
     assert (shares > 0).nonzero().tolist() == [[0, 0], [0, 3], [1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3]]
 
 
+@pytest.mark.parametrize("mode", ["pair", "batch"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_pairs_and_batches_are_timms(kind: str, layout: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels and targets by the same shares and boxes, some of which mix nothing."""
+    module = pytest.importorskip("timm.data.mixup")
+    for seed in range(6 if mode == "batch" else 1):
+        images, targets = batch(layout=layout)
+        mix = Mix(*KINDS[kind], CLASSES, mode=mode, prob=0.7)
+        draws = mix.draw(keys(32, seed), 24, 20)
+        mixed, shares = mix(images, targets, keys(32, seed))
+        cuts = iter(np.flatnonzero(draws.cut[: 1 if mode == "batch" else 16] & (draws.shares < 1)[:16]).tolist())
+
+        def box(*_: Any, cuts: Any = cuts, draws: MixDraws = draws, **__: Any) -> tuple[Any, float]:
+            left, top, right, bottom = draws.boxes[row := next(cuts)].tolist()
+            return (top, bottom, left, right), draws.shares[row]
+
+        monkeypatch.setattr(module, "cutmix_bbox_and_lam", box)
+        oracle = module.Mixup(*KINDS[kind], mode=mode, label_smoothing=0, num_classes=CLASSES)
+        oracle._params_per_elem = lambda count, draws=draws: (draws.shares[:count].copy(), draws.cut[:count])
+        oracle._params_per_batch = lambda draws=draws: (draws.shares[0], draws.cut[0])
+        wanted, wanted_shares = oracle(images.clone(), targets)
+        torch.testing.assert_close(mixed, wanted, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(shares.double(), wanted_shares.double(), rtol=1e-6, atol=1e-7)
+        assert torch.equal(mixed[draws.cut], wanted[draws.cut])
+        assert torch.equal(mixed[draws.shares == 1], images[draws.shares == 1])
+        assert mixed.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(224, 224), (33, 60)])
+def test_pairs_and_batches_follow_timms_law(size: tuple[int, int]) -> None:
+    module, count = pytest.importorskip("timm.data.mixup"), 100_000
+    np.random.seed(0)  # noqa: NPY002  timm draws from it
+    theirs, cut = module.Mixup(0.2, 0.7, prob=0.8, switch_prob=0.3)._params_per_elem(count)
+    cut &= theirs < 1
+    boxes = np.array([module.cutmix_bbox_and_lam(size, lam)[0] for lam in theirs[cut]])
+    mix = Mix(0.2, 0.7, CLASSES, mode="pair", prob=0.8, cutmix_share=0.3)
+    draws = mix.draw(keys(2 * count), *size)
+    found = MixDraws(draws.cut[:count], draws.shares[:count], draws.boxes[:count])
+    assert_same_law(found.shares[~found.cut].round(6), theirs[~cut].round(6))
+    for column, place in enumerate((2, 0, 3, 1)):
+        assert_same_law(found.boxes[found.cut][:, column], boxes[:, place])
+    area = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
+    assert_same_law(found.shares[found.cut], 1 - area / (size[0] * size[1]))
+    wanted = count * np.array([0.8 * 0.3, 1 - 0.8 * 0.3])
+    counts = np.array([found.cut.sum(), (~found.cut).sum()])
+    assert ((counts - wanted) ** 2 / wanted).sum() < 10.8  # chi-squared, one in 1,000 of 1 degree of freedom
+    one = Mix(0.2, 0.7, CLASSES, mode="batch", prob=0.8, cutmix_share=0.3)
+    for row in range(20):
+        single = one.draw(keys(2 * count)[row : row + 8], *size)
+        assert (single.shares == draws.shares[row]).all()
+        assert (single.boxes == draws.boxes[row]).all()
+
+
+def test_an_image_in_the_middle_is_its_own_pair() -> None:
+    images, targets = batch(5)
+    for kind in KINDS.values():
+        mixed, shares = Mix(*kind, CLASSES, mode="pair")(images, targets, keys(5))
+        assert torch.equal(mixed[2], images[2])
+        assert shares[2].tolist() == torch.nn.functional.one_hot(targets[2], CLASSES).tolist()
+    for count in (0, 1):
+        assert len(Mix(0.2, 1.0, CLASSES, mode="batch")(images[:count], targets[:count], keys(count))[0]) == count
+
+
+def test_mixing_ends() -> None:
+    images, targets = batch()
+    mix = Mix(0.2, 1.0, CLASSES, mode="pair", epochs=2)
+    assert not torch.equal(mix(images, targets, keys(32), 1)[0], images)
+    assert mix(images, targets, keys(32), 2) == (images, targets)
+
+
 def test_config_refuses() -> None:
-    for key, alpha in (("mixup", -0.1), ("mixup", math.inf), ("cutmix", math.nan)):
-        message = f"augment.{key}: {alpha} is not allowed; set a number above 0, or 0 for none"
-        with pytest.raises(ConfigError, match=line(message)):
-            AugmentConfig(**{"name": "native", key: alpha})
+    for key, value, allowed in (
+        ("mixup", -0.1, "a number above 0, or 0 for none"),
+        ("mixup", math.inf, "a number above 0, or 0 for none"),
+        ("cutmix", math.nan, "a number above 0, or 0 for none"),
+        ("mix_prob", 1.1, "a probability from 0 to 1"),
+        ("cutmix_share", math.nan, "a probability from 0 to 1"),
+        ("mix_epochs", -1, "a whole number of epochs, or null"),
+    ):
+        with pytest.raises(ConfigError, match=line(f"augment.{key}: {value} is not allowed; set {allowed}")):
+            AugmentConfig(**{"name": "native", key: value})

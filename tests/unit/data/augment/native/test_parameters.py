@@ -60,6 +60,9 @@ REFUSED: tuple[tuple[str, str, dict[str, Any], list[Any]], ...] = (
     ("RandomErasing", "scale", {}, [[0.5, 0.1], [0.1, 1.1]]),
     ("RandomErasing", "ratio", {}, [[0, 1], [1e-320, 1]]),
     ("RandomErasing", "value", {}, [256, 127.9, [0, 0, 0.5], True, HUGE, [1, 2], "noise", None]),
+    ("RandomErasing", "count", {}, [0, 1.5, 101, True]),
+    ("RandomErasing", "mean", {}, [0.5, [], [0.5, 0.5], [0.1, 0.2, 124]]),
+    ("RandomErasing", "std", {}, ["x", [0.1, 0.2, NAN]]),
 )
 
 

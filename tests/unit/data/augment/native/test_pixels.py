@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -245,7 +246,7 @@ def torchvisions_erasing(size: tuple[int, int], **given: Any) -> np.ndarray:
 )
 @pytest.mark.nightly
 def test_boxes_follow_torchvisions_law(size: tuple[int, int], given: dict[str, Any]) -> None:
-    found, wanted = drawn(RandomErasing(p=1, **given), size=size).boxes, torchvisions_erasing(size, **given)
+    found, wanted = drawn(RandomErasing(p=1, **given), size=size).boxes[:, 0], torchvisions_erasing(size, **given)
     for column in range(4):
         assert_same_law(found[:, column], wanted[:, column])
     assert_same_law(found[:, 0] + found[:, 2] / 2, wanted[:, 0] + wanted[:, 2] / 2)
@@ -257,7 +258,7 @@ def test_boxes_follow_torchvisions_law(size: tuple[int, int], given: dict[str, A
 
 def test_share_of_the_erased() -> None:
     for p in (0.0, 0.25, 1.0):
-        share = (drawn(RandomErasing(p), size=(224, 224)).boxes[:, 2] > 0).mean()
+        share = (drawn(RandomErasing(p), size=(224, 224)).boxes[:, 0, 2] > 0).mean()
         assert share == p if p in (0, 1) else abs(share - p) < 0.02
     assert RandomErasing().p == T.RandomErasing().p
 
@@ -271,14 +272,15 @@ def test_the_box_takes_the_value(size: tuple[int, int], value: Any, colour: list
     found, pixels = drawn(operation, 12, size), np.full((12, *size, 3), 200, np.uint8)
     one = by_one(operation, pixels, found)
     np.testing.assert_array_equal(one, by_batch(operation, pixels, found))
-    for image, (top, left, height, width) in zip(one, found.boxes.tolist(), strict=True):
+    for image, (top, left, height, width) in zip(one, found.boxes[:, 0].tolist(), strict=True):
         assert (image[top : top + height, left : left + width] == colour).all()
         assert (image == 200).all(axis=2).sum() == size[0] * size[1] - height * width
 
 
+@pytest.mark.parametrize("value", ["random", "normal"])
 @pytest.mark.parametrize("size", [(64, 48), (37, 51), (5, 3)])
-def test_noise_is_the_images_own(size: tuple[int, int]) -> None:
-    operation = RandomErasing(p=0.7, value="random", scale=[0.2, 0.6])
+def test_noise_is_the_images_own(size: tuple[int, int], value: str) -> None:
+    operation = RandomErasing(p=0.7, value=value, scale=[0.2, 0.6], count=3)
     found, pixels = drawn(operation, 12, size), np.full((12, *size, 3), 200, np.uint8)
     one = by_one(operation, pixels, found)
     np.testing.assert_array_equal(one, by_batch(operation, pixels, found))
@@ -289,7 +291,7 @@ def test_noise_is_the_images_own(size: tuple[int, int]) -> None:
 def test_noise_is_even() -> None:
     operation = RandomErasing(p=1, value="random", scale=[0.5, 0.6], ratio=[1, 1])
     found, pixels = drawn(operation, 4, (224, 224)), np.zeros((4, 224, 224, 3), np.uint8)
-    pairs = zip(by_one(operation, pixels, found), found.boxes.tolist(), strict=True)
+    pairs = zip(by_one(operation, pixels, found), found.boxes[:, 0].tolist(), strict=True)
     boxes = [image[top : top + height, left : left + width] for image, (top, left, height, width) in pairs]
     for box in boxes:
         counts = np.bincount(box.ravel(), minlength=256)
@@ -297,6 +299,43 @@ def test_noise_is_even() -> None:
         neighbours = np.corrcoef(box[:, 1:].ravel(), box[:, :-1].ravel())[0, 1]
         assert abs(neighbours) < 0.02
     assert abs(np.corrcoef(boxes[0][:100, :100].ravel(), boxes[1][:100, :100].ravel())[0, 1]) < 0.03
+
+
+@pytest.mark.parametrize("by", [by_one, by_batch])
+def test_normal_noise_is_timms_once_normalised(by: Any) -> None:
+    """N(0, 1) but for rounding to levels and what lies beyond black and white."""
+    oracle = pytest.importorskip("timm.data.random_erasing")
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    operation = RandomErasing(p=1, value="normal", scale=[0.9, 0.9], ratio=[1, 1], mean=mean.tolist(), std=std.tolist())
+    found, pixels = drawn(operation, 4, (200, 200)), np.zeros((4, 200, 200, 3), np.uint8)
+    (top, left, height, width), image = found.boxes[0, 0], by(operation, pixels, found)[0]
+    got = (image[top : top + height, left : left + width] / 255 - mean) / std
+    torch.manual_seed(0)
+    erasing = oracle.RandomErasing(1, 0.9, 0.9, 1, 1, mode="pixel", device="cpu")
+    normal = erasing(torch.full((3, 200, 200), 9.0)).numpy()
+    for channel, each in enumerate(got.reshape(-1, 3).T):
+        levels = np.rint(255 * (mean[channel] + std[channel] * normal[channel][normal[channel] != 9.0])).clip(0, 255)
+        assert_same_law(each.round(6), ((levels / 255 - mean[channel]) / std[channel]).round(6))
+        assert abs(np.corrcoef(each[1:], each[:-1])[0, 1]) < 0.02
+    assert abs(np.corrcoef(got[..., 0].ravel(), got[..., 1].ravel())[0, 1]) < 0.02
+    assert np.abs(got).max() < 2.7  # of ImageNet's mean and deviation, black and white
+
+
+@pytest.mark.slow
+def test_several_boxes_follow_timms_law() -> None:
+    """How many pixels they cover, and how many rows and columns they touch."""
+    oracle = pytest.importorskip("timm.data.random_erasing").RandomErasing
+    operation = RandomErasing(p=0.6, scale=[0.1, 1 / 3], ratio=[0.3, 1 / 0.3], value=9, count=3)
+    found, pixels = drawn(operation, 8000, (32, 40)), np.zeros((8000, 32, 40, 3), np.uint8)
+    erasing, images = oracle(0.6, 0.1, 1 / 3, mode="const", max_count=3, device="cpu"), torch.ones(8000, 3, 32, 40)
+    random.seed(0)
+    ours, theirs = by_batch(operation, pixels, found)[..., 0] == 9, erasing(images)[:, 0].numpy() == 0
+    for axes in ((1, 2), 1, 2):
+        covered = [
+            each.sum(axis=axes) if axes == (1, 2) else each.any(axis=axes).sum(axis=1) for each in (ours, theirs)
+        ]
+        assert_same_law(*covered)
+    np.testing.assert_array_equal(by_one(operation, pixels[:50], found)[..., 0] == 9, ours[:50])
 
 
 def test_words_are_the_same_on_the_device() -> None:
