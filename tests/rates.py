@@ -14,10 +14,10 @@ from effloop.assemble.learner import Start, _optimizer
 from effloop.config import Config
 
 
-class _Batches(list):  # type: ignore[type-arg]
+class Batches(list):  # type: ignore[type-arg]
     """A loader of so many batches."""
 
-    global_batch: int
+    global_batch = 256
 
 
 Rates = dict[str, tuple[float, np.ndarray]]
@@ -26,7 +26,7 @@ Rates = dict[str, tuple[float, np.ndarray]]
 
 def ours(config: Config, model: nn.Module, updates: int, images: int = 256) -> Rates:
     """What EffLoop trains `model` with, given a config, and how many updates of so many images an epoch has."""
-    batches = _Batches(range(updates * config.accumulate))
+    batches = Batches(range(updates * config.accumulate))
     batches.global_batch = images // config.accumulate
     _, optimizer, schedule, _ = _optimizer(resolved(config), model, batches, Start())
     factors = [np.array([each(step) for step in range(updates * config.epochs)]) for each in schedule.lr_lambdas]

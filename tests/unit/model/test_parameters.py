@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 import timm
 import torch
 import torchvision.models as zoo
+from rates import Batches, Rates, difference, ours, theirs
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
 from torch import nn
+from torchvision.ops._utils import split_normalization_params
 
 import effloop
+from effloop.assemble.environment import resolved
+from effloop.assemble.learner import Start, _optimizer
 from effloop.batch import ImageSize
+from effloop.config import Config
 from effloop.errors import ConfigError
-from effloop.model import checkpoint_blocks, freeze, parameter_groups, rates_by_layer, with_head
+from effloop.model import checkpoint_blocks, freeze, parameter_groups, rates_by_layer, with_factors, with_head
 from effloop.model.networks import Cnn
 from effloop.model.parameters import Features, find_head, layers_of, train_head_only
 
@@ -66,7 +76,83 @@ def test_rates_and_groups() -> None:
             torch.testing.assert_close(model.get_parameter(name).detach(), wanted)
 
 
+def test_layers_without_timm() -> None:
+    """Blocks, what precedes the first and what follows the last; where there are none, each module."""
+    with torch.device("meta"):
+        vit, swin, vgg = zoo.VisionTransformer(32, 16, 2, 2, 16, 16), zoo.swin_t(), zoo.vgg11()
+    assert [each[-1] for each in layers(vit)] == [
+        "encoder.pos_embedding",
+        *(f"encoder.layers.encoder_layer_{n}.mlp.3.bias" for n in (0, 1)),
+        "heads.head.bias",
+    ]
+    assert len(layers(swin)) == 4 + sum((2, 2, 6, 2)) + 1  # patches, three mergers, blocks, the head
+    assert layers(vgg) == [
+        [f"{name}.weight", f"{name}.bias"] for name, each in vgg.named_modules() if [*each._parameters]
+    ]
+
+
+def test_rates_by_name() -> None:
+    """The first pattern that fits; an update's decay, rate x weight decay, stays (airbench94.py's `bias_scaler`)."""
+    found = with_factors(rates_by_layer(cnn(), 0.1, None), {"*.1.bias": 64.0, "features.0.*": 0.5})
+    groups = parameter_groups(cnn(), weight_decay=0.02, layers=found)
+    assert [(each.name, each.lr) for each in found] == [("all", 0.1), ("*.1.bias", 6.4), ("features.0.*", 0.05)]
+    assert found[2].parameters == ("features.0.0.weight", "features.0.1.weight")
+    assert [group["lr"] * group["weight_decay"] for group in groups] == pytest.approx([0.002] * 3)
+    with pytest.raises(ConfigError, match=r"^optim.lr_factors: no parameter fits 'feature'; have "):
+        with_factors(found, {"feature": 2.0})
+
+
 # Which parameters decay.
+
+
+@cache
+def base() -> Config:
+    words = ["lr=0.5", "epochs=3", "schedule.warmup_ratio=0", "schedule.per_epoch=true", "optim.weight_decay=0.1"]
+    return effloop.compose(words)
+
+
+def settings(model: nn.Module, **fields: Any) -> Rates:
+    """The rates and decays of a training."""
+    return ours(replace(base(), optim=replace(base().optim, **fields)), model, 2)
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.7])
+@pytest.mark.parametrize("arch", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "convnext_atto", "resnet18"])
+def test_groups_are_those_of_timm(arch: str, layer_decay: float | None) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(arch)
+    optimizer = create_optimizer_v2(model, "sgd", lr=0.5, weight_decay=0.1, layer_decay=layer_decay)
+    schedule = CosineLRScheduler(optimizer, 3)
+    wanted = theirs(model, optimizer, 3, 2, schedule.step)
+    found = settings(model, decay_norm_and_bias=False, layer_decay=layer_decay)
+    assert difference(found, wanted) < 1e-15
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "efficientnet_v2_s", "convnext_tiny", "vit_b_32"])
+def test_groups_are_those_of_torchvision(arch: str) -> None:
+    """As references/classification/train.py makes them with `--norm-weight-decay 0`."""
+    with torch.device("meta"):
+        model = zoo.get_model(arch)
+    norms, others = split_normalization_params(model)
+    optimizer = torch.optim.SGD([{"params": norms, "weight_decay": 0.0}, {"params": others}], lr=0.5, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+    wanted = theirs(model, optimizer, 3, 2, lambda _: schedule.step())
+    assert difference(settings(model, decay_norm=False), wanted) < 1e-15
+
+
+def test_runs_of_before_keep_their_groups() -> None:
+    """Until 0.2 class tokens and position embeddings decayed; a checkpoint's moments go by the groups."""
+    model = timm.create_model("test_vit")
+    optim = replace(base().optim, decay_norm_and_bias=False)
+    config = resolved(replace(base(), optim=optim))
+    batches = Batches([0])
+    then = parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.1, listed=False)
+    start = Start(state={"optimizer": {"param_groups": then}})
+    _, before, _, _ = _optimizer(config, model, batches, start)
+    _, now, _, _ = _optimizer(config, model, batches, Start())
+    assert [len(group["params"]) for group in before.param_groups] == [len(each["params"]) for each in then]
+    moved = {*names(model, now.param_groups[1])} - {*names(model, before.param_groups[1])}
+    assert moved == {"cls_token", "pos_embed"}
 
 
 def names(model: nn.Module, group: dict) -> list[str]:

@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+from timm.utils import ModelEmaV3
 from torch import nn
 
 from effloop.optim import EMA, NoEMA
@@ -30,27 +31,29 @@ def put(model: Odd, value: int) -> None:
             tensor.fill_(value)
 
 
-def by_hand(values: list[int], decay: float) -> float:
+def by_hand(values: list[int], decay: float, *, warmup: bool) -> float:
     average = 0.0
     for number, value in enumerate(values):
-        kept = min(decay, (1 + number) / (10 + number))
+        kept = min(decay, (1 + number) / (10 + number)) if warmup else decay
         average = kept * average + (1 - kept) * value
     return average
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.15, 0.999])
-def test_average_by_hand(decay: float) -> None:
+@pytest.mark.parametrize(
+    ("decay", "warmup", "every"), [(0.0, True, 1), (0.15, True, 1), (0.999, True, 2), (0.4, False, 1), (0.4, False, 5)]
+)
+def test_average_by_hand(decay: float, warmup: bool, every: int) -> None:
     model = Odd()
-    average = EMA(model, decay)
+    average = EMA(model, decay, warmup=warmup, every=every)
     values = [4, 8, 1, 0, 16, 3]
     for value in values:
         put(model, value)
         average.update()
-    wanted = by_hand(values, decay)
+    wanted = by_hand(values[::every], decay, warmup=warmup)
     for name in ("weight", "statistics", "unsaved"):
         assert getattr(average.model, name).tolist() == pytest.approx([wanted] * getattr(model, name).numel())
     assert average.model.narrow.tolist() == pytest.approx([wanted] * 2, rel=0.05)
-    assert int(average.model.count) == 3  # copied
+    assert int(average.model.count) == values[::every][-1]  # copied
     assert average.model.mask.tolist() == [True, True]
     assert model.weight.tolist() == [3.0] * 3
 
@@ -70,10 +73,20 @@ def train(model: nn.Module, average: NoEMA, optimizer: torch.optim.Optimizer, st
         average.update()
 
 
+def test_average_of_timm() -> None:
+    model = network()
+    average, theirs = EMA(model, 0.9, warmup=False), ModelEmaV3(model, 0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(5):
+        train(model, average, optimizer, range(step, step + 1))
+        theirs.update(model)
+    torch.testing.assert_close(average.model.state_dict(), theirs.module.state_dict(), rtol=0, atol=0)
+
+
 def test_going_on_is_equal_to_the_bit() -> None:
     def start() -> tuple[nn.Module, EMA, torch.optim.Optimizer]:
         model = network()
-        return model, EMA(model, 0.99), torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, EMA(model, 0.99, every=3), torch.optim.SGD(model.parameters(), lr=0.1)
 
     straight = start()
     train(*straight, range(10))
