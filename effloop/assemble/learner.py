@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -177,26 +178,23 @@ def _optimizer(
         raise ConfigError(
             f"accumulate: {config.accumulate} is more than the {most} batches of an epoch; set {fix} or less"
         )
-    optim, average = config.optim, NoEMA(model)
-    if optim.ema:
-        average = EMA(model, optim.ema, warmup=optim.ema_warmup, every=optim.ema_every)
+    optim = config.optim
+    average = EMA(model, optim.ema, warmup=optim.ema_warmup, every=optim.ema_every) if optim.ema else NoEMA(model)
     if optim.ema and config.compile:
         average.model.compile()  # a copy isn't, though what it is a copy of is
     images = train.global_batch * config.accumulate
     optim = replace(optim, lr=scaled_lr(config.optim, images))
     layers, notes = _rates(config, images, model)
     settings = {key: getattr(optim, key) for key in ("weight_decay", "decay_norm_and_bias", "decay_norm")}
-    groups = networks.parameter_groups(model, layers=layers, **settings)
-    if start.state and _sizes(groups) != _sizes(start.state["optimizer"]["param_groups"]):  # a run of EffLoop 0.2
-        groups = networks.parameter_groups(model, layers=layers, listed=False, **settings)
-    optimizer = optimizers.build(optim, groups)
-    schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs, epochs=config.epochs)
+    rules = [networks.parameter_groups(model, layers=layers, listed=listed, **settings) for listed in (True, False)]
+    then = start.state["optimizer"]["param_groups"] if start.state else []
+    sizes = [[len(group["params"]) for group in groups] for groups in (*rules, then)]
+    optimizer = optimizers.build(optim, rules[sizes[1] == sizes[2]])  # a run of EffLoop 0.2 keeps its groups
+    counts = {"updates": updates * config.epochs, "epochs": config.epochs}
+    taken = inspect.signature(schedules[config.schedule.name].factory).parameters.keys() & counts  # `epochs` is new
+    schedule = schedules.build(config.schedule, optimizer, **{name: counts[name] for name in taken})
     line = f"lr     {optim.lr:g} = {config.optim.lr:g} x {images} / {optim.scale_lr} images of an update"
     return average, optimizer, schedule, [*([line] if optim.scale_lr else []), *notes]
-
-
-def _sizes(groups: Sequence[dict[str, Any]]) -> list[int]:
-    return [len(group["params"]) for group in groups]
 
 
 def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[networks.Layer], list[str]]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any
 
 from effloop.batch import ImageSize
@@ -43,9 +44,31 @@ def with_head(layers: Sequence[Layer], head: Sequence[str], lr: float) -> list[L
     """The same with a rate of its own for the modules `head`, which come last."""
     prefixes = tuple(f"{name}." for name in head)
     own = [name for layer in layers for name in layer.parameters if name.startswith(prefixes)]
-    kept = [(layer, [name for name in layer.parameters if name not in own]) for layer in layers]
-    last = Layer(", ".join(head), lr, tuple(own))
-    return [*(Layer(layer.name, layer.lr, tuple(names)) for layer, names in kept if names), last]
+    return [*_split(layers, own)[False], Layer(", ".join(head), lr, tuple(own))]
+
+
+def with_factors(layers: Sequence[Layer], factors: Mapping[str, float]) -> list[Layer]:
+    """The same with rates multiplied for parameters whose names fit a glob pattern (`*` also matches dots), by the
+    factor of the first that fits; they come last.
+    """
+    found: list[Layer] = []
+    for pattern, factor in factors.items():
+        names = [name for layer in layers for name in layer.parameters]
+        own = [name for name in names if fnmatchcase(name, pattern)]
+        if not own:
+            raise ConfigError(f"optim.lr_factors: no parameter fits '{pattern}'; {choices(pattern, names)}")
+        layers, apart = _split(layers, own)
+        found += [Layer(pattern, each.lr * factor, each.parameters, factor) for each in apart]
+    return [*layers, *found]
+
+
+def _split(layers: Sequence[Layer], own: Collection[str]) -> tuple[list[Layer], list[Layer]]:
+    """The layers without their parameters in `own`, and with these alone; none is empty."""
+    sides: tuple[list[Layer], list[Layer]] = [], []
+    for layer, side in product(layers, (False, True)):
+        if names := tuple(name for name in layer.parameters if (name in own) is side):
+            sides[side].append(Layer(layer.name, layer.lr, names))
+    return sides
 
 
 def modules_above_backbone(model: nn.Module) -> list[str]:
@@ -53,24 +76,6 @@ def modules_above_backbone(model: nn.Module) -> list[str]:
     names = [name for name, _ in model.named_children()]
     backbone = next((name for name in ("backbone", "encoder") if name in names), None)
     return [name for name in names if name != backbone] if backbone else []
-
-
-def with_factors(layers: Sequence[Layer], factors: Mapping[str, float]) -> list[Layer]:
-    """The same with rates multiplied for parameters whose names fit a glob pattern (`*` also matches dots): by the
-    factor of the first that fits.
-    """
-    names = [name for layer in layers for name in layer.parameters]
-    for pattern in factors:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"optim.lr_factors: no parameter fits '{pattern}'; {choices(pattern, names)}")
-    first = {name: next((each for each in factors if fnmatchcase(name, each)), "") for name in names}
-
-    def part(layer: Layer, pattern: str) -> Layer:
-        own, factor = tuple(name for name in layer.parameters if first[name] == pattern), factors.get(pattern, 1.0)
-        return Layer(pattern or layer.name, layer.lr * factor, own, factor)
-
-    parts = [part(layer, pattern) for pattern in ("", *factors) for layer in layers]
-    return [each for each in parts if each.parameters]
 
 
 def layers_of(model: nn.Module) -> dict[str, int]:
@@ -122,10 +127,10 @@ def parameter_groups(
     patterns: Collection[str] = getattr(model, "no_weight_decay", tuple)() if listed else ()
 
     def decays(name: str, parameter: nn.Parameter) -> bool:
-        if decay_norm_and_bias:
-            return decay_norm or id(parameter) not in norms
-        plain = parameter.ndim <= 1 or id(parameter) in norms or name.endswith(".bias")
-        return not (plain or any(fnmatchcase(name, pattern) for pattern in patterns))
+        if id(parameter) in norms:
+            return decay_norm and decay_norm_and_bias
+        small = parameter.ndim <= 1 or name.endswith(".bias")
+        return decay_norm_and_bias or not (small or any(fnmatchcase(name, each) for each in patterns))
 
     groups: list[dict[str, Any]] = []
     for layer in layers or [Layer("all", 0, tuple(parameters))]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from effloop.errors import ConfigError, check_value
 from effloop.lazy import torch
@@ -38,6 +37,7 @@ class ScheduleConfig(PartConfig):
     warmup_constant: bool = False
     warmup_prefix: bool = True
     per_epoch: bool = False
+    cooldown_epochs = 0.0  # a field of those that have one
 
     def __post_init__(self) -> None:
         epochs, steps, start = self.warmup_epochs, self.warmup_steps, self.warmup_start
@@ -53,38 +53,24 @@ class ScheduleConfig(PartConfig):
             raise ConfigError(f"schedule.warmup_steps: {steps}, but a warm-up in epochs is set; set schedule.{other}")
 
 
-class Schedules(Registry["LRScheduler"]):
-    """Built as `schedules.build(config, optimizer, updates=, epochs=)`: all updates of a training, and its epochs."""
+schedules: Registry[LRScheduler] = Registry("schedule")
+"""Built as `schedules.build(config, optimizer, updates=, epochs=)`: all updates of a training, and its epochs."""
 
-    def build(self, config: PartConfig, /, *args: Any, **kwargs: Any) -> LRScheduler:
-        """See `Registry.build`; a plugin's need not take `epochs`."""
-        if "epochs" not in inspect.signature(self[config.name].factory).parameters:
-            kwargs.pop("epochs", None)
-        return super().build(config, *args, **kwargs)
-
-
-schedules = Schedules("schedule")
+Shape: TypeAlias = "Callable[[int, int, int], float]"
+"""(time since the schedule began, its length without the cool-down, an epoch's) -> share of the peak rate; times are in
+updates, or in epochs with `per_epoch`."""
 
 
 def _scheduled(
-    config: ScheduleConfig,
-    optimizer: torch.optim.Optimizer,
-    updates: int,
-    epochs: int,
-    factor: Callable[[int, int, int], float],
-    cooldown_epochs: float = 0,
+    config: ScheduleConfig, optimizer: torch.optim.Optimizer, updates: int, epochs: int, shape: Shape
 ) -> LRScheduler:
-    """A schedule of `factor(time, length, epoch)`, after a rise to 1: the time since its beginning, its length without
-    the cool-down and that of an epoch, all in updates or, with `per_epoch`, in epochs.
-    """
+    """A schedule of this shape, and the warm-up before."""
     unit = updates // epochs if config.per_epoch else 1
     total, epoch = updates // unit, updates // epochs // unit
-    warmup = round(config.warmup_ratio * total)
-    if config.warmup_epochs is not None:
-        warmup = round(config.warmup_epochs * epoch)
-    elif config.warmup_steps is not None:
-        warmup = config.warmup_steps
-    cooldown = round(cooldown_epochs * epoch)
+    warmup = config.warmup_steps
+    if warmup is None:
+        warmup = round(config.warmup_ratio * total if config.warmup_epochs is None else config.warmup_epochs * epoch)
+    cooldown = round(config.cooldown_epochs * epoch)
     if warmup + cooldown > total:
         raise ConfigError(
             f"schedule: a warm-up of {warmup / epoch:.3g} epochs and a cool-down of {cooldown / epoch:.3g} don't fit "
@@ -95,7 +81,7 @@ def _scheduled(
     def at(step: int) -> float:
         time = step // unit
         if time >= warmup:
-            return factor(time - before, total - before - cooldown, epoch)
+            return shape(time - before, total - before - cooldown, epoch)
         risen = 0 if config.warmup_constant else time
         return (risen + 1) / (warmup + 1) if start is None else start + (1 - start) * risen / warmup
 
@@ -115,61 +101,43 @@ class DecayConfig(ScheduleConfig):
     Attributes:
         final: rate at the end, as a share of the peak.
         cooldown_epochs: last epochs, which have the final rate.
+        cycles: how often the decay begins at the peak rate; 1 is without restarts.
     """
 
     final: float = 0.0
     cooldown_epochs: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_value("schedule.final", self.final, 0 <= self.final <= 1, "a share from 0 to 1")
-        good = 0 <= self.cooldown_epochs < math.inf
-        check_value("schedule.cooldown_epochs", self.cooldown_epochs, good, "a number of epochs of at least 0")
-
-
-def _decaying(
-    config: DecayConfig,
-    optimizer: torch.optim.Optimizer,
-    updates: int,
-    epochs: int,
-    left: Callable[[float], float],
-    cycles: int = 1,
-) -> LRScheduler:
-    """From the peak rate down to `final`, by `left(share of a cycle that is done)`, from 1 to 0."""
-
-    def factor(time: int, length: int, epoch: int) -> float:
-        done = time * cycles % length / length if time < length else 1.0
-        return config.final + (1 - config.final) * left(done)
-
-    return _scheduled(config, optimizer, updates, epochs, factor, config.cooldown_epochs)
-
-
-@dataclass
-class CosineConfig(DecayConfig):
-    """Fields of `schedule=cosine`.
-
-    Attributes:
-        cycles: how many times it begins at the peak rate: 1 is without restarts.
-    """
-
     cycles: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_value("schedule.cycles", self.cycles, self.cycles >= 1, "a number of at least 1")
+        for key, good, allowed in (
+            ("final", 0 <= self.final <= 1, "a share from 0 to 1"),
+            ("cooldown_epochs", 0 <= self.cooldown_epochs < math.inf, "a number of epochs of at least 0"),
+            ("cycles", self.cycles >= 1, "a number of at least 1"),
+        ):
+            check_value(f"schedule.{key}", getattr(self, key), good, allowed)
+
+    def shape(self, left: Callable[[float], float]) -> Shape:
+        """From the peak rate down to `final`, by `left(share of a cycle that is done)`, from 1 to 0."""
+
+        def shape(time: int, length: int, epoch: int) -> float:
+            done = time * self.cycles % length / length if time < length else 1.0
+            return self.final + (1 - self.final) * left(done)
+
+        return shape
 
 
-@schedules.register("cosine", CosineConfig)
-def cosine(config: CosineConfig, optimizer: torch.optim.Optimizer, *, updates: int, epochs: int = 1) -> LRScheduler:
+@schedules.register("cosine", DecayConfig)
+def cosine(config: DecayConfig, optimizer: torch.optim.Optimizer, *, updates: int, epochs: int = 1) -> LRScheduler:
     """Half a cosine from the peak rate down to `final` (Loshchilov and Hutter 2017, "SGDR")."""
-    left = lambda done: (1 + math.cos(math.pi * done)) / 2  # noqa: E731
-    return _decaying(config, optimizer, updates, epochs, left, config.cycles)
+    shape = config.shape(lambda done: (1 + math.cos(math.pi * done)) / 2)
+    return _scheduled(config, optimizer, updates, epochs, shape)
 
 
 @schedules.register("linear", DecayConfig)
 def linear(config: DecayConfig, optimizer: torch.optim.Optimizer, *, updates: int, epochs: int = 1) -> LRScheduler:
     """Linear from the peak rate down to `final`."""
-    return _decaying(config, optimizer, updates, epochs, lambda done: 1 - done)
+    return _scheduled(config, optimizer, updates, epochs, config.shape(lambda done: 1 - done))
 
 
 @dataclass
@@ -190,7 +158,7 @@ class PolyConfig(DecayConfig):
 @schedules.register("poly", PolyConfig)
 def poly(config: PolyConfig, optimizer: torch.optim.Optimizer, *, updates: int, epochs: int = 1) -> LRScheduler:
     """A power of the share that is left, from the peak rate down to `final` (Chen et al. 2018, "DeepLab")."""
-    return _decaying(config, optimizer, updates, epochs, lambda done: (1 - done) ** config.power)
+    return _scheduled(config, optimizer, updates, epochs, config.shape(lambda done: (1 - done) ** config.power))
 
 
 @dataclass
@@ -223,9 +191,9 @@ class StepConfig(ScheduleConfig):
 def step(config: StepConfig, optimizer: torch.optim.Optimizer, *, updates: int, epochs: int = 1) -> LRScheduler:
     """Drops at milestones (He et al. 2016, "Deep residual learning"), or every few epochs."""
 
-    def factor(time: int, length: int, epoch: int) -> float:
+    def shape(time: int, length: int, epoch: int) -> float:
         if config.every_epochs is None:
             return config.gamma ** sum(time >= round(each * length) for each in config.milestones)
         return math.pow(config.gamma, time // (config.every_epochs * epoch))
 
-    return _scheduled(config, optimizer, updates, epochs, factor)
+    return _scheduled(config, optimizer, updates, epochs, shape)
