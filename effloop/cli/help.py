@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -101,6 +102,9 @@ def show_choices(options: ListOptions, _: list[str]) -> int:
     lines: list[str] = []
     if what in ("ops", "augment.ops"):
         lines += operation_lines()
+    elif what == hydra_setup.EXPERIMENT:
+        show_experiments()
+        return 0
     elif what is None or what in GROUPS:
         found = {group: choices_of(group, lazy=bool(what)) for group in ((what,) if what else GROUPS)}
         for group, names in found.items():
@@ -122,6 +126,23 @@ def show_choices(options: ListOptions, _: list[str]) -> int:
         lines += in_columns((key.name, form.format(key, only=only[key.name])) for key in within)
     print("\n".join(lines))
     return 0
+
+
+def show_experiments() -> None:
+    """Print a table of all experiments: what they say on top about themselves, their score and what it cost."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in (hydra_setup.EXPERIMENT, "", "score", "cost"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == hydra_setup.EXPERIMENT)
+    for name, title in choices_of(hydra_setup.EXPERIMENT).items():
+        text = hydra_setup.yaml_text(hydra_setup.EXPERIMENT, name)
+        found = dict(re.findall(r"^# (score|cost): (.*(?:\n#  .*)*)", text, re.MULTILINE))
+        cells = (" ".join(found.get(key, "").replace("\n#", "").split()) for key in ("score", "cost"))
+        table.add_row(*map(Text, (name, title, *cells)))
+    Console(width=None if sys.stdout.isatty() else 1000).print(table)  # a line for each where it isn't a terminal
 
 
 def choices_of(group: str, *, lazy: bool = False) -> dict[str, str]:

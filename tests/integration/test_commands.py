@@ -77,12 +77,17 @@ def test_list_of_a_key_says_what_sets_it(here: Path, capsys: pytest.CaptureFixtu
 
 def test_list_shows_the_users_configs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write(here / "configs/experiment/night.yaml", "# @package _global_\n# Twelve hours.\nepochs: 9\n")
+    text = "# @package _global_\n# Short.\n# score: 9 %,\n#   or 8 %\n# differs: no\n# cost: 3 days [4 GPUs]\n"
+    _write(here / "configs/experiment/scored.yaml", text)
     assert main(["list", "experiment"]) == 0
-    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
-    assert ["experiment", "night", "Twelve hours."] in lines
+    rows = capsys.readouterr().out.splitlines()[1:]  # below the headings
+    cells = [re.split("   *", line.rstrip()) for line in rows]
+    assert ["night", "Twelve hours."] in cells
+    assert ["scored", "Short.", "9 %, or 8 %", "3 days [4 GPUs]"] in cells
     recipes = ["cifar10_fast", "digits", "embedded", "finetune", "imagenet_resnet50", "imagenet_resnet50_8gpu"]
     recipes += ["nuclei", "probe"]
-    assert [name for _, name, _ in lines if name != "night"] == recipes
+    names = [name for name, *_ in cells]
+    assert names == sorted({*names, *recipes, "night"})
 
 
 def test_cfg_prints_and_stops(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
