@@ -66,7 +66,7 @@ class EvalOptions(RunOptions):
     Attributes:
         run: the folder of a run, a .ckpt file, or a file by export; of a sweep, or of RUN,RUN, the mean.
         split: val, train or any other split of the data, e.g. test; its images are never augmented.
-        tta: test-time augmentation: the mean over each image and its mirror image.
+        tta: test-time augmentation: the mean over images and mirror images (flip), moved ones (shift), or both.
         average: of several runs: the mean of their probabilities, or of their logits.
         out: the folder for tables and pictures; without it RUN/eval/SPLIT, or FILE.eval/SPLIT.
     """

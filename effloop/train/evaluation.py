@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from effloop.batch import Batch, Preview
 from effloop.data.loader import Loader
-from effloop.lazy import Tensor, nn, no_grad, torch
+from effloop.lazy import F, Tensor, nn, no_grad, torch
 from effloop.precision import Precision
 from effloop.record import Metrics
 from effloop.task import Task
@@ -88,16 +88,34 @@ class Scorer:
         self._device, self._numbers = [], 0
 
 
-View = Literal["flip"]  # test-time augmentation: beside an image the model sees its mirror image
+View = Literal["flip", "shift"]  # test-time augmentation: what the model sees beside an image
 
 
 def outputs_of_views(forward: Callable[[Tensor], Tensor], images: Tensor, views: Collection[View]) -> list[Tensor]:
-    """(N, C, H, W) images -> (N, K, ...) outputs for them and their views; `Task.ensemble` makes one of them."""
+    """(N, C, H, W) images -> (N, K, ...) outputs for them and their views; `Task.ensemble` makes one of them.
+
+    `flip` adds mirror images; `shift`, to all of these, images that are moved by a pixel down and right, and up and
+    left, showing their reflection at the edge, with half of the weight (Jordan 2024, as of `model=airbench`).
+    """
     found = [forward(images)]
     if "flip" in views:
         mirrored = forward(images.flip(3))
         found.append(mirrored.flip(3) if mirrored.ndim == 4 else mirrored)  # those of pixels, back in place
+    if "shift" in views:
+        found *= 2  # as many as those that are moved
+        padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
+        for at in (0, 2):
+            moved = padded[:, :, at : at + images.shape[2], at : at + images.shape[3]]
+            found += [_moved_back(each, 1 - at) for each in outputs_of_views(forward, moved, {*views} - {"shift"})]
     return found
+
+
+def _moved_back(outputs: Tensor, by: int) -> Tensor:
+    """Outputs of images that were moved down and right by so many pixels: those of pixels, back in place."""
+    if outputs.ndim < 4:
+        return outputs
+    padded = F.pad(outputs, (1, 1, 1, 1), mode="replicate")
+    return padded[:, :, 1 + by : padded.shape[2] - 1 + by, 1 + by : padded.shape[3] - 1 + by]
 
 
 @no_grad

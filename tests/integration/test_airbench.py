@@ -133,3 +133,42 @@ def test_a_reflection_that_an_image_is_too_small_for(root: Path, here: Path) -> 
     wanted = "augment.ops.crop.padding: 33 is not allowed; set less than the 32 pixels of an image, or constant padding"
     with pytest.raises(ConfigError, match=line(wanted)):
         build(root, "image_size=40", "augment.ops.crop.padding=33")
+
+
+def test_the_loop_does_the_same_updates(root: Path, here: Path) -> None:
+    """Seventy, against a script with the published hyperparameters, without averages; in float64, as the maximum in a
+    pooling window may be another one after rounding, and losses then differ by 1e-4.
+    """
+    times = 8  # else 70 updates of 8 images change little
+    trainer, losses = build(root, f"optim.lr={times * 1.5}", "optim.ema=0"), []
+    trainer.model.double().register_forward_pre_hook(lambda model, given: given[0].double())
+    net, ours = published(4, 3).double(), trainer.model.state_dict().values()
+    net.load_state_dict(dict(zip(net.state_dict(), (each.clone() for each in ours), strict=True)))
+    trainer.train_step.register_forward_hook(lambda step, given, found: losses.append(found[0].item()))
+    trainer.fit()
+
+    kilostep_scale = 1024 * (1 + 1 / (1 - 0.85))
+    lr, decay = times * 11.5 / kilostep_scale, times * 0.0153 * 8 / kilostep_scale
+    norms = [each.bias for each in net if isinstance(each, nn.BatchNorm2d)]
+    others = [
+        net[0].bias,
+        *(each.weight for each in net if isinstance(each, nn.Conv2d | nn.Linear) and each is not net[0]),
+    ]
+    groups = [
+        {"params": norms, "lr": 64 * lr, "weight_decay": decay / (64 * lr)},
+        {"params": others, "lr": lr, "weight_decay": decay / lr},
+    ]
+    optimizer = torch.optim.SGD(groups, momentum=0.85, nesterov=True)
+    rates = np.interp(np.arange(71), [0, int(0.23 * 70), 70], [0.2, 1, 0.07])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rates[step])
+    loader, wanted = effloop.build_loader(composed(*RECIPE, f"data.root={root}")), []
+    for loaded in (each for epoch in range(10) for each in loader.epoch(epoch)):
+        loss = F.cross_entropy(net(loaded.images.double()), loaded.targets, label_smoothing=0.2, reduction="sum")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        wanted.append(loss.item() / 8)
+    assert len(losses) == len(wanted) == 70
+    assert wanted[-1] < wanted[0] - 0.1
+    np.testing.assert_allclose(losses, wanted, rtol=0, atol=1e-9)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effloop.batch import Batch
@@ -15,7 +16,7 @@ from effloop.record import Metrics
 from effloop.task import Multilabel, MultilabelConfig
 from effloop.task.classification import Classification, ClassificationConfig
 from effloop.train import evaluation
-from effloop.train.evaluation import Scorer, evaluate
+from effloop.train.evaluation import Scorer, evaluate, outputs_of_views
 
 CPU = torch.device("cpu")
 TASK = Classification(ClassificationConfig("classification"))
@@ -77,6 +78,18 @@ def test_flip() -> None:
     mirrored = torch.stack([row[:, :, [3, 2, 1, 0]] for row in images])
     assert both == pytest.approx(by_hand(model, [images, mirrored], targets), rel=1e-5)
     assert both["loss"] != pytest.approx(alone["loss"], rel=1e-2)
+
+
+def test_shift_weighs_as_published() -> None:
+    """airbench94.py, tta_level 2: half of the weight for the image, a quarter for each of two that are moved."""
+    torch.manual_seed(0)
+    model, images = nn.Sequential(nn.Flatten(), nn.Linear(48, 7)), torch.randn(6, 3, 4, 4)
+    padded = F.pad(images, (1,) * 4, "reflect")
+    logits = [model(each) + model(each.flip(3)) for each in (images, padded[:, :, :4, :4], padded[:, :, 2:, 2:])]
+    got = torch.stack(outputs_of_views(model, images, ["flip", "shift"])).mean(dim=0)
+    torch.testing.assert_close(got, logits[0] / 4 + (logits[1] + logits[2]) / 8)
+    for view in outputs_of_views(lambda each: each, images, ["shift", "flip"]):  # outputs of pixels are back in place
+        assert torch.equal(view[:, :, 1:-1, 1:-1], images[:, :, 1:-1, 1:-1])
 
 
 def test_the_worst_samples_are_those_whose_images_can_be_loaded() -> None:
