@@ -322,6 +322,7 @@ VALUES: dict[str, list[dict[str, Any]]] = {
     "RandomErasing": [{"p": 1}, {"value": "random"}, {"value": [1, 2, 3]}],
     "RandAugment": [{}, {"num_ops": 14, "interpolation": "bilinear"}],
     "TrivialAugmentWide": [{}, {"fill": [1, 2, 3]}],
+    "TimmAutoAugment": [{"config": "rand-m9-n9-mstd0.5-inc1"}, {"config": "augmix"}],
 }
 
 

@@ -26,24 +26,22 @@ def brightness(image: Image, factor: float) -> None:
     _look_up(image, torch.arange(256.0).mul_(float(np.float32(factor))))
 
 
-def contrast(image: Image, factor: float, rest: float | None = None) -> None:
+def contrast(image: Image, factor: float, rest: float) -> None:
     """As `kernels.contrast`."""
-    factor = float(np.float32(factor))
     mean = float(_luma(_floats(image)).mean(dtype=torch.float64).to(torch.float32))
-    _look_up(image, torch.arange(256.0).mul_(factor).add_(mean, alpha=1 - factor if rest is None else rest))
+    _look_up(image, torch.arange(256.0).mul_(float(np.float32(factor))).add_(mean, alpha=rest))
 
 
-def saturation(image: Image, factor: float, rest: float | None = None) -> None:
+def saturation(image: Image, factor: float, rest: float) -> None:
     """As `kernels.saturation`."""
     floats = _floats(image)
     # Repeated: torch takes 84 µs to add one plane to three at 224x224, OpenCV 11 to repeat it.
     other = torch.from_numpy(opencv().cvtColor(_luma(floats).numpy(), opencv().COLOR_GRAY2RGB))
-    factor = float(np.float32(factor))
-    floats.mul_(factor).add_(other, alpha=1 - factor if rest is None else rest)
+    floats.mul_(float(np.float32(factor))).add_(other, alpha=rest)
     _write(image, floats.clamp_(0, 255) if factor > 1 else floats)
 
 
-def sharpness(image: Image, factor: float, rest: float | None = None) -> None:
+def sharpness(image: Image, factor: float, rest: float) -> None:
     """As `kernels.sharpness`."""
     height, width = image.shape[:2]
     if min(height, width) <= 2:
@@ -62,8 +60,7 @@ def sharpness(image: Image, factor: float, rest: float | None = None) -> None:
     change = np.zeros(image.shape, np.int16)
     np.subtract(nine.view(np.int16), inner.view(np.int16), out=change.reshape(-1)[row + 3 : -row - 3])
     change[:, 0] = change[:, -1] = 0
-    weight = 1 - float(np.float32(factor)) if rest is None else rest
-    floats = _floats(image).add_(torch.from_numpy(change).to(torch.float32), alpha=weight)
+    floats = _floats(image).add_(torch.from_numpy(change).to(torch.float32), alpha=rest)
     _write(image, floats.clamp_(0, 255) if factor > 1 else floats)
 
 

@@ -2,8 +2,8 @@
 
 The arithmetic and its rounding are those of torchvision's functions on one uint8 image (float32, truncated to uint8),
 so the pixels are the same to the bit on a CPU, except for `hue`. A blend's `rest` is 1 - factor, computed before the
-factor was rounded to float32, if known; torchvision computes both from one float64, and up to 0.7 % of the values
-depend on it by one level. Images are (N, 3, H, W) uint8, best in channels_last; outputs are new and of the same layout.
+factor was rounded to float32: torchvision computes both from one float64, and up to 0.7 % of the values depend on it by
+one level. Images are (N, 3, H, W) uint8, best in channels_last; outputs are new and of the same layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
     return _to_uint8(images.mul(_each(factor)))
 
 
-def contrast(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Tensor:
+def contrast(images: Tensor, factor: Tensor, rest: Tensor) -> Tensor:
     """Each image blended with its mean luma: (N,) float32 factor, 0 is flat, 1 is the image.
 
     The mean is of exact sums; in float32, as in torchvision, it depends on the number of threads from 256x256 on.
@@ -29,12 +29,12 @@ def contrast(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Tens
     return _blend(images, luma(images).floor_().mean((1, 2, 3), True, dtype=torch.float64).float(), factor, rest)
 
 
-def saturation(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Tensor:
+def saturation(images: Tensor, factor: Tensor, rest: Tensor) -> Tensor:
     """Each image blended with its luma: (N,) float32 factor, 0 is grey, 1 is the image."""
     return _blend(images, luma(images).floor_(), factor, rest)
 
 
-def sharpness(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Tensor:
+def sharpness(images: Tensor, factor: Tensor, rest: Tensor) -> Tensor:
     """Each image blended with itself smoothed: (N,) float32 factor, 0 is smooth, 1 is the image; its border stays."""
     if min(images.shape[-2:]) <= 2:
         return images.clone()
@@ -45,7 +45,7 @@ def sharpness(images: Tensor, factor: Tensor, rest: Tensor | None = None) -> Ten
     threes = values[..., :-2, :] + values[..., 1:-1, :] + values[..., 2:, :]
     nines = threes[..., :-2] + threes[..., 1:-1] + threes[..., 2:]
     smooth = nines.add_(images[..., 1:-1, 1:-1], alpha=4).mul(1 / 13).round_()
-    inner.addcmul_(smooth.sub_(inner), _rest(factor, rest))
+    inner.addcmul_(smooth.sub_(inner), _each(rest))
     return _to_uint8(sharp)
 
 
@@ -127,11 +127,7 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
 
 
 def mean_weights(sigma: Tensor) -> Tensor:
-    """(N,) float32 sigmas, 0 to 2 -> (N, 5), weights of a mean; three in a row have the variance of the Gaussian.
-
-    The outermost of its pixels count in part (Gwosdek et al. 2011, "Theoretical foundations of Gaussian convolution by
-    extended box filtering").
-    """
+    """(N,) sigmas, 0 to 2 -> (N, 5), a mean's weights; three have the Gaussian's variance (Gwosdek et al. 2011)."""
     variance = sigma**2 / 3
     whole = ((12 * variance + 1).sqrt().sub(1) / 2).floor()
     part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
@@ -203,10 +199,6 @@ def _to_uint8(values: Tensor) -> Tensor:
     return values.clamp_(0, 255).to(torch.uint8)
 
 
-def _rest(factor: Tensor, rest: Tensor | None) -> Tensor:
-    return 1 - _each(factor) if rest is None else _each(rest)
-
-
-def _blend(images: Tensor, other: Tensor, factor: Tensor, rest: Tensor | None) -> Tensor:
+def _blend(images: Tensor, other: Tensor, factor: Tensor, rest: Tensor) -> Tensor:
     # addcmul, as torchvision's add with alpha, rounds once; a product and a sum would round twice.
-    return _to_uint8(torch.addcmul(images.mul(_each(factor)), other, _rest(factor, rest)))
+    return _to_uint8(torch.addcmul(images.mul(_each(factor)), other, _each(rest)))

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.augment.native import host, kernels
+from effloop.data.augment.native.policy import NAMES, Policy, PolicyDraws, draws
 from effloop.data.augment.operation import (
     MOST_FACTOR,
     MOST_SIDE,
@@ -36,19 +37,11 @@ from effloop.lazy import Tensor, torch
 
 Range = float | list[float]
 
-_COLOURS = ("brightness", "contrast", "saturation", "hue")
-_NONE = len(_COLOURS)
-
-
-class JitterDraws(NamedTuple):
-    """What `ColorJitter` drew for N images."""
-
-    turns: NDArray[np.int64]  # (N, k) int64, which of `_COLOURS` comes first, second, ...; 4 where nothing is done
-    amounts: NDArray[np.float32]  # (N, 4) float32, the factor of each, and the shift of hue
+_COLOURS = np.array([NAMES.index(name) for name in ("Brightness", "Contrast", "Color", "Hue")])
 
 
 @operation
-class ColorJitter(PixelOperation):
+class ColorJitter(Policy):
     """Brightness, contrast, saturation and hue changed at random, in a random order.
 
     Args:
@@ -60,8 +53,6 @@ class ColorJitter(PixelOperation):
         p: how probable it is that any of this is done.
     """
 
-    takes_masks = True
-
     def __init__(
         self, brightness: Range = 0, contrast: Range = 0, saturation: Range = 0, hue: Range = 0, p: float = 1
     ) -> None:
@@ -71,31 +62,13 @@ class ColorJitter(PixelOperation):
         self.given = np.flatnonzero((self.ranges != [[1], [1], [1], [0]]).any(1))
         self.p = check_number("p", p, 0, 1)
 
-    def draw(self, keys: Keys, sizes: Sizes) -> JitterDraws:
+    def draw(self, keys: Keys, sizes: Sizes) -> PolicyDraws:
         numbers = uniforms(keys, 9)
         turns = self.given[numbers[:, 1 + self.given].argsort(axis=1)]
-        turns[numbers[:, 0] >= self.p] = _NONE
         low, high = self.ranges.T
-        return JitterDraws(turns, (low + (high - low) * numbers[:, 5:]).astype(np.float32))
-
-    def apply_inplace(self, image: Image, drawn: JitterDraws, row: int) -> None:
-        for turn in drawn.turns[row].tolist():
-            if turn != _NONE:
-                getattr(host, _COLOURS[turn])(image, drawn.amounts[row, turn])
-
-    def apply_batch(self, images: Tensor, drawn: JitterDraws) -> Tensor:
-        # At each turn, the images that take the same operation are taken together.
-        rows = drawn.turns.argsort(axis=0, kind="stable")
-        turns = np.take_along_axis(drawn.turns, rows, axis=0)
-        amounts = drawn.amounts[rows, np.minimum(turns, _NONE - 1)]
-        sent, sent_amounts = to_device(rows.T, images), to_device(amounts.T, images)
-        for turn in range(turns.shape[1]):
-            bounds = np.searchsorted(turns[:, turn], np.arange(_NONE + 1)).tolist()
-            for name, start, end in zip(_COLOURS, bounds[:-1], bounds[1:], strict=True):
-                if start < end:
-                    some = slice(start, end)
-                    images = kernels.on_rows(images, sent[turn, some], getattr(kernels, name), sent_amounts[turn, some])
-        return images
+        amounts = (low + (high - low) * numbers[:, 5:]).astype(np.float32)
+        choice = np.where(numbers[:, :1] < self.p, _COLOURS[turns], 0)
+        return draws(choice, np.take_along_axis(amounts, turns, axis=1).astype(np.float64), sizes)
 
 
 def _range(name: str, value: object, center: float, low: float, high: float) -> tuple[float, float]:
@@ -110,39 +83,27 @@ def _range(name: str, value: object, center: float, low: float, high: float) -> 
         raise bad(name, value, allowed) from None
 
 
-class _RandomlyApplied(PixelOperation):
-    """The same change to each image, with probability `p`."""
+class _RandomlyApplied(Policy):
+    """The same operation on each image, with probability `p`."""
 
-    takes_masks = True
+    _name: ClassVar[str]
+    """In `policy`."""
 
-    _function: ClassVar[str]
-    """In `host`: (image, *self._values), in place; in `kernels`: (images, (M,) each of self._values) -> images."""
-
-    _values: tuple[Any, ...] = ()
+    _level: float = 0.0
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = check_number("p", p, 0, 1)
 
-    def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.bool_]:
-        return bernoulli(keys, self.p)
-
-    def apply_inplace(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
-        if drawn[row]:
-            getattr(host, self._function)(image, *self._values)
-
-    def apply_batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
-        if not drawn.any():
-            return images
-        rows = np.flatnonzero(drawn)
-        values = [torch.full((len(rows),), value, device=images.device) for value in self._values]  # int64 or float32
-        return kernels.on_rows(images, to_device(rows, images), getattr(kernels, self._function), *values)
+    def draw(self, keys: Keys, sizes: Sizes) -> PolicyDraws:
+        choice = np.where(bernoulli(keys, self.p), NAMES.index(self._name), 0)[:, None]
+        return draws(choice, np.full(choice.shape, self._level), sizes)
 
 
 @operation
 class RandomGrayscale(_RandomlyApplied):
     """Grey; `p` is the probability."""
 
-    _function = "grayscale"
+    _name = "Grayscale"
 
     def __init__(self, p: float = 0.1) -> None:
         super().__init__(p)
@@ -157,11 +118,11 @@ class RandomSolarize(_RandomlyApplied):
         p: probability.
     """
 
-    _function = "solarize"
+    _name = "Solarize"
 
     def __init__(self, threshold: float, p: float = 0.5) -> None:
         super().__init__(p)
-        self._values = (check_number("threshold", threshold, 0, 255),)
+        self._level = check_number("threshold", threshold, 0, 255)
 
 
 @operation
@@ -173,26 +134,26 @@ class RandomPosterize(_RandomlyApplied):
         p: probability.
     """
 
-    _function = "posterize"
+    _name = "Posterize"
 
     def __init__(self, bits: int, p: float = 0.5) -> None:
         super().__init__(p)
         number = check_number("bits", bits, 0, 8)
-        self._values = (check_whole("bits", int(number) if number.is_integer() else bits, 0, 8),)
+        self._level = check_whole("bits", int(number) if number.is_integer() else bits, 0, 8)
 
 
 @operation
 class RandomAutocontrast(_RandomlyApplied):
     """Each channel stretched to 0..255; `p` is the probability."""
 
-    _function = "autocontrast"
+    _name = "AutoContrast"
 
 
 @operation
 class RandomEqualize(_RandomlyApplied):
     """Each channel's histogram equalised; `p` is the probability."""
 
-    _function = "equalize"
+    _name = "Equalize"
 
 
 @operation
@@ -204,18 +165,18 @@ class RandomAdjustSharpness(_RandomlyApplied):
         p: probability.
     """
 
-    _function = "sharpness"
+    _name = "Sharpness"
 
     def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
         super().__init__(p)
-        self._values = (check_number("sharpness_factor", sharpness_factor, 0, MOST_FACTOR),)
+        self._level = check_number("sharpness_factor", sharpness_factor, 0, MOST_FACTOR)
 
 
 @operation
 class RandomInvert(_RandomlyApplied):
     """Each value inverted; `p` is the probability."""
 
-    _function = "invert"
+    _name = "Invert"
 
 
 _SIGMAS = (1e-3, 1e4)  # in pixels; 0.001 changes nothing, and below 1e-45, 0 in float32, images would be black

@@ -33,12 +33,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 _TABLE = (
-    ("Identity", "", 0),
-    ("ShearX", "", 0),
-    ("ShearY", "", 0),
-    ("TranslateX", "", 0),
-    ("TranslateY", "", 0),
-    ("Rotate", "", 0),
+    *((name, "", 0) for name in ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")),
     ("Brightness", "brightness", 1),
     ("Color", "saturation", 2),
     ("Contrast", "contrast", 2),
@@ -50,6 +45,8 @@ _TABLE = (
     ("Invert", "invert", 0),
     ("SolarizeAdd", "solarize_add", 1),
     ("GaussianBlur", "blur", 1),
+    ("Grayscale", "grayscale", 0),
+    ("Hue", "hue", 1),
 )
 """All policies' operations: torchvision's name, or timm's; the function in `host` and in `kernels`, but for the five
 warps; and how many it takes of the level and 1 - level."""
@@ -57,7 +54,7 @@ warps; and how many it takes of the level and 1 - level."""
 NAMES = tuple(name for name, _, _ in _TABLE)
 """`PolicyDraws.choice` is an index of this list."""
 
-_SHEAR_X, _SHEAR_Y, MOVE_X, MOVE_Y, _ROTATE = range(1, 6)
+_SHEAR_X, _SHEAR_Y, _MOVE_X, _MOVE_Y, _ROTATE = range(1, 6)
 _BLENDS = range(6, 10)  # their factor is 1 + magnitude
 _SOLARIZE = 11
 _SIGNED = 9  # 1 to 9 have a random sign
@@ -87,22 +84,23 @@ class Policy(PixelOperation):
     """
 
     takes_masks = True
-    samplings: tuple[Sampling, ...]
+    samplings: tuple[Sampling, ...] = ()
 
     def apply_inplace(self, image: Image, drawn: PolicyDraws, row: int) -> None:
+        steps = np.arange(drawn.choice.shape[1])
         if drawn.shares is None:
-            self._apply_steps(image, drawn, row, range(drawn.choice.shape[1]))
+            self._apply_steps(image, drawn, row, steps)
             return
         share, *others = drawn.shares[row]
         mixed = image * share
-        for other, steps in zip(others, _chains(drawn), strict=True):
+        for other, chain in zip(others, steps.reshape(len(others), -1), strict=True):
             changed = image.copy()
-            self._apply_steps(changed, drawn, row, steps)
+            self._apply_steps(changed, drawn, row, chain)
             mixed += changed * other
         np.copyto(image, mixed, casting="unsafe")
 
-    def _apply_steps(self, image: Image, drawn: PolicyDraws, row: int, steps: range) -> None:
-        for step in steps:
+    def _apply_steps(self, image: Image, drawn: PolicyDraws, row: int, steps: Ints) -> None:
+        for step in steps.tolist():
             choice = int(drawn.choice[row, step])
             _, function, count = _TABLE[choice]
             if function:
@@ -112,16 +110,17 @@ class Policy(PixelOperation):
                 warp_one(image, drawn.matrix[row, step], self.samplings[drawn.sampling[row, step]])
 
     def apply_batch(self, images: Tensor, drawn: PolicyDraws) -> Tensor:
+        steps = np.arange(drawn.choice.shape[1])
         if drawn.shares is None:
-            return self._batch_steps(images, drawn, range(drawn.choice.shape[1]))
+            return self._batch_steps(images, drawn, steps)
         shares = to_device(drawn.shares.T, images)[..., None, None, None]
         mixed = images * shares[0]
-        for share, steps in zip(shares[1:], _chains(drawn), strict=True):
-            mixed += self._batch_steps(images, drawn, steps) * share
+        for share, chain in zip(shares[1:], steps.reshape(len(shares) - 1, -1), strict=True):
+            mixed += self._batch_steps(images, drawn, chain) * share
         return mixed.to(torch.uint8)
 
-    def _batch_steps(self, images: Tensor, drawn: PolicyDraws, steps: range) -> Tensor:
-        for step in steps:
+    def _batch_steps(self, images: Tensor, drawn: PolicyDraws, steps: Ints) -> Tensor:
+        for step in steps.tolist():
             if drawn.choice[:, step].any():
                 images = self._step(images, drawn, step)
         return images
@@ -174,15 +173,15 @@ class _Space:
     def draws(self, choice: Ints, bins: Ints, negative: Bools, sizes: Sizes, shares: Any = None) -> PolicyDraws:
         """From (N, K) operations, bins of their magnitudes, and signs."""
         level = _table(self)[choice, bins]
-        for move, sides in ((MOVE_Y, sizes[:, 0]), (MOVE_X, sizes[:, 1])):
+        for move, sides in ((_MOVE_Y, sizes[:, 0]), (_MOVE_X, sizes[:, 1])):
             for side in np.unique(sides).tolist():
                 here = (choice == move) & (sides == side)[:, None]
                 level[here] = _ramp(self.move if self.move >= 1 else self.move * side, self.bins)[bins[here]]
         level[negative & (choice >= 1) & (choice <= _SIGNED)] *= -1
         level = np.where(np.isin(choice, _BLENDS), 1 + level, level)
         level[choice == _SOLARIZE] *= 255
-        level = np.where((choice == MOVE_X) | (choice == MOVE_Y), np.trunc(level), level)
-        return PolicyDraws(choice, level, matrices(choice, level, sizes), np.zeros_like(choice), shares)
+        level = np.where((choice == _MOVE_X) | (choice == _MOVE_Y), np.trunc(level), level)
+        return draws(choice, level, sizes, shares=shares)
 
 
 @operation
@@ -250,7 +249,8 @@ class AutoAugment(Policy):
     def __init__(self, policy: str = "imagenet", interpolation: str = "nearest", fill: Any = None) -> None:
         if policy not in (allowed := ("imagenet", "cifar10", "svhn")):
             raise bad("policy", policy, ", ".join(allowed))
-        pairs = torchvisions_pairs(policy)
+        library = importlib.import_module("torchvision.transforms")
+        pairs = library.AutoAugment(library.AutoAugmentPolicy(policy)).policies
         self._choice = np.array([[NAMES.index(name) for name, _, _ in pair] for pair in pairs])
         self._p = np.array([[p for _, p, _ in pair] for pair in pairs])
         self._bins = np.array([[magnitude or 0 for _, _, magnitude in pair] for pair in pairs])
@@ -303,13 +303,7 @@ class AugMix(Policy):
 
 
 def mixture(keys: Keys, width: int, depth: int, count: int) -> tuple[NDArray[np.float32], Bools, Floats]:
-    """AugMix with alpha = 1, for (N,) keys.
-
-    Returns:
-        (N, 1 + width) float32, uniform shares of the image itself, and of chains, which are Dirichlet-distributed;
-        (N, K) which of K = width * depth operations are done, where a depth below 1 is 1, 2 or 3 at random; and
-        (N, K, count) numbers in [0, 1) for each.
-    """
+    """AugMix with alpha = 1: (N, 1 + width) shares, (N, K) which of K operations are done, (N, K, count) numbers."""
     most = depth if depth > 0 else 3
     numbers = uniforms(keys, 1 + 2 * width + width * most * count)
     mixed, parts, lengths = numbers[:, :1], -np.log1p(-numbers[:, 1 : 1 + width].copy()), numbers[:, 1 + width :]
@@ -317,20 +311,6 @@ def mixture(keys: Keys, width: int, depth: int, count: int) -> tuple[NDArray[np.
     end = uniform_index(3, lengths[:, :width]) + 1 if depth < 1 else np.full((len(keys), width), depth)
     within = (np.arange(most) < end[..., None]).reshape(len(keys), -1)
     return shares, within, numbers[:, 1 + 2 * width :].reshape(len(keys), width * most, count)
-
-
-def torchvisions_pairs(policy: str) -> list[tuple[tuple[str, float, int | None], ...]]:
-    """Torchvision's own table of AutoAugment: pairs of name, probability and magnitude."""
-    library = importlib.import_module("torchvision.transforms")
-    found: list[Any] = library.AutoAugment(library.AutoAugmentPolicy(policy)).policies
-    return found
-
-
-def _chains(drawn: PolicyDraws) -> list[range]:
-    """The steps of each chain of AugMix."""
-    assert drawn.shares is not None
-    depth = drawn.choice.shape[1] // (drawn.shares.shape[1] - 1)
-    return [range(start, start + depth) for start in range(0, drawn.choice.shape[1], depth)]
 
 
 def _warps(choice: Ints) -> Bools:
@@ -351,7 +331,7 @@ def _ramp(most: float, bins: int) -> Floats:
 
 @functools.cache
 def _table(space: _Space) -> Floats:
-    """(17, bins): each operation's magnitudes, up to its largest."""
+    """(19, bins): each operation's magnitudes, up to its largest."""
     bins, (most, fewest) = space.bins, space.bits
     nothing = np.zeros(bins)
     posterize = (most - (torch.arange(bins) / ((bins - 1) / (most - fewest)))).round().double().numpy()
@@ -360,15 +340,19 @@ def _table(space: _Space) -> Floats:
     return np.stack([nothing, *ramps, posterize, solarize, *[nothing] * (len(NAMES) - 12)])
 
 
-def matrices(choice: Ints, level: Floats, sizes: Sizes) -> Matrices:
-    """(N, K, 2, 3) of `inverse_matrices` for the five warps."""
-    flat, amount = choice.ravel(), level.ravel()
-    size = np.repeat(sizes[:, ::-1], choice.shape[1], axis=0)
-    shear, translate = np.zeros((2, len(flat), 2))
-    for column, (sheared, moved) in enumerate(((_SHEAR_X, MOVE_X), (_SHEAR_Y, MOVE_Y))):
-        shear[:, column] = np.where(flat == sheared, np.degrees(np.arctan(amount)), 0)
-        translate[:, column] = np.where(flat == moved, amount, 0)
+def draws(
+    choice: Ints, level: Floats, sizes: Sizes, sampling: Ints | None = None, shares: NDArray[np.float32] | None = None
+) -> PolicyDraws:
+    """The draws of (N, K) operations and levels for images of (N, 2) sizes, with their matrices."""
+    moves = _warps(choice)
+    kind, amount, size = choice[moves], level[moves], sizes[np.nonzero(moves)[0], ::-1]
+    shear, translate = np.zeros((2, len(kind), 2))
+    for column, (sheared, moved) in enumerate(((_SHEAR_X, _MOVE_X), (_SHEAR_Y, _MOVE_Y))):
+        shear[:, column] = np.where(kind == sheared, np.degrees(np.arctan(amount)), 0)
+        translate[:, column] = np.where(kind == moved, amount, 0)
     # Shears keep the top left corner in place, the others the centre.
-    centre = np.where(((flat == _SHEAR_X) | (flat == _SHEAR_Y))[:, None], -0.5 * size, 0)
-    angle = np.where(flat == _ROTATE, -(amount % 360), 0)
-    return inverse_matrices(angle, translate, 1.0, shear, centre).reshape(*choice.shape, 2, 3)
+    centre = np.where(((kind == _SHEAR_X) | (kind == _SHEAR_Y))[:, None], -0.5 * size, 0)
+    angle = np.where(kind == _ROTATE, -(amount % 360), 0)
+    matrix = np.zeros((*choice.shape, 2, 3))
+    matrix[moves] = inverse_matrices(angle, translate, 1.0, shear, centre)
+    return PolicyDraws(choice, level, matrix, np.zeros_like(choice) if sampling is None else sampling, shares)

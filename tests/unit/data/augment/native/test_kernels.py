@@ -50,8 +50,17 @@ def torchvisions(name: str, pixels: np.ndarray, values: list[Any]) -> np.ndarray
     return torch.stack(found).permute(0, 2, 3, 1).numpy()
 
 
+BLENDS = ("contrast", "saturation", "sharpness")
+
+
+def arguments(name: str, values: list[Any], device: str = "cpu") -> list[Tensor]:
+    """(N,) each: the values, and of a blend also what is left."""
+    both = [torch.tensor(values), (1 - torch.tensor(values, dtype=torch.float64)).float()]
+    return [each.to(device) for each in both[: 1 + (name in BLENDS)]] if values else []
+
+
 def by_batch(name: str, pixels: np.ndarray, values: list[Any]) -> np.ndarray:
-    given = [torch.tensor(values)] if values else []
+    given = arguments(name, values)
     out = getattr(kernels, name)(batched(pixels), *given)
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert out.dtype == torch.uint8
@@ -61,8 +70,12 @@ def by_batch(name: str, pixels: np.ndarray, values: list[Any]) -> np.ndarray:
 def by_one(name: str, pixels: np.ndarray, values: list[Any]) -> np.ndarray:
     out = pixels.copy()
     for row, image in enumerate(out):
-        getattr(host, name)(image, *values[row : row + 1])
+        getattr(host, name)(image, *rests(name, values[row : row + 1]))
     return out
+
+
+def rests(name: str, values: list[Any]) -> list[Any]:
+    return [*values, *(1 - value for value in values if name in BLENDS)]
 
 
 @pytest.fixture(params=[by_batch, by_one])
@@ -111,12 +124,8 @@ def test_luma_of_every_colour() -> None:
 def test_nothing_waits_for_the_device(name: str) -> None:
     """A tensor on `meta` has no values to be read."""
     batch = batched(images((9, 7))).to("meta")
-    values = WANTED[name][1]
-    given = [torch.tensor(values, device="meta")] if values else []
-    kernel = getattr(kernels, name)
-    assert kernel(batch, *given).shape == batch.shape
-    rows = torch.tensor([0, 3], device="meta")
-    assert kernels.on_rows(batch, rows, kernel, *(values[:2] for values in given)).shape == batch.shape
+    given = arguments(name, WANTED[name][1], "meta")
+    assert getattr(kernels, name)(batch, *given).shape == batch.shape
 
 
 @pytest.mark.parametrize("chosen", [[1, 3, 4], [0, 1, 2, 3, 4]])
@@ -124,7 +133,7 @@ def test_on_rows(chosen: list[int]) -> None:
     pixels, rows, factors = images((6, 7)), torch.tensor(chosen), torch.linspace(0.2, 1.5, len(chosen))
     wanted = pixels.copy()
     wanted[chosen] = by_batch("contrast", pixels[chosen], factors.tolist())
-    got = kernels.on_rows(batched(pixels), rows, kernels.contrast, factors)
+    got = kernels.on_rows(batched(pixels), rows, kernels.contrast, factors, 1 - factors)
     np.testing.assert_array_equal(got.permute(0, 2, 3, 1), wanted)
     assert got.is_contiguous(memory_format=torch.channels_last)
 
@@ -133,5 +142,5 @@ def test_neighbours_in_memory_stay() -> None:
     """An image in a batch is written in place, and no other."""
     for name, (_, values) in WANTED.items():
         pixels = images((9, 11))
-        getattr(host, name)(pixels[1], *values[1:2])
+        getattr(host, name)(pixels[1], *rests(name, values[1:2]))
         np.testing.assert_array_equal(np.delete(pixels, 1, 0), np.delete(images((9, 11)), 1, 0), err_msg=name)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from effloop.data.augment.native import crops
 from effloop.data.augment.native import pixels as module
 from effloop.data.augment.native.augment import all_operations
 from effloop.data.augment.native.pixels import GaussianBlur, RandomErasing
+from effloop.data.augment.native.policy import NAMES, PolicyDraws
 from effloop.data.augment.operation import BadParameterError, PixelOperation
 from effloop.data.random import words, words_on_device
 
@@ -55,6 +57,11 @@ def by_batch(operation: PixelOperation, pixels: np.ndarray, found: Any) -> np.nd
     return out.permute(0, 2, 3, 1).numpy()
 
 
+def chosen(found: Any) -> np.ndarray:
+    """(N,) bool: whether it is done at all."""
+    return found.choice[:, 0] > 0 if isinstance(found, PolicyDraws) else found
+
+
 def torchvisions(transform: T.Transform, image: np.ndarray, **parameters: Any) -> np.ndarray:
     tensor = torch.from_numpy(image).permute(2, 0, 1).contiguous()
     return transform.transform(tensor, parameters).permute(1, 2, 0).numpy()
@@ -81,8 +88,8 @@ def test_those_that_are_drawn_are_torchvisions(name: str) -> None:
     found, pixels = drawn(operation, COUNT, (37, 51)), images((37, 51))
     parameters = {"num_input_channels": 3} if name == "RandomGrayscale" else {}
     wanted = [
-        torchvisions(transform, image, **parameters) if chosen else image
-        for image, chosen in zip(pixels, found, strict=True)
+        torchvisions(transform, image, **parameters) if done else image
+        for image, done in zip(pixels, chosen(found), strict=True)
     ]
     np.testing.assert_array_equal(by_one(operation, pixels, found), np.stack(wanted))
 
@@ -93,7 +100,13 @@ def test_share_of_the_changed(name: str) -> None:
     assert all_operations()[name](**given).p == getattr(T, name)(**given).p
     pixels, never = images((9, 8)), all_operations()[name](**given, p=0)
     np.testing.assert_array_equal(by_batch(never, pixels, drawn(never, COUNT)), pixels)
-    assert abs(drawn(all_operations()[name](**given, p=0.3)).mean() - 0.3) < 0.02
+    assert abs(chosen(drawn(all_operations()[name](**given, p=0.3))).mean() - 0.3) < 0.02
+
+
+def by_colour(found: PolicyDraws, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """(N, count) which of brightness, contrast, saturation, hue comes first, second, ...; (N, count) their levels."""
+    turns = np.select([found.choice == NAMES.index(name) for name in ("Brightness", "Contrast", "Color")], [0, 1, 2], 3)
+    return turns, np.take_along_axis(found.level, turns.argsort(axis=1), axis=1)[:, :count]
 
 
 @pytest.mark.parametrize("size", [(64, 64), (37, 51)])
@@ -102,9 +115,9 @@ def test_jitter_is_torchvisions(size: tuple[int, int]) -> None:
     found = drawn(operation, COUNT, size)
     transform = T.ColorJitter(0.4, (0.3, 1.5), 0.5)
     wanted = []
-    for image, turns, amounts in zip(pixels, found.turns, found.amounts.tolist(), strict=True):
+    for image, turns, amounts in zip(pixels, *by_colour(found, 3), strict=True):
         names = ("brightness_factor", "contrast_factor", "saturation_factor")
-        factors = dict(zip(names, amounts, strict=False))
+        factors = dict(zip(names, amounts.tolist(), strict=True))
         wanted.append(torchvisions(transform, image, fn_idx=torch.from_numpy(turns), hue_factor=None, **factors))
     np.testing.assert_array_equal(by_one(operation, pixels, found), np.stack(wanted))
 
@@ -121,32 +134,35 @@ def jitters(count: int = 10_000, **given: Any) -> dict[str, np.ndarray]:
 
 
 def test_jitter_follows_torchvisions_law() -> None:
-    found, wanted = drawn(module.ColorJitter(**JITTER)), jitters(**JITTER)
+    (turns, amounts), wanted = by_colour(drawn(module.ColorJitter(**JITTER)), 4), jitters(**JITTER)
     for number, name in enumerate(JITTER):
-        assert_same_law(found.amounts[:, number], wanted[name])
-    orders = [Counter(map(tuple, order.tolist())) for order in (found.turns, wanted["order"])]
+        assert_same_law(amounts[:, number], wanted[name])
+    orders = [Counter(map(tuple, order.tolist())) for order in (turns, wanted["order"])]
     assert len(orders[0]) == len(orders[1]) == 24
     for order in orders:  # 417 each; five standard deviations are 100
         assert all(317 < count < 517 for count in order.values())
     # The factors know nothing of each other, nor of the order.
-    table = np.corrcoef(np.column_stack([found.amounts, found.turns[:, :3]]).T)[:4]
+    table = np.corrcoef(np.column_stack([amounts, turns[:, :3]]).T)[:4]
     assert np.abs(table - np.eye(4, 7)).max() < 0.04
 
 
 def test_jitter_with_a_probability() -> None:
     operation, pixels = module.ColorJitter(brightness=[0.1, 0.2], p=0.4), images((9, 8))
-    assert abs((drawn(operation).turns[:, 0] == 0).mean() - 0.4) < 0.02
+    assert abs(chosen(drawn(operation)).mean() - 0.4) < 0.02
     found = drawn(operation, COUNT)
     changed = (by_one(operation, pixels, found) != pixels).any(axis=(1, 2, 3))
-    np.testing.assert_array_equal(changed, found.turns[:, 0] == 0)
+    np.testing.assert_array_equal(changed, chosen(found))
     np.testing.assert_array_equal(by_batch(operation, pixels, found), by_one(operation, pixels, found))
 
 
 def rows_of(found: Any, row: int) -> list[Any]:
-    return [field[row].tolist() for field in ([found] if isinstance(found, np.ndarray) else found)]
+    fields = [found] if isinstance(found, np.ndarray) else [*vars(found).values()] if is_dataclass(found) else found
+    return [field[row].tolist() for field in fields if field is not None]
 
 
 EACH = PARAMETERS | {"RandomErasing": {"value": "random"}, "GaussianBlur": {"kernel_size": [3, 5]}}
+EACH |= {name: {} for name in ("RandAugment", "TrivialAugmentWide", "AutoAugment", "AugMix", "ThreeAugment")}
+EACH |= {"TimmAutoAugment": {"config": "rand-m9-mstd0.5-inc1"}}
 
 
 @pytest.mark.parametrize("name", EACH)
