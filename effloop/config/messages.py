@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
+    ConfigTypeError,
     InterpolationResolutionError,
     MissingMandatoryValue,
     UnsupportedInterpolationType,
@@ -202,7 +203,7 @@ def _line(error: BaseException, overrides: Sequence[str]) -> str | None:
             variable = re.search(r"Environment variable '.*?' not found", str(error))
             circle = "Recursive" in str(error) and "its interpolations refer to each other in a circle"
             return f"{key}: {circle or (variable[0] if variable else first)}; set {key}=VALUE"
-        case ValidationError() if key:
+        case ValidationError() | ConfigTypeError() if key:
             return _bad_value(re.sub(r"\[\d+\]$", "", key), error, first, overrides)
     return _line_of_text(error, first, overrides)
 

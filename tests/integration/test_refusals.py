@@ -60,6 +60,7 @@ ROWS = [
     ("--experimental-rerun=x.pickle", "is not a flag"),
 ]
 SLOW = [  # 0.2 s each
+    ("optim.lr_factors=[a]", "optim.lr_factors: '[a]' a dictionary, {KEY:VALUE}"),
     ("optim.layer_decay=0", "optim.layer_decay: 0.0 a factor above 0, at most 1, or null"),
     ("a..b=1", "'a..b' is not a key"),
     ("model=timm", "'model.width' model=cnn has it"),
