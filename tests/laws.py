@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import torch
 from images import photo
 from numpy.typing import ArrayLike
 
+from effloop.data.augment.base import AugmentConfig, MixMode
+from effloop.data.augment.mix import Mix
 from effloop.data.augment.operation import PixelOperation
 from effloop.data.random import sample_keys
 
@@ -19,6 +22,11 @@ def keys(count: int, seed: int = 0) -> np.ndarray:
 
 def drawn(operation: PixelOperation, count: int = 10_000, size: tuple[int, int] = (64, 48)):
     return operation.draw(keys(count), np.tile(size, (count, 1)))
+
+
+def mixing(mixup: float, cutmix: float, num_classes: int, mix: str = "element", **fields: Any) -> Mix:
+    """MixUp and CutMix by the keys of `augment`."""
+    return Mix(AugmentConfig("native", mixup, cutmix, MixMode[mix], **fields), num_classes)
 
 
 def pictures(count: int, height: int, width: int) -> torch.Tensor:

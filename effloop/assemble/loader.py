@@ -157,18 +157,7 @@ def _mix(config: Resolved, task: Task, source: Source) -> Mix | None:
             raise ConfigError(
                 f"augment.{key}: {value} mixes targets as task={config.task.name} can't learn them; set augment.{key}=0"
             )
-    if not task.mixes:
-        return None
-    given = config.augment
-    return Mix(
-        given.mixup,
-        given.cutmix,
-        num_outputs,
-        mode=given.mix.value,
-        prob=given.mix_prob,
-        cutmix_share=given.cutmix_share,
-        epochs=given.mix_epochs,
-    )
+    return Mix(config.augment, num_outputs) if task.mixes else None
 
 
 def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kind: type[Plan] = Plan) -> Plan:

@@ -325,12 +325,12 @@ def is_weight(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def refuse_unused(config: Any, keys: Mapping[str, str]) -> None:
-    """Refuse {key: the loss that has it} of other losses than the config's, where they are set."""
+def refuse_unused(config: Any, keys: Mapping[str, Sequence[str]]) -> None:
+    """Refuse keys that are set and that only other losses than the config's have: {loss: keys}."""
     chosen = getattr(config.loss, "value", config.loss)
-    for key, loss in keys.items():
+    for key, loss in ((key, loss) for loss, each in keys.items() if loss != chosen for key in each):
         value, default = getattr(config, key), type(config).__dataclass_fields__[key].default
-        if loss != chosen and value != default:
+        if value != default:
             usual = {None: "null", False: "false"}.get(default, default)
             raise ConfigError(f"task.{key}: {value} is for task.loss={loss}, not for {chosen}; set task.{key}={usual}")
 

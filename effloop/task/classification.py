@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -53,14 +53,13 @@ class ClassificationConfig(base.TaskConfig):
     gamma_neg: float = 4.0
 
     def __post_init__(self) -> None:
-        losses = ["cross_entropy", *_LOSSES]
+        losses = ["cross_entropy", *_KEYS]
         if self.loss not in losses:
             raise ConfigError(f"task.loss: no loss '{self.loss}'; {choices(str(self.loss), losses)}")
         share, threshold = self.label_smoothing, self.target_threshold
         check_value("task.label_smoothing", share, 0 <= share < 1, "a share from 0 to below 1")
         base.check_weights("task.class_weights", self.class_weights)
-        fits = threshold is None or 0 <= threshold < 1
-        check_value("task.target_threshold", threshold, fits, "a share from 0 to below 1, or null")
+        check_value("task.target_threshold", threshold, 0 <= (threshold or 0) < 1, "a share from 0 to below 1, or null")
         for key in ("gamma", "gamma_pos", "gamma_neg"):
             value = getattr(self, key)
             check_value(f"task.{key}", value, 0 <= value < math.inf, "a finite number, 0 or above")
@@ -95,14 +94,11 @@ class Classification(base.Task):
     def fitted(self, source: base.Labelled, counts: base.Counts) -> Self:
         task, balanced, config = copy.copy(self), lambda: base.class_weights(counts()), self.config
         task.weight = base.weights_of("task.class_weights", config.class_weights, source.classes, balanced)
-        least = config.label_smoothing / len(source.classes)
-        most = 1 - config.label_smoothing + least
-        if config.target_threshold is not None and not least <= config.target_threshold < most:
-            raise ConfigError(
-                f"task.target_threshold: {config.target_threshold} makes targets of all classes or of none, as "
-                f"task.label_smoothing={config.label_smoothing} gives each of {len(source.classes)} a share from "
-                f"{least:.2g} to {most:.2g}; set one from {least:.2g} to below {most:.2g}"
-            )
+        if (threshold := config.target_threshold) is not None:
+            least = config.label_smoothing / len(source.classes)
+            most = 1 - config.label_smoothing + least
+            allowed = f"a share from {least:.2g}, which label_smoothing gives each class, to below {most:.2g}"
+            check_value("task.target_threshold", threshold, least <= threshold < most, allowed)
         return task
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -112,7 +108,8 @@ class Classification(base.Task):
         if config.loss != "cross_entropy":
             if targets.ndim == 1:
                 targets = (targets[:, None] == torch.arange(outputs.shape[1], device=targets.device)).float()
-            return _LOSSES[config.loss](outputs.float(), targets, weight, config)
+            computed = _binary_cross_entropy if config.loss == "bce" else _focused
+            return computed(outputs.float(), targets, weight, config)
         if weight is None:
             return F.cross_entropy(outputs, targets, label_smoothing=smoothing)
         loss = F.cross_entropy(outputs.float(), targets, weight, label_smoothing=smoothing)
@@ -197,50 +194,19 @@ def _binary_cross_entropy(
     return losses.sum(dim=1).mean() if config.sum_classes else losses.mean()
 
 
-def _focal(logits: Tensor, shares: Tensor, weight: Tensor | None, config: ClassificationConfig) -> Tensor:
-    """-(1 - p)^gamma log p of each class by its smoothed share, p being its softmax: of two classes, torchvision's
-    `sigmoid_focal_loss` of their logits' difference. With weights as cross-entropy has them.
+def _focused(logits: Tensor, shares: Tensor, weight: Tensor | None, config: ClassificationConfig) -> Tensor:
+    """Focal: -(1 - p)^gamma log p of each class by its smoothed share, with its softmax p; of two classes it is
+    torchvision's `sigmoid_focal_loss` of their logits' difference. Asymmetric, as timm's `AsymmetricLossSingleLabel`:
+    that of a sample's class with gamma_pos, and -p^gamma_neg log p of the others; of a mixed sample those of its
+    classes by their shares.
     """
-    logs = logits.log_softmax(dim=1)
-    losses = -_power(-logs.expm1(), config.gamma) * logs
-    return _softmax_loss(losses, losses, shares, weight, config)
-
-
-def _asymmetric(logits: Tensor, shares: Tensor, weight: Tensor | None, config: ClassificationConfig) -> Tensor:
-    """-(1 - p)^gamma_pos log p of a sample's class, -p^gamma_neg log p of the others, each by its smoothed share; as
-    timm's `AsymmetricLossSingleLabel`. Of a mixed sample the losses of its classes by their shares.
-    """
-    logs = logits.log_softmax(dim=1)
-    own, other = -_power(-logs.expm1(), config.gamma_pos) * logs, -_power(logs.exp(), config.gamma_neg) * logs
-    return _softmax_loss(own, other, shares, weight, config)
-
-
-def _power(base: Tensor, gamma: float) -> Tensor:
-    return base.clamp(min=torch.finfo(base.dtype).tiny) ** gamma  # the derivative of 0^gamma is infinite for some
-
-
-def _softmax_loss(
-    own: Tensor, other: Tensor, shares: Tensor, weight: Tensor | None, config: ClassificationConfig
-) -> Tensor:
-    """(N, K) losses of each class, if it is a sample's and if it isn't -> () mean over samples by their weights."""
-    even = config.label_smoothing / shares.shape[1]
+    logs, tiny = logits.log_softmax(dim=1), torch.finfo(logits.dtype).tiny  # the derivative of 0^gamma may be infinite
+    focal, even = config.loss == "focal", config.label_smoothing / shares.shape[1]
+    own = -((-logs.expm1()).clamp(min=tiny) ** (config.gamma if focal else config.gamma_pos)) * logs
+    other = own if focal else -(logs.exp().clamp(min=tiny) ** config.gamma_neg) * logs
     losses = shares * (1 - config.label_smoothing + even) * own + (1 - shares) * even * other
-    if weight is None:
-        return losses.sum(dim=1).mean()
-    return (losses * weight).sum() / (shares @ weight).sum()
+    return losses.sum(dim=1).mean() if weight is None else (losses * weight).sum() / (shares @ weight).sum()
 
 
-_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor | None, ClassificationConfig], Tensor]] = {
-    "bce": _binary_cross_entropy,
-    "focal": _focal,
-    "asymmetric": _asymmetric,
-}
-
-_KEYS = {
-    "target_threshold": "bce",
-    "sum_classes": "bce",
-    "gamma": "focal",
-    "gamma_pos": "asymmetric",
-    "gamma_neg": "asymmetric",
-}
-"""The keys of single losses."""
+_KEYS = {"bce": ("target_threshold", "sum_classes"), "focal": ("gamma",), "asymmetric": ("gamma_pos", "gamma_neg")}
+"""Losses, and the keys that only they have."""

@@ -54,7 +54,7 @@ class MultilabelConfig(base.TaskConfig):
     def __post_init__(self) -> None:
         if not base.is_weight(self.pos_weight):
             base.check_weights("task.pos_weight", self.pos_weight)
-        base.refuse_unused(self, {"gamma": "focal"})
+        base.refuse_unused(self, {"focal": ["gamma"]})
         for key in ("gamma_pos", "gamma_neg", "gamma"):
             value = getattr(self, key)
             check_value(f"task.{key}", value, 0 <= value < math.inf, "a finite number, 0 or above")

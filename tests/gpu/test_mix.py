@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from laws import mixing
 
-from effloop.data.augment.mix import Mix
 from effloop.data.random import sample_keys
 
 pytestmark = [
@@ -19,7 +19,7 @@ pytestmark = [
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.2, 0.0), (0.0, 1.0), (0.2, 1.0)])
 @pytest.mark.parametrize("mode", ["element", "pair", "batch"])
 def test_mixed_as_on_the_cpu(mixup: float, cutmix: float, layout: torch.memory_format, mode: str) -> None:
-    mix, keys = Mix(mixup, cutmix, 10, mode=mode), sample_keys(0, 0, np.arange(32))
+    mix, keys = mixing(mixup, cutmix, 10, mix=mode), sample_keys(0, 0, np.arange(32))
     images, targets = torch.randn(32, 3, 40, 56).contiguous(memory_format=layout), torch.randint(10, (32,))
     wanted_images, wanted_shares = mix(images, targets, keys)
     arrived = images.cuda(), targets.cuda()

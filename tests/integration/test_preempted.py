@@ -35,7 +35,8 @@ def train(photos: Path, *words: str) -> int:
 
 KILLS = int(os.environ.get("EFFLOOP_KILLS", "8"))
 TERMS = int(os.environ.get("EFFLOOP_TERMS", "5"))
-WORDS = ("optim.ema=0.9", "accumulate=2", "precision=bf16", "batch_size=4", "augment.mixup=0.3", "record.log_every=3")
+WORDS = ("optim.ema=0.9", "accumulate=2", "precision=bf16", "batch_size=4", "record.log_every=3", "task.loss=bce")
+WORDS += ("augment.mixup=0.3", "augment.mix=pair", "augment.mix_epochs=1")
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.augment.base import AugmentConfig, MixMode
 from effloop.data.augment.operation import to_device
 from effloop.data.random import stream, uniforms
 from effloop.lazy import Tensor, torch
@@ -28,7 +28,7 @@ class MixDraws:
 class Mix:
     """MixUp and CutMix of a batch.
 
-    With `mode=element` each image is mixed with the one before it in the batch (the first one with the last), and has
+    With `mix=element` each image is mixed with the one before it in the batch (the first one with the last), and has
     its own share and box, from its own key and with the distributions of torchvision's `MixUp` and `CutMix`, which
     draw one for the whole batch. The others are those of timm's `Mixup`, with its distributions: the image at row i is
     mixed with the one at N - 1 - i; a `pair` has one draw, from the key of the one that comes first, and so has a
@@ -36,40 +36,20 @@ class Mix:
     and a box's sides, which are even.)
 
     Args:
-        mixup: alpha of MixUp's Beta(alpha, alpha) distribution (Zhang et al. 2018, "mixup: Beyond empirical risk
-            minimization"); 0 is off.
-        cutmix: alpha of CutMix's (Yun et al. 2019, "CutMix: Regularization strategy to train strong
-            classifiers with localizable features"); 0 is off. With both off, batches are unchanged.
+        config: whose `mixup` and `cutmix` are the alphas of Beta(alpha, alpha) (Zhang et al. 2018, "mixup: Beyond
+            empirical risk minimization"; Yun et al. 2019, "CutMix: Regularization strategy to train strong classifiers
+            with localizable features"). With both off, batches are unchanged.
         num_classes: K.
-        mode: what has one draw: element, pair or batch.
-        prob: how probable it is that a draw mixes.
-        cutmix_share: with both above 0, the probability of CutMix.
-        epochs: after which nothing is mixed; None is never.
     """
 
-    def __init__(
-        self,
-        mixup: float,
-        cutmix: float,
-        num_classes: int,
-        *,
-        mode: str = "element",
-        prob: float = 1.0,
-        cutmix_share: float = 0.5,
-        epochs: int | None = None,
-    ) -> None:
-        self.mixup = mixup
-        self.cutmix = cutmix
+    def __init__(self, config: AugmentConfig, num_classes: int) -> None:
+        self.config = config
         self.num_classes = num_classes
-        self.mode = mode
-        self.prob = prob
-        self.cutmix_share = cutmix_share if mixup and cutmix else float(cutmix > 0)
-        self.epochs = math.inf if epochs is None else epochs
 
     @property
     def on(self) -> bool:
         """Whether anything is mixed."""
-        return bool(self.mixup or self.cutmix)
+        return bool(self.config.mixup or self.config.cutmix)
 
     def __call__(
         self, images: Tensor, targets: Tensor, keys: NDArray[np.uint64], epoch: int = 0
@@ -83,28 +63,33 @@ class Mix:
             keys: (N,) uint64, the samples' keys, on the host.
             epoch: counted from 0; once mixing has ended, both are returned as they are.
         """
-        if not self.on or epoch >= self.epochs:
+        end = self.config.mix_epochs
+        if not self.on or (end is not None and epoch >= end):
             return images, targets
         draws = self.draw(keys, images.shape[2], images.shape[3])
         shares = to_device(draws.shares.astype(np.float32)[:, None], images)
         if targets.ndim == 1:
             targets = (targets[:, None] == torch.arange(self.num_classes, device=targets.device)).to(torch.float32)
         pixels = images.to(torch.float32)
-        flip = self.mode != "element"
-        pixels = _blend_boxes(pixels, draws, flip) if self.cutmix else _blend(pixels, shares[:, :, None, None], flip)
+        flip = self.config.mix is not MixMode.element
+        pixels = (
+            _blend_boxes(pixels, draws, flip) if self.config.cutmix else _blend(pixels, shares[:, :, None, None], flip)
+        )
         mixed = pixels if pixels.dtype == images.dtype else pixels.round_().to(images.dtype)
         return mixed, _blend(targets, shares, flip)
 
     def draw(self, keys: NDArray[np.uint64], height: int, width: int) -> MixDraws:
         """Draw for (N,) keys of images of one size; what is drawn from a key depends on it alone."""
-        rows = np.arange(len(keys))
-        rows = {"element": rows, "pair": np.minimum(rows, rows[::-1]), "batch": 0 * rows}[self.mode]
+        config, rows = self.config, np.arange(len(keys))
+        if config.mix is not MixMode.element:
+            rows = np.minimum(rows, rows[::-1]) if config.mix is MixMode.pair else 0 * rows
         # Contiguous, as NumPy may use other loops, with other last bits, for strided arrays.
         numbers = np.ascontiguousarray(uniforms(stream(keys[: rows.max(initial=-1) + 1], _SALT), 6).T)
-        cut, mixed = numbers[0] < self.cutmix_share, numbers[5] < self.prob
-        shares = np.where(mixed, symmetric_beta(np.where(cut, self.cutmix, self.mixup), numbers[1:3]), 1)
+        cut = numbers[0] < (config.cutmix_share if config.mixup and config.cutmix else float(config.cutmix > 0))
+        mixed = numbers[5] < config.mix_prob
+        shares = np.where(mixed, symmetric_beta(np.where(cut, config.cutmix, config.mixup), numbers[1:3]), 1)
         cut &= mixed
-        boxes = cut_boxes(shares, numbers[3:5], height, width, even=self.mode == "element")
+        boxes = cut_boxes(shares, numbers[3:5], height, width, even=config.mix is MixMode.element)
         boxes = np.where(cut[:, None], boxes, 0)
         areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
         return MixDraws(cut[rows], np.where(cut, 1 - areas / (height * width), shares)[rows], boxes[rows])

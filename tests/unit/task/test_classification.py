@@ -235,7 +235,7 @@ def test_losses_of_sure_models(loss: str) -> None:
         ({"loss": "focal", "gamma": -1.0}, r"task\.gamma: -1\.0 is not allowed"),
         (
             {"loss": "bce", "target_threshold": 0.0, "label_smoothing": 0.1},
-            r"task\.target_threshold: 0\.0 makes targets",
+            r"task\.target_threshold: 0\.0 is not allowed; set a share from 0\.014, which ",
         ),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from laws import mixing
 from preloaded import Preloaded
 from runs import TINY, train
 from scores import naive_scores
@@ -17,7 +18,6 @@ import effloop
 from effloop.batch import Batch
 from effloop.checkpoint import CheckpointConfig, Checkpoints
 from effloop.checkpoint.files import find
-from effloop.data.augment.mix import Mix
 from effloop.data.random import sample_keys
 from effloop.errors import ConfigError
 from effloop.optim import NoEMA
@@ -122,7 +122,7 @@ def test_ranks_share_their_statistics_after_each_epoch(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("mixup", "cutmix", "dtype"), [(0.4, 0.0, None), (0.4, 1.0, torch.bfloat16)])
 def test_training_on_mixed_images(mixup: float, cutmix: float, dtype: torch.dtype | None) -> None:
-    mix, trainer = Mix(mixup, cutmix, 5), plain_trainer(10, accumulate=1)
+    mix, trainer = mixing(mixup, cutmix, 5), plain_trainer(10, accumulate=1)
     trainer.precision = trainer.train_step.precision = Precision(CPU, dtype)
     trainer.train = Preloaded(
         [

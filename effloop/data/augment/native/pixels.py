@@ -270,10 +270,9 @@ class RandomErasing(PixelOperation):
         scale: smallest and largest area of the box, as a share of the image.
         ratio: smallest and largest height over width of the box, log-uniform.
         value: of the box: a whole number from 0 to 255, three of them for red, green and blue, or noise: "random",
-            uniform in 0 to 255, as in the paper, or "normal", which is that of torchvision's value="random" and timm's
-            mode="pixel". They erase what is normalised already; here the noise has the mean and deviation which give
-            N(0, 1) once normalised, rounded to whole levels and clipped to 0..255, which is at -2.1 and 2.2 to 2.6
-            deviations with ImageNet's.
+            uniform in 0 to 255, as in the paper, or "normal", that of torchvision's value="random" and timm's
+            mode="pixel", which erase what is normalised already. Here it becomes N(0, 1) once normalised, but rounded
+            to levels and clipped to 0..255, with ImageNet's mean and deviation at -2.1 to 2.2 or more deviations.
         count: the largest number of boxes, drawn evenly from 1 on; their areas are divided by it. timm's `max_count`.
         mean: of normal noise, for each channel, in units of 0-1; a recipe writes `${data.mean}`.
         std: its deviation, likewise; `${data.std}`.
@@ -295,10 +294,9 @@ class RandomErasing(PixelOperation):
         self.scale = check_range("scale", scale, 0, 1)
         self.ratio = check_range("ratio", ratio, *RATIOS)
         self.count = check_whole("count", count, 1, 100)
-        mean_std = _of_channels("mean", mean), _of_channels("std", std)
         noise = value in ("random", "normal")
         self.value = None if noise else np.array(check_levels("value", value, other=", random or normal"), np.uint8)
-        self.table = _normal_levels(*mean_std) if value == "normal" else None
+        self.table = _normal_levels(mean=mean, std=std) if value == "normal" else None
 
     def draw(self, keys: Keys, sizes: Sizes) -> ErasingDraws:
         numbers = uniforms(keys, _NUMBERS)
@@ -345,21 +343,17 @@ _CHANNELS = np.arange(3, dtype=np.int32) << 16
 """Where each channel's levels begin in a table of normal noise."""
 
 
-def _of_channels(name: str, value: Sequence[float]) -> NDArray[np.float64]:
-    """(3,), from three numbers from 0 to 1, or one, as of grey images."""
-    given = [check_number(name, each, 0, 1) for each in as_list(value)]
-    if len(given) not in (1, 3):
-        raise bad(name, value, "a list of a number from 0 to 1 for each channel")
-    return np.resize(given, 3)
-
-
-def _normal_levels(mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """(3 * 65,536,): for each channel the levels that uniform 16-bit numbers become, by the quantiles of N(0, 1).
+def _normal_levels(**of_channels: Sequence[float]) -> NDArray[np.uint8]:
+    """(3 * 65,536,): for each channel the levels that uniform 16-bit numbers become, by the quantiles of N(mean, std).
 
     A table gives the same levels on any device, where logarithms and cosines don't.
     """
+    for name, value in of_channels.items():
+        if len(as_list(value)) not in (1, 3) or not all(check_number(name, each, 0, 1) >= 0 for each in value):
+            raise bad(name, value, "a list of a number from 0 to 1 for each channel")
+    mean, std = (np.resize(value, (3, 1)) for value in of_channels.values())
     quantiles = torch.special.ndtri((torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)).numpy()
-    levels: NDArray[np.float64] = 255 * (mean[:, None] + std[:, None] * quantiles)
+    levels: NDArray[np.float64] = 255 * (mean + std * quantiles)
     return np.rint(levels).clip(0, 255).astype(np.uint8).ravel()
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from laws import assert_same_law, keys
+from laws import assert_same_law, keys, mixing
 from plans import line
 from torch import Tensor
 from torchvision.transforms import v2
 
 from effloop.data.augment.base import AugmentConfig
-from effloop.data.augment.mix import Mix, MixDraws, symmetric_beta
+from effloop.data.augment.mix import MixDraws, symmetric_beta
 from effloop.data.random import uniforms
 from effloop.errors import ConfigError
 
@@ -44,7 +44,7 @@ def torchvisions(images: Tensor, targets: Tensor, draws: MixDraws) -> tuple[Tens
 
 @pytest.mark.parametrize(("kind", "layout"), [*((kind, LAYOUTS[0]) for kind in KINDS), ("both", LAYOUTS[1])])
 def test_pixels_and_shares_are_torchvisions(kind: str, layout: torch.memory_format) -> None:
-    mix = Mix(*KINDS[kind], CLASSES)
+    mix = mixing(*KINDS[kind], CLASSES)
     images, targets = batch(layout=layout)
     before = images.clone()
     mixed, shares = mix(images, targets, keys(32))
@@ -62,13 +62,13 @@ def test_pixels_and_shares_are_torchvisions(kind: str, layout: torch.memory_form
 @pytest.mark.parametrize("kind", KINDS)
 def test_strides_of_grey_images_stay(kind: str, layout: torch.memory_format) -> None:
     images = torch.empty(8, 1, 24, 20, memory_format=layout).fill_(1)
-    mixed, _ = Mix(*KINDS[kind], CLASSES)(images, torch.arange(8) % CLASSES, keys(8))
+    mixed, _ = mixing(*KINDS[kind], CLASSES)(images, torch.arange(8) % CLASSES, keys(8))
     assert mixed.stride() == images.stride()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_uint8_is_rounded(kind: str) -> None:
-    mix = Mix(*KINDS[kind], CLASSES)
+    mix = mixing(*KINDS[kind], CLASSES)
     images = torch.randint(256, (32, 3, 9, 9), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images = images.contiguous(memory_format=torch.channels_last)
     targets = torch.zeros(32, dtype=torch.int64)
@@ -82,7 +82,7 @@ def test_uint8_is_rounded(kind: str) -> None:
 
 @pytest.mark.parametrize("size", [(24, 24), (17, 40)])
 def test_the_share_is_the_area_that_stayed(size: tuple[int, int]) -> None:
-    mix = Mix(0.0, 1.0, 1000)
+    mix = mixing(0.0, 1.0, 1000)
     images = torch.arange(1000.0)[:, None, None, None].expand(1000, 3, *size).contiguous()
     mixed, shares = mix(images, torch.arange(1000), keys(1000))
     stayed = (mixed == images).float().mean(dim=(1, 2, 3))
@@ -94,7 +94,7 @@ def test_the_share_is_the_area_that_stayed(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("alpha", [0.05, 0.4, 1.0, 3.0])
 def test_shares_follow_numpys_beta_law(alpha: float) -> None:
-    shares = Mix(alpha, 0.0, CLASSES).draw(keys(10_000), 8, 8).shares
+    shares = mixing(alpha, 0.0, CLASSES).draw(keys(10_000), 8, 8).shares
     wanted = np.random.default_rng(0).beta(alpha, alpha, 300_000)
     # Rounded, as an eighth of alpha 0.05 lies where float64 has few numbers left, or one: next to 1.
     assert_same_law(shares.round(12), wanted.round(12))
@@ -108,7 +108,7 @@ def test_boxes_follow_torchvisions_law() -> None:
     transform = v2.CutMix(alpha=alpha, num_classes=CLASSES)
     image = torch.empty(1, 3, 200, 300)
     drawn = [transform.make_params([image]) for _ in range(count)]
-    draws = Mix(0.0, alpha, CLASSES).draw(keys(count), 200, 300)
+    draws = mixing(0.0, alpha, CLASSES).draw(keys(count), 200, 300)
     assert_same_law(draws.shares, [each["lam_adjusted"] for each in drawn])
     for ours, theirs in zip(draws.boxes.T, np.array([each["box"] for each in drawn]).T, strict=True):
         assert_same_law(ours, theirs)
@@ -127,7 +127,7 @@ def test_extreme_alphas(alpha: float) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draw_depends_on_its_key_only(kind: str) -> None:
-    mix = Mix(*KINDS[kind], CLASSES)
+    mix = mixing(*KINDS[kind], CLASSES)
     together = mix.draw(keys(67), 224, 200)
     order = np.random.default_rng(0).permutation(67)
     shuffled = mix.draw(keys(67)[order], 224, 200)
@@ -141,7 +141,7 @@ def test_a_draw_depends_on_its_key_only(kind: str) -> None:
 
 
 def test_mixing_hangs_on_nothing_else_that_a_key_draws() -> None:
-    draws = Mix(0.4, 1.0, CLASSES).draw(keys(10_000), 224, 224)
+    draws = mixing(0.4, 1.0, CLASSES).draw(keys(10_000), 224, 224)
     crop = uniforms(keys(10_000), 23)  # of native's flip and box
     assert draws.cut.mean() == pytest.approx(0.5, abs=0.015)
     for ours in (draws.cut, draws.shares, draws.boxes[:, 0], draws.boxes[:, 1]):
@@ -151,7 +151,7 @@ def test_mixing_hangs_on_nothing_else_that_a_key_draws() -> None:
 
 def test_draws_are_what_they_always_were() -> None:
     """Changing these values changes everybody's batches: it needs a new major version."""
-    draws = Mix(0.2, 1.0, CLASSES).draw(keys(6), 224, 224)
+    draws = mixing(0.2, 1.0, CLASSES).draw(keys(6), 224, 224)
     assert draws.cut.tolist() == [True, True, True, True, False, False]
     assert draws.shares == pytest.approx([0.50562022, 0.39660395, 0.90704719, 0.68650351, 0.0, 0.6390146], abs=1e-7)
     assert draws.boxes.tolist() == [
@@ -167,7 +167,7 @@ def test_draws_are_what_they_always_were() -> None:
 def test_the_partner_is_the_image_before() -> None:
     images = torch.zeros(4, 3, 8, 8)
     images[1] = 1.0
-    mixed, shares = Mix(1.0, 0.0, 4)(images, torch.arange(4), keys(4))
+    mixed, shares = mixing(1.0, 0.0, 4)(images, torch.arange(4), keys(4))
     assert mixed.flatten(1).any(dim=1).tolist() == [False, True, True, False]
     assert (shares > 0).nonzero().tolist() == [[0, 0], [0, 3], [1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3]]
 
@@ -180,7 +180,7 @@ def test_pairs_and_batches_are_timms(kind: str, layout: Any, mode: str, monkeypa
     module = pytest.importorskip("timm.data.mixup")
     for seed in range(6 if mode == "batch" else 1):
         images, targets = batch(layout=layout)
-        mix = Mix(*KINDS[kind], CLASSES, mode=mode, prob=0.7)
+        mix = mixing(*KINDS[kind], CLASSES, mix=mode, mix_prob=0.7)
         draws = mix.draw(keys(32, seed), 24, 20)
         mixed, shares = mix(images, targets, keys(32, seed))
         cuts = iter(np.flatnonzero(draws.cut[: 1 if mode == "batch" else 16] & (draws.shares < 1)[:16]).tolist())
@@ -209,7 +209,7 @@ def test_pairs_and_batches_follow_timms_law(size: tuple[int, int]) -> None:
     theirs, cut = module.Mixup(0.2, 0.7, prob=0.8, switch_prob=0.3)._params_per_elem(count)
     cut &= theirs < 1
     boxes = np.array([module.cutmix_bbox_and_lam(size, lam)[0] for lam in theirs[cut]])
-    mix = Mix(0.2, 0.7, CLASSES, mode="pair", prob=0.8, cutmix_share=0.3)
+    mix = mixing(0.2, 0.7, CLASSES, mix="pair", mix_prob=0.8, cutmix_share=0.3)
     draws = mix.draw(keys(2 * count), *size)
     found = MixDraws(draws.cut[:count], draws.shares[:count], draws.boxes[:count])
     assert_same_law(found.shares[~found.cut].round(6), theirs[~cut].round(6))
@@ -220,7 +220,7 @@ def test_pairs_and_batches_follow_timms_law(size: tuple[int, int]) -> None:
     wanted = count * np.array([0.8 * 0.3, 1 - 0.8 * 0.3])
     counts = np.array([found.cut.sum(), (~found.cut).sum()])
     assert ((counts - wanted) ** 2 / wanted).sum() < 10.8  # chi-squared, one in 1,000 of 1 degree of freedom
-    one = Mix(0.2, 0.7, CLASSES, mode="batch", prob=0.8, cutmix_share=0.3)
+    one = mixing(0.2, 0.7, CLASSES, mix="batch", mix_prob=0.8, cutmix_share=0.3)
     for row in range(20):
         single = one.draw(keys(2 * count)[row : row + 8], *size)
         assert (single.shares == draws.shares[row]).all()
@@ -230,16 +230,16 @@ def test_pairs_and_batches_follow_timms_law(size: tuple[int, int]) -> None:
 def test_an_image_in_the_middle_is_its_own_pair() -> None:
     images, targets = batch(5)
     for kind in KINDS.values():
-        mixed, shares = Mix(*kind, CLASSES, mode="pair")(images, targets, keys(5))
+        mixed, shares = mixing(*kind, CLASSES, mix="pair")(images, targets, keys(5))
         assert torch.equal(mixed[2], images[2])
         assert shares[2].tolist() == torch.nn.functional.one_hot(targets[2], CLASSES).tolist()
     for count in (0, 1):
-        assert len(Mix(0.2, 1.0, CLASSES, mode="batch")(images[:count], targets[:count], keys(count))[0]) == count
+        assert len(mixing(0.2, 1.0, CLASSES, mix="batch")(images[:count], targets[:count], keys(count))[0]) == count
 
 
 def test_mixing_ends() -> None:
     images, targets = batch()
-    mix = Mix(0.2, 1.0, CLASSES, mode="pair", epochs=2)
+    mix = mixing(0.2, 1.0, CLASSES, mix="pair", mix_epochs=2)
     assert not torch.equal(mix(images, targets, keys(32), 1)[0], images)
     assert mix(images, targets, keys(32), 2) == (images, targets)
 

@@ -61,8 +61,8 @@ REFUSED: tuple[tuple[str, str, dict[str, Any], list[Any]], ...] = (
     ("RandomErasing", "ratio", {}, [[0, 1], [1e-320, 1]]),
     ("RandomErasing", "value", {}, [256, 127.9, [0, 0, 0.5], True, HUGE, [1, 2], "noise", None]),
     ("RandomErasing", "count", {}, [0, 1.5, 101, True]),
-    ("RandomErasing", "mean", {}, [0.5, [], [0.5, 0.5], [0.1, 0.2, 124]]),
-    ("RandomErasing", "std", {}, ["x", [0.1, 0.2, NAN]]),
+    ("RandomErasing", "mean", {"value": "normal"}, [0.5, [], [0.5, 0.5], [0.1, 0.2, 124]]),
+    ("RandomErasing", "std", {"value": "normal"}, ["x", [0.1, 0.2, NAN]]),
 )
 
 
