@@ -108,8 +108,7 @@ class Classification(base.Task):
         if config.loss != "cross_entropy":
             if targets.ndim == 1:
                 targets = (targets[:, None] == torch.arange(outputs.shape[1], device=targets.device)).float()
-            computed = _binary_cross_entropy if config.loss == "bce" else _focused
-            return computed(outputs.float(), targets, weight, config)
+            return (_bce if config.loss == "bce" else _focused)(outputs.float(), targets, weight, config)
         if weight is None:
             return F.cross_entropy(outputs, targets, label_smoothing=smoothing)
         loss = F.cross_entropy(outputs.float(), targets, weight, label_smoothing=smoothing)
@@ -183,10 +182,8 @@ def _ranked(outputs: Tensor) -> Tensor:
 # the mean over samples, ().
 
 
-def _binary_cross_entropy(
-    logits: Tensor, shares: Tensor, weight: Tensor | None, config: ClassificationConfig
-) -> Tensor:
-    """Of each class by itself, times its weight; the mean or sum over classes. As timm's `BinaryCrossEntropy`."""
+def _bce(logits: Tensor, shares: Tensor, weight: Tensor | None, config: ClassificationConfig) -> Tensor:
+    """Each class by itself, times its weight, the mean or sum over classes: timm's `BinaryCrossEntropy`."""
     shares = shares * (1 - config.label_smoothing) + config.label_smoothing / shares.shape[1]
     if config.target_threshold is not None:
         shares = (shares > config.target_threshold).float()

@@ -115,7 +115,7 @@ def refused() -> dict[str, Any]:
 
 VARIANTS = {
     "plain": [],
-    "on the device": ["augment.device=gpu", "augment.mixup=0.4", "augment.cutmix=1"],
+    "on the device": ["augment.device=gpu", "augment.mixup=0.4", "augment.cutmix=1", "augment.mix=batch"],
     "step": ["optim.ema=0.9", "accumulate=2", "max_grad_norm=0.1", "optim.fused=true"],
     "snapshots": ["nan=skip", "checkpoint.every_steps=3", "checkpoint.keep=9", "optim=sgd"],
     "diverges": ["optim=sgd", "lr=1e30"],

@@ -51,13 +51,13 @@ SLOW = (
     ("optim=adamw", "optim=adamw optim.fused=true", "optim=adamw optim.fused=false", "optim=sgd optim.fused=true"),
     ("augment.device=cpu", *(f"augment=native_{each} augment.device=gpu" for each in ("rand", "colour", "pad_crop"))),
     ("augment.mixup=0", "augment.mixup=0.5"),
-    ("augment.cutmix=0", "augment.cutmix=1"),
+    ("augment.cutmix=0", "augment.cutmix=1 augment.mix=pair"),
     ("nan=stop", "nan=skip"),
     ("model.checkpointing=false", "model.checkpointing=true"),
     ("0 of the task", "1 of the task", "2 of the task"),
 )
 OF_THE_TASK = {
-    "classification": "task.label_smoothing=0.1;task.class_weights=balanced;",
+    "classification": "task.label_smoothing=0.1;task.class_weights=balanced;task.loss=bce task.target_threshold=0.2",
     "multilabel": "task.loss=asl;task.pos_weight=balanced;",
     "regression": "task.loss=huber;task.loss=l1;task.standardise=false",
     "segmentation": "task.loss={dice:1,lovasz:1};task.loss=focal task.class_weights=[1,2,3];task.window=24",

@@ -72,9 +72,8 @@ class Mix:
             targets = (targets[:, None] == torch.arange(self.num_classes, device=targets.device)).to(torch.float32)
         pixels = images.to(torch.float32)
         flip = self.config.mix is not MixMode.element
-        pixels = (
-            _blend_boxes(pixels, draws, flip) if self.config.cutmix else _blend(pixels, shares[:, :, None, None], flip)
-        )
+        cuts, each = bool(self.config.cutmix), shares[:, :, None, None]
+        pixels = _blend_boxes(pixels, draws, flip) if cuts else _blend(pixels, each, flip)
         mixed = pixels if pixels.dtype == images.dtype else pixels.round_().to(images.dtype)
         return mixed, _blend(targets, shares, flip)
 
@@ -120,16 +119,12 @@ def cut_boxes(
         numbers: (2, N) in [0, 1): x and y of the centre.
         height: of the images.
         width: of the images.
-        even: whether a side is twice the half of it, rounded down; else as in timm: the side, rounded down.
+        even: whether sides are, as in torchvision; else they are whole numbers, as in timm.
     """
     sides = np.array([[width], [height]])
-    if even:
-        below = above = (0.5 * np.sqrt(1 - shares) * sides).astype(np.int64)
-    else:
-        length = (np.sqrt(1 - shares) * sides).astype(np.int64)
-        below, above = length // 2, (length + 1) // 2
-    centre = (numbers * sides).astype(np.int64)
-    return np.concatenate([np.maximum(centre - below, 0), np.minimum(centre + above, sides)]).T
+    step, centre = 1 + even, (numbers * sides).astype(np.int64)
+    length = (np.sqrt(1 - shares) * sides / step).astype(np.int64) * step
+    return np.concatenate([np.maximum(centre - length // 2, 0), np.minimum(centre + (length + 1) // 2, sides)]).T
 
 
 def _spans(first: NDArray[np.int64], end: NDArray[np.int64], size: int) -> NDArray[np.bool_]:
@@ -139,9 +134,7 @@ def _spans(first: NDArray[np.int64], end: NDArray[np.int64], size: int) -> NDArr
 
 
 def _blend(rows: Tensor, weights: Tensor, flip: bool) -> Tensor:
-    """Each of N rows times its weight, plus the row before, or with `flip` the one as far from the other end, times
-    1 - weight; exact at weights 0 and 1.
-    """
+    """Each of N rows times its weight, plus another times 1 - weight, exact at 0 and 1: the one before, or `flip`'s."""
     out = torch.empty_like(rows)
     if flip:
         return torch.lerp(rows.flip(0), rows, weights, out=out)

@@ -37,8 +37,11 @@ from effloop.train.trainer import LoopConfig, Step, Trainer
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 KNOBS = [
-    ["accumulate=2", "max_grad_norm=0.1", "optim.ema=0.9"],
-    ["precision=bf16", "max_grad_norm=0.1", "augment.mixup=0.4", "optim.fused=true", "channels_last=false"],
+    ["accumulate=2", "max_grad_norm=0.1", "optim.ema=0.9", "task.loss=asymmetric"],
+    [
+        *("precision=bf16", "max_grad_norm=0.1", "augment.mixup=0.4", "optim.fused=true", "channels_last=false"),
+        *("task.loss=bce", "task.target_threshold=0.2", "task.class_weights=balanced"),
+    ],
     [
         *("optim=sgd", "schedule=step", "optim.decay_norm_and_bias=false", "model.freeze=[features.0]"),
         *("task.label_smoothing=0", "task.class_weights=balanced", "model.checkpointing=true"),

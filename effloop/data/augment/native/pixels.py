@@ -300,10 +300,13 @@ class RandomErasing(PixelOperation):
 
     def draw(self, keys: Keys, sizes: Sizes) -> ErasingDraws:
         numbers = uniforms(keys, _NUMBERS)
-        parts = 1 + (uniforms(stream(keys, 0), 1)[:, 0] * self.count).astype(np.int64)
+        parts = np.ones((len(keys), 1), np.int64)
+        if self.count > 1:
+            parts += (uniforms(stream(keys, 0), 1) * self.count).astype(np.int64)
+        scale = [share / parts for share in self.scale]
         each = [numbers[:, 1:], *(uniforms(stream(keys, box), _NUMBERS - 1) for box in range(1, self.count))]
-        boxes = np.stack([erasing_boxes(some, sizes, self.scale, self.ratio, parts) for some in each], axis=1)
-        boxes[(numbers[:, :1] >= self.p) | (np.arange(self.count) >= parts[:, None])] = 0
+        boxes = np.stack([erasing_boxes(some, sizes, scale, self.ratio) for some in each], axis=1)
+        boxes[(numbers[:, :1] >= self.p) | (np.arange(self.count) >= parts)] = 0
         return ErasingDraws(boxes, keys)
 
     def apply_inplace(self, image: Image, drawn: ErasingDraws, row: int) -> None:
@@ -358,25 +361,20 @@ def _normal_levels(**of_channels: Sequence[float]) -> NDArray[np.uint8]:
 
 
 def erasing_boxes(
-    numbers: NDArray[np.float64],
-    sizes: Sizes,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    parts: NDArray[np.int64],
+    numbers: NDArray[np.float64], sizes: Sizes, scale: Sequence[NDArray[np.float64]], ratio: tuple[float, float]
 ) -> NDArray[np.int64]:
     """Boxes with the distribution of torchvision's RandomErasing, for many images at once.
 
     Args:
         numbers: (N, 22) in [0, 1): ten areas, ten ratios, top, left.
         sizes: (N, 2) height and width of the images.
-        scale: smallest and largest share of the area.
+        scale: (N, 1) each, smallest and largest share of the area.
         ratio: smallest and largest height over width.
-        parts: (N,) what the area is divided by.
 
     Returns:
         (N, 4) top, left, height, width of the first of ten attempts that is smaller than the image; zeros if none is.
     """
-    area = (sizes.prod(axis=1) / parts)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, :_ATTEMPTS])
+    area = sizes.prod(axis=1)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, :_ATTEMPTS])
     low, high = np.log(ratio)
     aspect = np.exp(low + (high - low) * numbers[:, _ATTEMPTS : 2 * _ATTEMPTS])
     sides = np.rint(np.sqrt(np.stack([area * aspect, area / aspect], axis=2))).astype(np.int64)
