@@ -109,7 +109,10 @@ class TimmConfig(LibraryConfig):
 
 
 def _timm() -> Any:
-    return optional_package("timm.optim", "optim=timm", "effloop[timm]")
+    package: Any = optional_package("timm.optim", "optim=timm", "effloop[timm]")
+    # Kron would be compiled for each shape of a parameter: of 15 shapes in more than 500 s on a CPU.
+    package.kron.has_dynamo = False
+    return package
 
 
 @functools.cache

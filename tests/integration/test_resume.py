@@ -85,6 +85,18 @@ def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
     assert len(set(steps)) == len(steps)
 
 
+def test_with_an_optimizer_that_counts_in_its_groups(here: Path, photos: Path) -> None:
+    words = ("optim=timm", "optim.arch=lookahead_adan", "optim.ema=0.9", "max_grad_ratio=0.1", "nan=skip")
+    with stopping_at(1):
+        assert train(photos, *words, "run=stopped") == 130
+    assert main(["resume", "outputs/stopped"]) == 0
+    assert train(photos, *words, "run=whole") == 0
+    assert_same_end(here / "outputs/stopped", here / "outputs/whole")
+    groups = files.read(here / "outputs/stopped/checkpoints/last.ckpt")["optimizer"]["param_groups"]
+    assert [(group["step"], group["lookahead_step"]) for group in groups] == [(10, 10)]
+    assert train(photos, *words, "optim.arch=adan", "resume=outputs/stopped", "epochs=3") == 2
+
+
 @pytest.fixture(scope="module")
 def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
