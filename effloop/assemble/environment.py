@@ -98,9 +98,8 @@ def check_limits(config: Config, ranks: Slice, *, on_host: bool) -> None:
     hardware.check_workers(workers, ranks.sharing)
     hardware.check_open_files(workers if chosen_engine(config.engine, workers).worker_bytes else 0)
     pixels = max(size.pixels for size in config.train_sizes)
-    hardware.check_batch_memory(
-        batches_of_update(config, ranks.world_size)[0], pixels * config.data.channels * (5 if on_host else 1)
-    )
+    images, _ = batches_of_update(config, ranks.world_size)
+    hardware.check_batch_memory(images, pixels * config.data.channels * (5 if on_host else 1))
 
 
 def memory_hint(config: Config) -> str:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from effloop.assemble.environment import Environment, Resolved
+from effloop.assemble.environment import Environment
 from effloop.assemble.loader import Data, build_data
 from effloop.assemble.model import state_preserved
 from effloop.batch import Batch
@@ -146,26 +146,14 @@ class GivenLoader:
         return Batch(images, targets, ids, valid)
 
 
-def _accumulated(config: Resolved, size: int) -> int:
-    """Batches of an update, each of so many images."""
-    if not config.global_batch:
-        return config.accumulate
-    found, rest = divmod(config.global_batch, size)
-    if rest:
-        raise ConfigError(
-            f"global_batch: {config.global_batch} is no multiple of the {size} images of a batch as it was given; set "
-            f"global_batch={(found + 1) * size}"
-        )
-    return found
-
-
 def build_given(environment: Environment, module: nn.Module | None, train: Any, val: Any) -> tuple[Environment, Data]:
     """What a run trains in and on, where its module, its batches or both were given to `build_trainer`."""
     config, outputs = environment.config, None
     if (train is None) != (val is None):
         raise ConfigError(f"{'val' if val is None else 'train'}: is missing; give train and val, or neither")
-    if config.probe and train is not None:
-        raise ConfigError("probe: needs images that EffLoop loads; set probe=0")
+    if (config.probe or config.global_batch) and train is not None:
+        key = "probe" if config.probe else "global_batch"
+        raise ConfigError(f"{key}: needs images that EffLoop loads; leave it out")
     data = build_data(environment) if train is None else None
     pair = {"train": data.train, "val": data.val} if data else {"train": train, "val": val}
     splits = {n: each if isinstance(each, Loader) else GivenLoader(each, n, environment) for n, each in pair.items()}
@@ -174,13 +162,11 @@ def build_given(environment: Environment, module: nn.Module | None, train: Any, 
     if module is None and (has := images.shape[1]) != config.data.channels:
         raise ConfigError(f"data.channels: {config.data.channels}, but the batches have {has}; set data.channels={has}")
     changes: dict[str, Any] = {}
-    accumulate = config.accumulate
     if not data:
         lengths = json.dumps([[len(each), each.global_batch] for each in splits.values()])
         environment.parallel.assert_equal("the number of batches and their size", lengths)
         batch = first.global_batch // environment.parallel.world_size
         changes = {"image_size": [*images.shape[2:]], "batch_size": batch, "progressive": []}
-        accumulate = _accumulated(config, first.global_batch)
     if module is not None:
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model: is {module!r}; give a torch.nn.Module")
@@ -205,7 +191,7 @@ def build_given(environment: Environment, module: nn.Module | None, train: Any, 
     environment = replace(
         environment,
         module=module,
-        config=replace(config, **changes, accumulate=accumulate),
+        config=replace(config, **changes),
         recorded=replace(environment.recorded, **changes),
     )
     prints = {name: each.source.fingerprint() for name, each in splits.items()}

@@ -176,17 +176,11 @@ def _resolve_sizes(config: Config) -> None:
     """Set `progressive` and `image_size` from `eval_image_size`, which would contradict other ones."""
     if config.eval_image_size is not None:
         if config.progressive:
-            raise ConfigError(
-                f"eval_image_size: {config.eval_image_size} contradicts progressive={config.progressive}, with which "
-                "image_size is the size for evaluation; set eval_image_size=null, or progressive=[]"
-            )
+            raise ConfigError(f"eval_image_size: with progressive={config.progressive}, image_size is for evaluation")
         trained, config.image_size, config.eval_image_size = config.image_size, config.eval_image_size, None
         config.progressive = [trained] if ImageSize.of(trained) != config.size else []
     if config.global_batch and config.accumulate != 1:
-        raise ConfigError(
-            f"global_batch: {config.global_batch} decides how many batches are accumulated, and so does "
-            f"accumulate={config.accumulate}; set global_batch=null, or accumulate=1"
-        )
+        raise ConfigError(f"accumulate: {config.accumulate} contradicts global_batch={config.global_batch}; set 1")
 
 
 def _resolve_scores(config: Config) -> None:

@@ -189,9 +189,9 @@ class Config:
                 "from run to run; drop one of them"
             )
         evaluated = [] if self.eval_image_size is None else [self.eval_image_size]
-        sized = ("image_size", [self.image_size]), ("eval_image_size", evaluated), ("progressive", self.progressive)
-        for key, sizes in sized:
-            for size in sizes:
+        sizes = {"image_size": [self.image_size], "eval_image_size": evaluated, "progressive": self.progressive}
+        for key in sizes:
+            for size in sizes[key]:
                 try:
                     ImageSize.of(size)
                 except ValueError:

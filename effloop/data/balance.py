@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,14 +75,9 @@ class ClassDraw:
         label = np.searchsorted(self._slots_end, places, side="right")
         count, place = self.counts[label], places - (self._slots_end - self.drawn)[label]
         walked = self._starts[label] + epoch * self.drawn[label] + place
-        ids = self._by_class[(self._ends - self.counts)[label] + walked % count].astype(np.int64)
+        ids = self._kept["sample"][(self._ends - self.counts)[label] + walked % count].astype(np.int64)
         numbers: NDArray[np.int64] = ids | ((place // count) & _REPEATS) << REPEAT
         return numbers
-
-    @property
-    def _by_class(self) -> NDArray[Any]:
-        """(N,) the samples, ordered by class."""
-        return self._kept["sample"]
 
     def describe(self) -> str:
         """One line: shares of classes in the data, and in what is drawn, of the rarest and the most frequent ones."""

@@ -47,24 +47,24 @@ class Order:
 
     def batch(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """This rank's part of batch `number`: (B,) ids and (B,) valid, padding at the end."""
-        positions, valid = self._positions(number)
-        if self.seed is None:
-            return positions, valid
-        places, copies = np.divmod(positions, self.repeats)
-        if self.global_batch > _CHUNK // 4:
-            return Permutation.of_epoch(self.num_samples, self.seed, epoch)(places) | copies << REPEAT, valid
-        parts = np.split(places, np.flatnonzero(np.diff(places // _CHUNK)) + 1)
-        return np.concatenate([self._shuffled(epoch, part) for part in parts]) | copies << REPEAT, valid
-
-    def _positions(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Where this rank's part of batch `number` is in an epoch, and what of it isn't padding."""
         start, end = number * self.global_batch, (number + 1) * self.global_batch
         # All first copies in a global batch, then all second ones: a sample's neighbour, with which MixUp mixes it, is
         # another one.
         copies = [np.arange(start + (copy - start) % self.repeats, end, self.repeats) for copy in range(self.repeats)]
         positions = np.concatenate(copies)[self.rank * self.batch_per_rank :][: self.batch_per_rank]
         valid = (positions < self.num_samples) | (self.tail is not Tail.pad)
-        return positions % self.num_samples, valid
+        places, copy = np.divmod(positions % self.num_samples, self.repeats)
+        return self._shuffled(epoch, places) | copy << REPEAT, valid
+
+    def _shuffled(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(N,) places in an epoch -> (N,) the samples there."""
+        if self.seed is None:
+            return places
+        if self.global_batch > _CHUNK // 4:
+            return Permutation.of_epoch(self.num_samples, self.seed, epoch)(places)
+        parts = np.split(places, np.flatnonzero(np.diff(places // _CHUNK)) + 1)
+        chunks = [_order_chunk(self.num_samples, self.seed, epoch, int(part[0]) // _CHUNK) for part in parts]
+        return np.concatenate([chunk[part % _CHUNK] for chunk, part in zip(chunks, parts, strict=True)])
 
     def describe(self) -> str:
         """A line for users on what is drawn; empty if nothing is special."""
@@ -72,12 +72,6 @@ class Order:
             return ""
         seen = -(-self.num_samples // self.repeats)
         return f"repeats  an epoch has {seen:,} of the {self.num_samples:,} images, {self.repeats} times each"
-
-    def _shuffled(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at positions within one chunk."""
-        assert self.seed is not None
-        number = int(positions[0]) // _CHUNK
-        return _order_chunk(self.num_samples, self.seed, epoch, number)[positions - number * _CHUNK]
 
 
 _CHUNK = 4096

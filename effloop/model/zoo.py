@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,6 @@ def _constructed(
     is `strict`, what its class doesn't name is refused, as it may be ignored.
     """
     args, name, failed = dict(config.args), getattr(config, "arch", config.name), None
-    if own := args.keys() & options.keys():
-        raise ConfigError(f"model.args: '{min(own)}' is what EffLoop sets itself; leave it out")
     if config.drop_path is not None:
         args[drop_path] = config.drop_path
     try:
@@ -243,27 +241,18 @@ def torchvision_model(config: TorchvisionConfig, *, num_classes: int, image_size
     of_pixels, has_head = config.arch in zoo.list_models(module=zoo.segmentation), not config.arch.startswith("lraspp")
     if of_pixels:
         options = {"weights_backbone": None, **({"aux_loss": True} if has_head else {})}
-    build = functools.partial(_torchvision_built, config.arch)
-    model = _constructed(config, build, _DEPTH, weights=None, num_classes=num_classes, **options)
-    if of_pixels:
-        subclassed(model, _of_pixels, has_head)
-    return model
-
-
-_DEPTH = "stochastic_depth_prob"
-
-
-def _torchvision_built(arch: str, **options: Any) -> nn.Module:
-    import torchvision
-
-    # The functions of these set it themselves, in proportion to the number of a block.
-    rate = options.pop(_DEPTH, None) if arch.startswith(("swin", "maxvit")) else None
-    model: nn.Module = torchvision.models.get_model(arch, **options)
+    options |= {"name": config.arch, "weights": None, "num_classes": num_classes}
+    # The functions of these set a rate of their own, which others are multiples of.
+    rate = config.drop_path if config.arch.startswith(("swin", "maxvit")) else None
+    plain = config if rate is None else replace(config, drop_path=None)
+    model = _constructed(plain, zoo.get_model, "stochastic_depth_prob", **options)
     if rate is not None:
-        layers = [each for each in model.modules() if isinstance(each, torchvision.ops.StochasticDepth)]
+        layers: list[Any] = [each for each in model.modules() if type(each).__name__ == "StochasticDepth"]
         most = max(each.p for each in layers)
         for each in layers:
             each.p *= rate / most
+    if of_pixels:
+        subclassed(model, _of_pixels, has_head)
     return model
 
 
@@ -409,14 +398,10 @@ def smp_model(config: SmpConfig, *, num_classes: int, channels: int) -> nn.Modul
         more, known = "; or one of timm's as tu-NAME", [*smp.encoders.encoders]
         check_known("model.encoder", config.encoder, known, "segmentation_models_pytorch", more)
     options: dict[str, Any] = {"dynamic_img_size": True} if config.arch == "DPT" else {}  # images of any size
+    options |= {"encoder_name": config.encoder, "encoder_weights": None, "in_channels": channels}
+    options["classes"] = num_classes
+    strict = not config.encoder.startswith(_OF_TIMM)  # other encoders are given nothing
     try:
-        options |= {
-            "encoder_name": config.encoder,
-            "encoder_weights": None,
-            "in_channels": channels,
-            "classes": num_classes,
-        }
-        strict = not config.encoder.startswith(_OF_TIMM)  # other encoders are given nothing
         model = _constructed(config, kinds[config.arch], "drop_path_rate", strict=strict, **options)
     except ConfigError:
         raise

@@ -231,8 +231,7 @@ def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
     tuned = any(line.startswith("num_workers: ") for line in trainer.notes)  # has a line of its own
     workers = num_workers(config, trainer.parallel)
     cores = f" = {workers}" * (config.num_workers == "auto" and not tuned)
-    ranks = trainer.parallel.world_size
-    batch = trainer.train.global_batch // ranks
+    images, ranks = trainer.train.global_batch, trainer.parallel.world_size
     engine = f" = {chosen_engine(config.engine, workers).name}" * (config.engine.name == "auto" and not tuned)
     return [
         f"run    {run_dir}",
@@ -240,7 +239,7 @@ def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
         f"val    {trainer.val.describe()}",
         f"model  {getattr(config.model, 'arch', config.model.name)}, {parameters:,} parameters, "
         f"{config.precision.name} on {device}",
-        f"step   {batch * ranks * trainer.loop.accumulate} images = {batch} per rank x {ranks} (ranks) x "
+        f"step   {images * trainer.loop.accumulate} images = {images // ranks} per rank x {ranks} (ranks) x "
         f"{trainer.loop.accumulate} (accumulated); "
         f"engine {config.engine.name}{engine}, num_workers {config.num_workers}{cores}",
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ def test_a_size_for_evaluation_alone(photos: Path, here: Path) -> None:
     assert (kept.image_size, kept.progressive, kept.eval_image_size) == ([24, 20], [16], None)
     assert effloop.load("outputs/a").image_size == (24, 20)
     assert not effloop.compose(["image_size=16", "eval_image_size=[16,16]"]).progressive
-    with pytest.raises(ConfigError, match=r"^eval_image_size: 24 contradicts progressive=\[16\], with which"):
+    with pytest.raises(ConfigError, match=r"^eval_image_size: with progressive=\[16\], image_size is"):
         effloop.compose(["progressive=[16]", "eval_image_size=24"])
 
 
@@ -133,10 +132,8 @@ def test_a_global_batch_is_made_of_batches(photos: Path, here: Path) -> None:
     weights = [torch.load(f"outputs/{run}/checkpoints/last.ckpt", weights_only=True)["model"] for run in "ab"]
     assert all(map(torch.equal, weights[0].values(), weights[1].values()))
     batches = [(torch.zeros(5, 3, 16, 16), torch.zeros(5, dtype=torch.long))] * 4
-    config = effloop.compose([*TINY, "global_batch=10", "batch_size=7", "model.num_classes=3", "run=c"])
-    assert effloop.build_trainer(config, train=batches, val=batches).loop.accumulate == 2
-    with pytest.raises(ConfigError, match=r"^global_batch: 12 is no multiple of the 5 .* set global_batch=15"):
-        effloop.build_trainer(replace(config, global_batch=12, run="d"), train=batches, val=batches)
+    with pytest.raises(ConfigError, match=r"^global_batch: needs images that"):
+        effloop.build_trainer(effloop.compose([*TINY, "global_batch=16"]), train=batches, val=batches)
 
 
 @pytest.mark.slow

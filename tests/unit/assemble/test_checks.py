@@ -85,7 +85,7 @@ def test_other_values_are_one_line() -> None:
         (
             "global_batch=8 accumulate=2",
             1,
-            "global_batch: 8 decides .* and so does accumulate=2; set",
+            "accumulate: 2 contradicts global_batch=8; set 1",
         ),
     ],
 )
