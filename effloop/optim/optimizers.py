@@ -38,7 +38,8 @@ class OptimConfig(PartConfig):
         head_lr: learning rate of the model's last layer, the head; null is that of the layers below it.
         lr_factors: {pattern of parameters' names, as of `model.freeze`: what their learning rate is multiplied by}, but
             not what they decay by in an update; the first that fits.
-        ema_warmup: whether the first averagings keep less than `ema`, (1 + n) / (10 + n) after n of them.
+        ema_warmup: whether the first averagings keep less than `ema`, (1 + n) / (10 + n) after n of them; without, only
+            the very first, which takes the weights.
         ema_every: updates from one averaging to the next, the first of them averaged.
     """
 
@@ -271,8 +272,9 @@ class EMA(NoEMA):
 
     Only the first of every `every` updates is averaged. With `warmup` the first averagings keep less than `decay`,
     `min(decay, (1 + n) / (10 + n))` after n of them as in TensorFlow, so that the initial weights are soon forgotten;
-    without, all keep `decay`, as those of timm's ModelEmaV3. torchvision's script averages every 32nd update, with a
-    decay of 1 - (1 - decay) * images of an update * 32 / epochs: 0.99891 of 0.99998, with 1,024 images and 600 epochs.
+    without, the first takes the weights and all others keep `decay`, as in the scripts of timm and torchvision. That of
+    torchvision averages every 32nd update, with a decay of 1 - (1 - decay) * images of an update * 32 / epochs: 0.99891
+    instead of 0.99998, with 1,024 images and 600 epochs.
 
     `model` is a copy without gradients, and not compiled, even if the trained model is. The tensors of both are looked
     up once: they may be written to, but not replaced (`model.to`) later.
@@ -302,9 +304,9 @@ class EMA(NoEMA):
         self.updates += 1
         if rest:
             return
-        share = 1 - (min(self.decay, (1 + averagings) / (10 + averagings)) if self.warmup else self.decay)
+        kept = (1 + averagings) / (10 + averagings) if self.warmup else float(averagings > 0)
         for own, new in self._averaged:
-            torch._foreach_lerp_(own, new, share)
+            torch._foreach_lerp_(own, new, 1 - min(self.decay, kept))
         for own, new in self._copied:
             torch._foreach_copy_(own, new)
 

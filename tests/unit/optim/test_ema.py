@@ -8,6 +8,7 @@ import pytest
 import torch
 from timm.utils import ModelEmaV3
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from effloop.optim import EMA, NoEMA
 
@@ -34,7 +35,7 @@ def put(model: Odd, value: int) -> None:
 def by_hand(values: list[int], decay: float, *, warmup: bool) -> float:
     average = 0.0
     for number, value in enumerate(values):
-        kept = min(decay, (1 + number) / (10 + number)) if warmup else decay
+        kept = min(decay, (1 + number) / (10 + number) if warmup else number)
         average = kept * average + (1 - kept) * value
     return average
 
@@ -73,14 +74,22 @@ def train(model: nn.Module, average: NoEMA, optimizer: torch.optim.Optimizer, st
         average.update()
 
 
-def test_average_of_timm() -> None:
+def test_averages_of_timm_and_torchvision() -> None:
+    """As their training scripts update them: timm's after each, torchvision's after every third update."""
     model = network()
-    average, theirs = EMA(model, 0.9, warmup=False), ModelEmaV3(model, 0.9)
+    each, third = EMA(model, 0.9, warmup=False), EMA(model, 0.9, warmup=False, every=3)
+    timms = ModelEmaV3(model, 0.9)
+    torchvisions = AveragedModel(model, avg_fn=lambda mean, new, _: 0.9 * mean + 0.1 * new, use_buffers=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(5):
-        train(model, average, optimizer, range(step, step + 1))
-        theirs.update(model)
-    torch.testing.assert_close(average.model.state_dict(), theirs.module.state_dict(), rtol=0, atol=0)
+    for step in range(8):
+        train(model, each, optimizer, range(step, step + 1))
+        third.update()
+        timms.update(model, step=step + 1)
+        if step % 3 == 0:
+            torchvisions.update_parameters(model)
+    torch.testing.assert_close(each.model.state_dict(), timms.module.state_dict(), rtol=0, atol=0)
+    for name, wanted in torchvisions.module.named_parameters():
+        torch.testing.assert_close(third.model.get_parameter(name), wanted, rtol=1e-6, atol=1e-8)
 
 
 def test_going_on_is_equal_to_the_bit() -> None:
