@@ -1,8 +1,6 @@
-"""The layers of `model=cnn`, `model=airbench` and `model=unet`."""
+"""The layers of `model=cnn` and `model=unet`."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -50,67 +48,6 @@ def conv_bn_relu(channels_in: int, channels_out: int, stride: int = 1) -> nn.Seq
         nn.BatchNorm2d(channels_out),
         nn.ReLU(inplace=True),
     )
-
-
-class Airbench(nn.Module):
-    """`model=airbench`: (N, C, H, W) -> (N, num_classes); `width` channels in the first group of convolutions.
-
-    The network of airbench94.py in github.com/KellerJordan/cifar10-airbench (Jordan 2024, "94% on CIFAR-10 in 3.29
-    seconds on a single GPU").
-    """
-
-    def __init__(self, width: int, num_classes: int, channels: int) -> None:
-        super().__init__()
-        whitened = 2 * 4 * channels  # each eigenvector of the patches, and its negative
-        self.whiten = nn.Conv2d(channels, whitened, 2)
-        self.whiten.weight.requires_grad_(False)
-        nn.init.zeros_(self.whiten.bias)  # type: ignore[arg-type]
-        widths = [whitened, width, 4 * width, 4 * width]
-        self.groups = nn.Sequential(*(ConvGroup(*pair) for pair in pairwise(widths)))
-        self.pool = nn.AdaptiveMaxPool2d(1)
-        self.head = nn.Linear(4 * width, num_classes, bias=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.pool(self.groups(F.gelu(self.whiten(images)))).flatten(1)
-        logits: Tensor = self.head(features / 9)
-        return logits
-
-    @torch.no_grad()
-    def fit_images(self, images: Tensor) -> None:
-        """Make the first layer whiten 2x2 patches of images like these: (N, C, H, W), normalised."""
-        patches = images.unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
-        variances, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
-        filters = (vectors / (variances + 5e-4).sqrt()).T.flip(0).unflatten(1, self.whiten.weight.shape[1:])
-        self.whiten.weight.copy_(torch.cat([filters, -filters]))
-
-
-class ConvGroup(nn.Module):
-    """Two convolutions, near the identity at first; BatchNorms without a scale."""
-
-    def __init__(self, channels_in: int, channels_out: int) -> None:
-        super().__init__()
-        self.conv1 = _identity_conv(channels_in, channels_out)
-        self.pool = nn.MaxPool2d(2)
-        self.norm1 = _shifting_norm(channels_out)
-        self.conv2 = _identity_conv(channels_out, channels_out)
-        self.norm2 = _shifting_norm(channels_out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, channels_in, H, W) -> (N, channels_out, H / 2, W / 2)."""
-        x = F.gelu(self.norm1(self.pool(self.conv1(x))))
-        return F.gelu(self.norm2(self.conv2(x)))
-
-
-def _identity_conv(channels_in: int, channels_out: int) -> nn.Conv2d:
-    conv = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False)
-    nn.init.dirac_(conv.weight.data[:channels_in])
-    return conv
-
-
-def _shifting_norm(channels: int) -> nn.BatchNorm2d:
-    norm = nn.BatchNorm2d(channels, eps=1e-12, momentum=0.4)
-    norm.weight.requires_grad_(False)
-    return norm
 
 
 class Unet(nn.Module):

@@ -15,10 +15,10 @@ _SMALLEST = 16  # pixels; it halves the image four times
 
 @dataclass
 class CnnConfig(ModelConfig):
-    """Fields of `model=cnn`.
+    """Fields of `model=cnn` and `model=airbench`.
 
     Attributes:
-        width: channels of the first layer; the last has eight times as many.
+        width: channels of the first convolutions; the last have eight times as many, of airbench four times.
     """
 
     width: int = 16
@@ -39,25 +39,10 @@ def cnn(config: CnnConfig, *, num_classes: int, image_size: Any) -> nn.Module:
     return Cnn(config.width, num_classes)
 
 
-@dataclass
-class AirbenchConfig(ModelConfig):
-    """Fields of `model=airbench`.
-
-    Attributes:
-        width: channels of the first group of convolutions; the two others have four times as many.
-    """
-
-    width: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_value("model.width", self.width, self.width >= 1, "a number of channels above 0")
-
-
-@models.register("airbench", AirbenchConfig)
-def airbench(config: AirbenchConfig, *, num_classes: int, channels: int) -> nn.Module:
-    """The network of cifar10-airbench (Jordan 2024): the first layer whitens; 2.0 million parameters."""
-    from effloop.model.networks import Airbench
+@models.register("airbench", CnnConfig)
+def airbench(config: CnnConfig, *, num_classes: int, channels: int) -> nn.Module:
+    """The network of cifar10-airbench (Jordan 2024), whose first layer whitens; 2.0 million parameters."""
+    from effloop.model.airbench import Airbench
 
     return Airbench(config.width, num_classes, channels)
 
