@@ -94,8 +94,8 @@ View = Literal["flip", "shift"]  # test-time augmentation: what the model sees b
 def outputs_of_views(forward: Callable[[Tensor], Tensor], images: Tensor, views: Collection[View]) -> list[Tensor]:
     """(N, C, H, W) images -> (N, K, ...) outputs for them and their views; `Task.ensemble` makes one of them.
 
-    `flip` adds mirror images; `shift`, to all of these, images that are moved by a pixel down and right, and up and
-    left, showing their reflection at the edge, with half of the weight (Jordan 2024, as of `model=airbench`).
+    `flip` adds mirror images; `shift`, with half of the weight, all of these moved by a pixel down and right, and up
+    and left, with their reflection at the edge (airbench94.py of cifar10-airbench).
     """
     found = [forward(images)]
     if "flip" in views:
@@ -103,19 +103,15 @@ def outputs_of_views(forward: Callable[[Tensor], Tensor], images: Tensor, views:
         found.append(mirrored.flip(3) if mirrored.ndim == 4 else mirrored)  # those of pixels, back in place
     if "shift" in views:
         found *= 2  # as many as those that are moved
-        padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
         for at in (0, 2):
-            moved = padded[:, :, at : at + images.shape[2], at : at + images.shape[3]]
-            found += [_moved_back(each, 1 - at) for each in outputs_of_views(forward, moved, {*views} - {"shift"})]
+            moved = outputs_of_views(forward, _moved(images, at, "reflect"), {*views} - {"shift"})
+            found += [_moved(each, 2 - at, "replicate") if each.ndim == 4 else each for each in moved]
     return found
 
 
-def _moved_back(outputs: Tensor, by: int) -> Tensor:
-    """Outputs of images that were moved down and right by so many pixels: those of pixels, back in place."""
-    if outputs.ndim < 4:
-        return outputs
-    padded = F.pad(outputs, (1, 1, 1, 1), mode="replicate")
-    return padded[:, :, 1 + by : padded.shape[2] - 1 + by, 1 + by : padded.shape[3] - 1 + by]
+def _moved(x: Tensor, at: int, mode: str) -> Tensor:
+    """(N, C, H, W) padded by a pixel -> the same size from a place on."""
+    return F.pad(x, (1, 1, 1, 1), mode=mode)[:, :, at : at + x.shape[2], at : at + x.shape[3]]
 
 
 @no_grad

@@ -376,9 +376,6 @@ class RandomHorizontalFlip(PixelOperation):
 
 @operation
 class RandomVerticalFlip(RandomHorizontalFlip):
-    """Vertical flip; `p` is its probability."""
+    """Vertical flip, with the same parameters."""
 
     _dim = 2
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__(p)
