@@ -14,7 +14,7 @@ from effloop.data.source.base import class_counts
 from effloop.errors import ConfigError, DataError
 from effloop.task import Multilabel, MultilabelConfig
 from effloop.task.details import Ranking, rankings
-from effloop.task.multilabel import asymmetric_losses
+from effloop.task.multilabel import MultilabelLoss, asymmetric_losses
 
 
 def build(labels: int, **fields: object) -> Multilabel:
@@ -102,6 +102,29 @@ def test_the_asymmetric_loss_is_the_papers(gamma_pos: float, gamma_neg: float, c
     for flag in (0.0, 1.0):
         asymmetric_losses(far, torch.full_like(far, flag), gamma_pos, gamma_neg, clip).sum().backward()
     assert far.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("weight", [None, [1.0, 2.0, 0.5, 3.0]])
+def test_losses_are_timms_and_torchvisions(weight: list[float] | None) -> None:
+    """Of flags; of shares timm's focuses by their mean, and the paper says nothing."""
+    timm, torchvision = pytest.importorskip("timm.loss"), pytest.importorskip("torchvision.ops")
+    generator = torch.Generator().manual_seed(0)
+    logits, flags = torch.randn(9, 4, generator=generator) * 3, torch.rand(9, 4, generator=generator).round()
+    source = Tabled("abcdefghi", flags.numpy().astype(np.uint8))
+
+    def loss(**fields: object) -> torch.Tensor:
+        task = build(4, pos_weight=weight, **fields).fitted(source, lambda: class_counts(source))
+        return task.loss(logits, flags)
+
+    heavier = torch.tensor(weight or [1.0] * 4)
+    for gamma_pos, gamma_neg, clip in ((0.0, 4.0, 0.05), (1.0, 2.0, 0.0)):
+        oracle = timm.AsymmetricLossMultiLabel(gamma_neg, gamma_pos, clip, reduction="mean", pos_weight=heavier)
+        given = {"gamma_pos": gamma_pos, "gamma_neg": gamma_neg, "clip": clip}
+        found = loss(loss=MultilabelLoss.asymmetric, **given)
+        torch.testing.assert_close(found, oracle(logits, flags), rtol=1e-6, atol=1e-6)
+    focal = torchvision.sigmoid_focal_loss(logits, flags, alpha=-1, gamma=1.5)
+    wanted = (focal * (1 + flags * (heavier - 1))).mean()
+    torch.testing.assert_close(loss(loss=MultilabelLoss.focal, gamma=1.5), wanted, rtol=1e-6, atol=1e-6)
 
 
 BALANCED = [3.0, 1 / 3, 1.0, 1.0]

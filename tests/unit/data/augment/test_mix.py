@@ -201,6 +201,18 @@ def test_pairs_and_batches_are_timms(kind: str, layout: Any, mode: str, monkeypa
         assert mixed.is_contiguous(memory_format=layout)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_of_two_is_torchvisions(kind: str) -> None:
+    """Where the image before is the one as far from the other end."""
+    images, targets = batch(2)
+    for seed in range(6):
+        mix = mixing(*KINDS[kind], CLASSES, mix="batch")
+        found, wanted = mix(images, targets, keys(2, seed)), mix.draw(keys(2, seed), 24, 20)
+        torch.testing.assert_close(found, torchvisions(images, targets, wanted), rtol=1e-6, atol=1e-6)
+        assert (wanted.boxes[0] == wanted.boxes[1]).all()
+        assert wanted.shares[0] == wanted.shares[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(224, 224), (33, 60)])
 def test_pairs_and_batches_follow_timms_law(size: tuple[int, int]) -> None:
