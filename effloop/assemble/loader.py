@@ -73,6 +73,8 @@ def build_loader(
     parallel = parallel or own_slice(gpu.find_device(config.device))
     check_limits(config, parallel, on_host=parallel.device.type == "cpu")
     train, found = split == "train" and not evaluate, resolved(config, parallel)
+    if train and len(config.progressive) == 1:  # as by `eval_image_size`
+        found = replace(found, image_size=config.progressive[0])
     loader = split_loader(found, tasks.build(config.task), split, parallel, train=train, classes=classes)
     loader.note = _check(found, parallel, {split: loader})
     return loader

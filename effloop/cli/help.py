@@ -131,12 +131,11 @@ def show_choices(options: ListOptions, _: list[str]) -> int:
 def show_experiments() -> None:
     """Print a table of all experiments: what they say on top about themselves, their score and what it cost."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in (hydra_setup.EXPERIMENT, "", "score", "cost"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == hydra_setup.EXPERIMENT)
+    first = Column(hydra_setup.EXPERIMENT, no_wrap=True)
+    table = Table(first, "", "score", "cost", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, title in choices_of(hydra_setup.EXPERIMENT).items():
         text = hydra_setup.yaml_text(hydra_setup.EXPERIMENT, name)
         found = dict(re.findall(r"^# (score|cost): (.*(?:\n#  .*)*)", text, re.MULTILINE))

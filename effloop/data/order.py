@@ -48,8 +48,7 @@ class Order:
     def batch(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """This rank's part of batch `number`: (B,) ids and (B,) valid, padding at the end."""
         start, end = number * self.global_batch, (number + 1) * self.global_batch
-        # All first copies in a global batch, then all second ones: a sample's neighbour, with which MixUp mixes it, is
-        # another one.
+        # All first copies in a batch, then all second ones: MixUp mixes neighbours, which are different samples then.
         copies = [np.arange(start + (copy - start) % self.repeats, end, self.repeats) for copy in range(self.repeats)]
         positions = np.concatenate(copies)[self.rank * self.batch_per_rank :][: self.batch_per_rank]
         valid = (positions < self.num_samples) | (self.tail is not Tail.pad)

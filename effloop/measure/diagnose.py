@@ -420,7 +420,7 @@ def _findings(found: Measured, config: Config, bound: str) -> list[str]:
         lines.append(f"compile=true may make the step faster: {PROGRAM} bench what=step knobs=compile measures it")
     if config.parallel.name != "none":
         lines.append(f"measured without parallel={config.parallel.name}, in one process: ranks share cores and storage")
-    if config.progressive:
+    if len(config.progressive) > 1:
         lines.append(f"measured at image_size={config.size.word} throughout, without progressive")
     return lines
 

@@ -49,6 +49,8 @@ def alone(config: Config, *more: str) -> Config:
     overrides = ["parallel=none", "checkpoint=none", "schedule=constant", "profile=none", "resume=null", "data.check=0"]
     defaults = {"channels_last": "true", "cudnn_benchmark": "null", "compile": "false"}
     overrides += [f"{key}={value}" for key, value in defaults.items() if getattr(config, key) == "auto"]
+    if "progressive=[]" in more and len(config.progressive) == 1:
+        overrides.append(f"image_size={config.train_sizes[0].word}")
     if config.global_batch:
         images, accumulate = batches_of_update(config, 1)
         overrides += ["global_batch=null", f"batch_size={images}", f"accumulate={accumulate}"]

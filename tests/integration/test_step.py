@@ -15,6 +15,7 @@ from effloop.cli.main import main
 from effloop.config import load
 from effloop.errors import ConfigError, warn
 from effloop.measure.advice import advise
+from effloop.measure.loops import alone
 from effloop.optim import EMA, NoEMA
 from effloop.train.trainer import Trainer
 
@@ -117,6 +118,9 @@ def test_a_size_for_evaluation_alone(photos: Path, here: Path) -> None:
     kept = load(Path("outputs/a/config.yaml"))
     assert (kept.image_size, kept.progressive, kept.eval_image_size) == ([24, 20], [16], None)
     assert effloop.load("outputs/a").image_size == (24, 20)
+    sizes = [effloop.build_loader(kept, split).samples([0]).images.shape[2:] for split in ("train", "val")]
+    assert sizes == [(16, 16), (24, 20)]
+    assert (alone(kept, "progressive=[]").size, alone(kept).size) == ((16, 16), (24, 20))  # what is measured
     assert not effloop.compose(["image_size=16", "eval_image_size=[16,16]"]).progressive
     with pytest.raises(ConfigError, match=r"^eval_image_size: with progressive=\[16\], image_size is"):
         effloop.compose(["progressive=[16]", "eval_image_size=24"])
@@ -132,7 +136,7 @@ def test_a_global_batch_is_made_of_batches(photos: Path, here: Path) -> None:
     weights = [torch.load(f"outputs/{run}/checkpoints/last.ckpt", weights_only=True)["model"] for run in "ab"]
     assert all(map(torch.equal, weights[0].values(), weights[1].values()))
     batches = [(torch.zeros(5, 3, 16, 16), torch.zeros(5, dtype=torch.long))] * 4
-    with pytest.raises(ConfigError, match=r"^global_batch: needs images that"):
+    with pytest.raises(ConfigError, match=r"^probe, global_batch: need images"):
         effloop.build_trainer(effloop.compose([*TINY, "global_batch=16"]), train=batches, val=batches)
 
 
