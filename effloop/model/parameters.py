@@ -31,13 +31,10 @@ def rates_by_layer(model: nn.Module, lr: float, layer_decay: float | None) -> li
     """The layers of a model, frozen ones, too, with their learning rates, from the last, which has `lr`, to the first;
     `layer_decay` is what a rate is multiplied by for the layer below (Bao et al. 2022, "BEiT"), None makes one layer.
     """
-    names = [name for name, _ in model.named_parameters()]
     if layer_decay is None:
-        return [Layer("all", lr, tuple(names))]
-    places = layers_of(model)
-    last = max(places.values())
-    layers = [[name for name in names if places[name] == place] for place in range(last, -1, -1)]
-    return [Layer(_name(layer), lr * layer_decay**depth, tuple(layer)) for depth, layer in enumerate(layers)]
+        return [Layer("all", lr, tuple(name for name, _ in model.named_parameters()))]
+    layers = enumerate(reversed(layers_of(model)))
+    return [Layer(_name(names), lr * layer_decay**depth, tuple(names)) for depth, names in layers]
 
 
 def with_head(layers: Sequence[Layer], head: Sequence[str], lr: float) -> list[Layer]:
@@ -78,26 +75,25 @@ def modules_above_backbone(model: nn.Module) -> list[str]:
     return [name for name in names if name != backbone] if backbone else []
 
 
-def layers_of(model: nn.Module) -> dict[str, int]:
-    """{name of a parameter: its layer, counted from the input}: as a model of timm says (`group_matcher`); those of
+def layers_of(model: nn.Module) -> list[list[str]]:
+    """The names of each layer's parameters, from the input on: as a model of timm says (`group_matcher`); the layers of
     others are their blocks, or, where there are none, their modules. What precedes the first and what follows the last
     are layers, too; what is between two belongs to the next.
     """
-    matcher: Any = getattr(model, "group_matcher", None)
-    if matcher is not None:
+    if matcher := getattr(model, "group_matcher", None):
         from timm.models import group_parameters
 
-        found = group_parameters(model, matcher(coarse=False), reverse=True)
+        places = group_parameters(model, matcher(coarse=False), reverse=True)
     else:
         blocks = [*_blocks(model)] or [each for each in model.modules() if [*each.parameters(recurse=False)]]
         inside = {id(each): place for place, block in enumerate(blocks, 1) for each in block.parameters()}
-        found, following = {}, len(blocks) + 1
+        places, following = {}, len(blocks) + 1
         for name, parameter in reversed([*model.named_parameters()]):
             own = inside.get(id(parameter))
             following = own or following
-            found[name] = following if own or following > 1 else 0
-    places = {layer: place for place, layer in enumerate(sorted(set(found.values())))}
-    return {name: places[found[name]] for name, _ in model.named_parameters()}
+            places[name] = following if own or following > 1 else 0
+    names = [name for name, _ in model.named_parameters()]
+    return [[name for name in names if places[name] == place] for place in sorted(set(places.values()))]
 
 
 def _name(names: Sequence[str]) -> str:

@@ -21,8 +21,8 @@ class ScheduleConfig(PartConfig):
 
     Attributes:
         warmup_ratio: share of all updates in which the rate rises linearly from near 0.
-        warmup_epochs: epochs in which it rises, in place of `warmup_ratio`.
-        warmup_steps: updates in which it rises, in place of `warmup_ratio`.
+        warmup_epochs: epochs of the warm-up, in place of `warmup_ratio`.
+        warmup_steps: updates of the warm-up, in place of `warmup_ratio`.
         warmup_start: first rate of the warm-up, as a share of the peak; null is 1 / (its steps + 1).
         warmup_constant: keep the first rate throughout the warm-up.
         warmup_prefix: begin the schedule after the warm-up; false begins it with the warm-up, whose rates replace its
@@ -101,7 +101,7 @@ class DecayConfig(ScheduleConfig):
     Attributes:
         final: rate at the end, as a share of the peak.
         cooldown_epochs: last epochs, which have the final rate.
-        cycles: how often the decay begins at the peak rate; 1 is without restarts.
+        cycles: how many times the decay begins at the peak rate; 1 is without restarts.
     """
 
     final: float = 0.0

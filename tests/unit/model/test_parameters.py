@@ -28,19 +28,14 @@ from effloop.model.networks import Cnn
 from effloop.model.parameters import Features, find_head, layers_of, train_head_only
 
 
-def layers(model: nn.Module) -> list[list[str]]:
-    places = layers_of(model)
-    assert [*places] == [name for name, _ in model.named_parameters()]
-    return [[name for name in places if places[name] == place] for place in range(max(places.values()) + 1)]
-
-
 def starts(model: nn.Module) -> list[str]:
     """The module of the first parameter of each layer."""
-    return [each[0].rpartition(".")[0] for each in layers(model)]
+    return [each[0].rpartition(".")[0] for each in layers_of(model)]
 
 
 def test_layers_are_those_of_timm() -> None:
     model = timm.create_model("resnet18")
+    assert sorted(name for each in layers_of(model) for name in each) == sorted(dict(model.named_parameters()))
     freeze(model, ["conv1", "layer1"])
     blocks = [f"layer{stage}.{block}.conv1" for stage in range(1, 5) for block in range(2)]
     assert starts(model) == ["conv1", *blocks, "fc"]
@@ -80,13 +75,13 @@ def test_layers_without_timm() -> None:
     """Blocks, what precedes the first and what follows the last; where there are none, each module."""
     with torch.device("meta"):
         vit, swin, vgg = zoo.VisionTransformer(32, 16, 2, 2, 16, 16), zoo.swin_t(), zoo.vgg11()
-    assert [each[-1] for each in layers(vit)] == [
+    assert [each[-1] for each in layers_of(vit)] == [
         "encoder.pos_embedding",
         *(f"encoder.layers.encoder_layer_{n}.mlp.3.bias" for n in (0, 1)),
         "heads.head.bias",
     ]
-    assert len(layers(swin)) == 4 + sum((2, 2, 6, 2)) + 1  # patches, three mergers, blocks, the head
-    assert layers(vgg) == [
+    assert len(layers_of(swin)) == 4 + sum((2, 2, 6, 2)) + 1  # patches, three mergers, blocks, the head
+    assert layers_of(vgg) == [
         [f"{name}.weight", f"{name}.bias"] for name, each in vgg.named_modules() if [*each._parameters]
     ]
 

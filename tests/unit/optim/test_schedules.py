@@ -17,7 +17,8 @@ from torch.optim import lr_scheduler as torchs
 import effloop
 from effloop.config import Config
 from effloop.errors import ConfigError
-from effloop.optim import schedules
+from effloop.optim import ScheduleConfig, schedules
+from effloop.registry import Entry
 
 UPDATES = 7  # of an epoch
 MODEL = nn.Linear(1, 1)
@@ -133,3 +134,12 @@ def test_triangle_of_airbench() -> None:
 def test_refused(fields: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=f"^schedule.*{line}"):
         ours(config("cosine", 10, **fields), MODEL, UPDATES)
+
+
+def test_a_plugin_of_before_gets_no_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def halving(config: ScheduleConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> torchs.LRScheduler:
+        """A schedule that knows nothing of epochs."""
+        return torchs.LambdaLR(optimizer, lambda step: 0.5 ** (step // (updates // 2)))
+
+    monkeypatch.setitem(schedules._found, "halving", Entry(ScheduleConfig, halving, ""))
+    assert set(rates("halving")) == {1.0, 0.5}
