@@ -253,7 +253,7 @@ def expected_memory(
         *(part for loader in loaders[1:] for part in _loading(config, "val", loader, parallel)),
         Part("weights", place, weights, there=True),
         Part("gradients", place, _bytes_of(_trained(model))),
-        Part("optimizer", place, state, f"state of {config.optim.name}"),
+        Part("optimizer", place, state, f"state of {getattr(config.optim, 'arch', config.optim.name)}"),
         Part("average", place, weights * (config.optim.ema > 0), "of the weights (optim.ema)"),
         Part("activations", place, activations, "of one batch, and the step's buffers", by_batch=True),
         Part("inputs", place, 2 * inputs, "2 batches on the device", by_batch=True),

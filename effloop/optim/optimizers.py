@@ -7,7 +7,7 @@ import inspect
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias
@@ -199,17 +199,9 @@ def state_ratio(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], dev
         each.grad = torch.full_like(each, 0.01)
     for _ in range(6):  # Lookahead copies the weights in the sixth update
         optimizer.step()
-    kept = [each for value in optimizer.state_dict()["state"].get(0, {}).values() for each in _tensors(value)]
-    return sum(each.nbytes for each in kept if each.ndim) / parameters[0].nbytes
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in an entry of an optimizer's state."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
+    entries = optimizer.state_dict()["state"].get(0, {}).values()  # of timm's Kron lists of tensors, too
+    kept = [each for value in entries for each in (value if isinstance(value, list) else [value])]
+    return sum(each.nbytes for each in kept if isinstance(each, torch.Tensor) and each.ndim) / parameters[0].nbytes
 
 
 def restore(

@@ -16,10 +16,9 @@ import effloop
 from effloop.errors import ConfigError
 from effloop.model.parameters import parameter_groups
 from effloop.optim import EMA, clipping, optimizers, restore, schedules
-from effloop.optim.library import _CANT, LibraryConfig, TimmConfig, TorchConfig, lazy_names, registered
+from effloop.optim.library import CANT, LibraryConfig, lazy_names, registered
 from effloop.precision import Precision
 
-KINDS = {"torch": TorchConfig, "timm": TimmConfig}
 FAST = {
     *("torch NAdam", "torch Rprop", "torch SGD", "torch LBFGS", "timm lamb", "timm lion", "timm muon", "timm adan"),
     *("timm adafactorbv", "timm lookahead_adamw", "timm adahessian", "timm bnbadam", "timm rmsproptf"),
@@ -37,7 +36,7 @@ COSINE.warmup_ratio = 0.1
 def made(name: str, **settings: Any) -> LibraryConfig:
     package, arch = name.split()
     settings = {"weight_decay": 0.0 if arch == "Rprop" else 0.05, "lr": 0.003, **settings}
-    return KINDS[package](name=package, arch=arch, decay_norm_and_bias=False, **settings)
+    return LibraryConfig(name=package, arch=arch, decay_norm_and_bias=False, **settings)
 
 
 def network() -> nn.Module:
@@ -77,7 +76,7 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, pre
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in NAMES])
 def test_resumed_to_the_bit_and_as_in_a_plain_loop(name: str) -> None:
     package, arch = name.split()
-    if arch in _CANT or arch.startswith(("bnb", "fused")):
+    if arch in CANT or arch.startswith(("bnb", "fused")):
         with pytest.raises(ConfigError, match=rf"^optim.*\b{arch}\b.*\Z"):
             Run(made(name))
         return
@@ -123,7 +122,7 @@ def test_names_are_those_of_the_libraries() -> None:
         "muon": ("timm", "muon"),  # torch's takes matrices only
         "rmsprop": ("torch", "RMSprop"),  # which timm has with other defaults
     }
-    assert effloop.compose(["optim=lion", "optim.args.betas=[0.9,0.95]"]).optim == TimmConfig(
+    assert effloop.compose(["optim=lion", "optim.args.betas=[0.9,0.95]"]).optim == LibraryConfig(
         name="timm", arch="lion", lr=1e-4, args={"betas": [0.9, 0.95]}
     )
 
@@ -139,7 +138,7 @@ def test_names_are_those_of_the_libraries() -> None:
         ("torch NAdam", {"args": {"betas": [0.9, 2]}}, "optim: torch's NAdam can't be used: Invalid beta parameter at"),
         ("torch NAdam", {"args": {"differentiable": True}}, "optim: torch's NAdam can't be used: a leaf Variable"),
         ("torch Rprop", {"weight_decay": 0.1}, "optim.weight_decay: 0.1, but torch's Rprop has none; leave it out"),
-        ("timm lamb", {"fused": True}, "optim.fused: True, but timm's lamb has none; leave it out"),
+        ("timm lamb", {"fused": True}, "optim.fused: true, but timm's lamb has none; leave it out"),
     ],
 )
 def test_refused_in_a_line(name: str, settings: dict[str, Any], line: str) -> None:
