@@ -16,14 +16,18 @@ import effloop
 from effloop import config as configs
 from effloop.assemble.environment import resolved
 from effloop.assemble.model import build_model
-from effloop.config import Config
 from effloop.config import hydra_setup as search
 from effloop.errors import ConfigError
 from effloop.model import parameter_groups
 from effloop.optim import scaled_lr
 
 FOLDER = search.config_root() / "experiment"
+DOCS = Path(__file__).parents[2] / "docs/recipes.md"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+TITLE = re.compile(r"# .{20,98}")
+FACTS = {
+    key: re.compile(rf"(?m)^# {key}: (.+(?:\n#   .+)*)$") for key in ("source", "score", "cost", "differs")
+}
 NARROW = {
     "embedded": ["data=auto", "model.width=4", "image_size=16"],
     "digits": ["model.width=4", "image_size=16"],
@@ -32,10 +36,14 @@ NARROW = {
     "finetune": ["model=cnn", "model.width=4", "image_size=16"],
     "probe": ["model=cnn", "model.width=4", "image_size=16", "probe=1"],
     "nuclei": ["model.width=4", "model.depth=2", "image_size=16"],
-    "imagenet_resnet50": ["image_size=32"],
+    "unet": ["model.width=4", "image_size=32"],
+    "deeplabv3": ["model.backbone_weights=null", "image_size=32"],
+    "vit_finetune": ["model.arch=vit_tiny_patch16_224", "image_size=32"],
     "imagenet_resnet50_8gpu": ["model=resnet18", "image_size=48", "progressive=[32,48]", "parallel.processes=2"],
 }
-"""What makes a recipe small enough for a test; the rest of it stays."""
+"""What makes a recipe small enough for a test, where it isn't the size of its images alone; the rest of it stays."""
+OF_MASKS = ("nuclei", "unet", "deeplabv3")
+PRETRAINED = ("finetune", "probe", "vit_finetune")
 
 every_recipe = pytest.mark.parametrize("name", RECIPES)
 
@@ -59,29 +67,34 @@ def given(name: str, weights: Path | None = None) -> list[str]:
     """The recipe, from other weights if it has some."""
     return [
         f"experiment={name}",
-        *[f"model.weights={weights}"] * (name in ("finetune", "probe") and weights is not None),
+        *[f"model.weights={'null' if name == 'vit_finetune' else weights}"]
+        * (name in PRETRAINED and weights is not None),
     ]
 
 
 def tiny(name: str, root: Path, weights: Path) -> list[str]:
-    if name == "nuclei":
+    if name in OF_MASKS:
         root = make_masks(root / "masks", {"train": 8, "val": 3})
-    few = ["batch_size=4", "num_workers=0", "device=cpu", "record.tensorboard=false", "run=run", f"data.root={root}"]
-    return [*given(name, weights), *few, *NARROW[name]]
+    few = ["batch_size=4", "global_batch=null", "eval_image_size=null", "num_workers=0", "device=cpu", "record.tensorboard=false", "run=run", f"data.root={root}"]
+    return [*given(name, weights), *few, *NARROW.get(name, ["image_size=32"])]
 
 
 @every_recipe
 def test_says_what_it_is_and_how_to_call_it(name: str) -> None:
     lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
-    assert re.fullmatch(r"# .{20,88}", lines[1])
+    assert TITLE.fullmatch(lines[1])
     assert lines[2].startswith(f"# effloop experiment={name}")
     assert max(map(len, lines)) <= 120
 
 
 @every_recipe
-def test_is_narrowed_here(name: str) -> None:
-    assert name in NARROW
+def test_says_where_it_is_from_and_the_docs_say_the_same(name: str) -> None:
+    text = (FOLDER / f"{name}.yaml").read_text()
+    found = {key: (form.findall(text) or [""])[0] for key, form in FACTS.items()}
+    assert all(found.values())
+    title = text.splitlines()[1].removeprefix("# ").removesuffix(".")
+    assert f"| `{name}` | {title} | {found['score']} | {found['cost']} |" in DOCS.read_text()
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if not name.endswith("gpu")])
@@ -159,9 +172,8 @@ def test_the_rate_follows_the_images_of_an_update(name: str, images: int, lr: fl
     assert scaled_lr(effloop.compose(given(name)).optim, images) == pytest.approx(lr)
 
 
-@pytest.mark.parametrize("name", ["imagenet_resnet50", "imagenet_resnet50_8gpu", "finetune"])
-def test_norms_and_biases_do_not_decay(name: str) -> None:
-    config: Config = effloop.compose([*given(name), "model=resnet18", "model.weights=null", "image_size=32"])
+def test_norms_and_biases_do_not_decay() -> None:
+    config = effloop.compose([*given("finetune"), "model=resnet18", "model.weights=null", "image_size=32"])
     model = build_model(resolved(config), 2, torch.device("cpu"))
     optim = config.optim
     groups = parameter_groups(model, decay_norm_and_bias=optim.decay_norm_and_bias, weight_decay=optim.weight_decay)
