@@ -25,9 +25,7 @@ FOLDER = search.config_root() / "experiment"
 DOCS = Path(__file__).parents[2] / "docs/recipes.md"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 TITLE = re.compile(r"# .{20,98}")
-FACTS = {
-    key: re.compile(rf"(?m)^# {key}: (.+(?:\n#   .+)*)$") for key in ("source", "score", "cost", "differs")
-}
+FACTS = {key: re.compile(rf"(?m)^# {key}: (.+(?:\n#   .+)*)$") for key in ("source", "score", "cost", "differs")}
 NARROW = {
     "embedded": ["data=auto", "model.width=4", "image_size=16"],
     "digits": ["model.width=4", "image_size=16"],
@@ -75,7 +73,16 @@ def given(name: str, weights: Path | None = None) -> list[str]:
 def tiny(name: str, root: Path, weights: Path) -> list[str]:
     if name in OF_MASKS:
         root = make_masks(root / "masks", {"train": 8, "val": 3})
-    few = ["batch_size=4", "global_batch=null", "eval_image_size=null", "num_workers=0", "device=cpu", "record.tensorboard=false", "run=run", f"data.root={root}"]
+    few = [
+        "batch_size=4",
+        "global_batch=null",
+        "eval_image_size=null",
+        "num_workers=0",
+        "device=cpu",
+        "record.tensorboard=false",
+        "run=run",
+        f"data.root={root}",
+    ]
     return [*given(name, weights), *few, *NARROW.get(name, ["image_size=32"])]
 
 
