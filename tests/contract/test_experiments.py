@@ -41,6 +41,7 @@ NARROW = {
 }
 """What makes a recipe small enough for a test, where it isn't the size of its images alone; the rest of it stays."""
 OF_MASKS = ("nuclei", "unet", "deeplabv3")
+VARIANTS = ("rsb_a1", "rsb_a2", "imagewoof", "deit_s", "efficientnetv2_s", "torchvision_resnet50")
 PRETRAINED = ("finetune", "probe", "vit_finetune")
 
 every_recipe = pytest.mark.parametrize("name", RECIPES)
@@ -104,10 +105,17 @@ def test_says_where_it_is_from_and_the_docs_say_the_same(name: str) -> None:
     assert f"| `{name}` | {title} | {found['score']} | {found['cost']} |" in DOCS.read_text()
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if not name.endswith("gpu")])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly if name in VARIANTS else pytest.mark.slow)
+        for name in RECIPES
+        if not name.endswith("gpu")
+    ],
+)
 def test_trains_two_steps_and_is_evaluated(name: str, root: Path, weights: Path, here: Path) -> None:
-    config = effloop.compose([*tiny(name, root, weights), "epochs=1"])
+    config = effloop.compose([*tiny(name, root, weights), "epochs=1", "optim.lr=1e-3"])
+    config.schedule.warmup_epochs = 0  # of more epochs than one
     trainer = effloop.build_trainer(config)
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     scores = trainer.fit()
