@@ -92,8 +92,7 @@ def loader(config: Config, repeats: int, *, vs: str = "torchvision,pillow", fold
             raise ConfigError(f"vs: no baseline '{name}'; {choices(name, ['none', *baselines])}")
     others = ",".join(name for name in wanted if name not in OWN)
     crop_of(config, others, ", or set vs=none")
-    config.device, config.data.mean, config.data.std = "cpu", None, None  # all deliver uint8
-    config.global_batch = None  # in batches of `batch_size`
+    config.device, config.data.mean, config.data.std, config.global_batch = "cpu", None, None, None  # uint8 from all
     root = original_photos(config, folder, others)
     ours = build_loader(config)  # raises what is wrong with it before any process starts
     data = ours.describe()
