@@ -120,7 +120,7 @@ def _one_line(config: LibraryConfig) -> Iterator[None]:
 @optimizers.register("torch", LibraryConfig)
 @optimizers.register("timm", LibraryConfig)
 def library_optimizer(config: LibraryConfig, parameters: Parameters) -> torch.optim.Optimizer:
-    """Any optimizer of that package, by optim.arch or as optim=NAME."""
+    """Any optimizer of the package of this name, by optim.arch or as optim=NAME."""
     known, what = config.taken(), f"{config.name}'s {config.arch}"
     own: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": config.fused}
     for key, value in own.items():

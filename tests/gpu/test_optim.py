@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import effloop
-from effloop.optim import EMA, optimizers
+from effloop.optim import EMA, clipping, optimizers
 from effloop.precision import Precision
 
 pytestmark = [
@@ -33,7 +33,7 @@ def _no_wait() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_wait")
-@pytest.mark.parametrize("name", optimizers.names())
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_updates_without_a_wait_and_alike(name: str) -> None:
     found, images = [], torch.randn(4, 3, 12, 12, device=DEVICE)
     for fused in ("null", "true", "false"):
@@ -44,7 +44,7 @@ def test_updates_without_a_wait_and_alike(name: str) -> None:
         for _ in range(10):
             optimizer.zero_grad()
             precision.backward(model(images).square().mean())
-            assert precision.step(optimizer, 1.0)
+            assert precision.step(optimizer, clipping(model, 1.0, None, None))
             average.update()
         torch.cuda.set_sync_debug_mode("default")
         found.append([*model.parameters(), *average.model.parameters()])

@@ -44,6 +44,7 @@ KNOBS = [
     ],
     [
         *("optim=sgd", "schedule=step", "optim.decay_norm_and_bias=false", "model.freeze=[features.0]"),
+        "max_grad_ratio=0.1",
         *("task.label_smoothing=0", "task.class_weights=balanced", "model.checkpointing=true"),
     ],
     ["task=multilabel", "task.pos_weight=balanced"],
