@@ -9,6 +9,8 @@ thread; the fewer the better, as each then waits for the GIL: 45 short ones took
 from __future__ import annotations
 
 import numpy as np
+import PIL.Image
+import PIL.ImageOps
 from numpy.typing import NDArray
 
 from effloop.data.augment.native import kernels
@@ -108,17 +110,15 @@ def autocontrast(image: Image) -> None:
 
 def equalize(image: Image) -> None:
     """As `kernels.equalize`."""
-    cv2 = opencv()
-    counts = [cv2.calcHist([image], [channel], None, [256], [0, 256]).ravel() for channel in range(3)]
-    table = kernels.equalize_tables(torch.from_numpy(np.stack(counts)[None].astype(np.int64)))
-    cv2.LUT(image, table[0].t().contiguous().numpy()[None], image)
+    # 370 µs at 224x224 between other operations; by OpenCV's histogram and the kernel's tables 510
+    np.copyto(image, np.asarray(PIL.ImageOps.equalize(PIL.Image.fromarray(image))))
 
 
 def solarize_add(image: Image, amount: float) -> None:
     """As `kernels.solarize_add`."""
-    table = torch.arange(256.0)
-    table[:128] += int(amount)
-    _look_up(image, table)
+    table = np.arange(256, dtype=np.uint8)
+    table[:128] += np.uint8(amount)
+    opencv().LUT(image, table, image)
 
 
 def blur(image: Image, sigma: float) -> None:
