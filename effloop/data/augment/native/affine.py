@@ -125,8 +125,8 @@ def warp_one(image: Image, matrix: Matrices, sampling: Sampling) -> None:
     """`warp` for one (H, W, C) uint8 image, in place, on the host, with the same pixels; matrix: (2, 3).
 
     Nearly all of it without the GIL: 120 to 260 µs at 224x224, torchvision takes 770; `bilinear` 800 to 950,
-    torchvision 900 to 1,150; `pillow` what Pillow takes, 1,050 and 2,450, and its pixels to the bit, while `warp` has
-    them within 1 level but for a border's pixel here and there.
+    torchvision 900 to 1,150; `pillow` 1,150 and 2,700, with Pillow's own pixels, while `warp` has them within
+    1 level but for a border's pixel here and there.
     """
     if sampling.pillow is not None:
         _pillow_one(image, matrix, sampling)
