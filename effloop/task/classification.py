@@ -63,7 +63,8 @@ class ClassificationConfig(base.TaskConfig):
         for key in ("gamma", "gamma_pos", "gamma_neg"):
             value = getattr(self, key)
             check_value(f"task.{key}", value, 0 <= value < math.inf, "a finite number, 0 or above")
-        base.refuse_unused(self, _KEYS)
+        if type(self) is ClassificationConfig:  # a plugin's may mean something else by a name
+            base.refuse_unused(self, _KEYS)
 
 
 @base.tasks.register("classification", ClassificationConfig)
