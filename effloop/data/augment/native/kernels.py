@@ -110,7 +110,11 @@ def equalize(images: Tensor) -> Tensor:
     counts = values.new_zeros((*values.shape[:2], 256)).scatter_add_(2, values, values.new_ones(1).expand_as(values))
     last = images.is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if last else torch.contiguous_format
-    return equalize_tables(counts).gather(2, values).view(images.shape).contiguous(memory_format=layout)
+    upto = counts.cumsum(2)
+    step = (upto[..., -1:] - counts.gather(2, upto.argmax(2, keepdim=True))) // 255
+    table = ((upto - counts + step // 2) // step.clamp(min=1)).clamp_(max=255)
+    table = torch.where(step == 0, torch.arange(256, device=counts.device), table).to(torch.uint8)
+    return table.gather(2, values).view(images.shape).contiguous(memory_format=layout)
 
 
 def solarize_add(images: Tensor, amount: Tensor) -> Tensor:
@@ -167,15 +171,6 @@ def luma(images: Tensor) -> Tensor:
     """(N, 3, H, W) uint8 -> (N, 1, H, W) float32."""
     red, green, blue = images.unsqueeze(1).unbind(2)
     return red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
-
-
-def equalize_tables(counts: Tensor) -> Tensor:
-    """(N, C, 256) int64 histograms -> (N, C, 256) uint8, the look-up tables of `equalize`."""
-    upto = counts.cumsum(2)
-    last = counts.gather(2, upto.argmax(2, keepdim=True))
-    step = (upto[..., -1:] - last) // 255
-    table = ((upto - counts + step // 2) // step.clamp(min=1)).clamp_(max=255)
-    return torch.where(step == 0, torch.arange(256, device=counts.device), table).to(torch.uint8)
 
 
 def on_rows(images: Tensor, rows: Tensor, kernel: Callable[..., Tensor], *parameters: Tensor) -> Tensor:
