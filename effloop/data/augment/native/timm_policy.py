@@ -50,7 +50,7 @@ _LEVELS: dict[str, tuple[str, Level]] = {
 numbers in [0, 1)."""
 
 _SPELLING = re.compile(
-    r"rand(-(m|n|mmax|inc)\d+|-(p|mstd)\d+(\.\d+)?|-t(3aw?|weights))*|augmix(-[mdb]\d+|-w[1-9]\d*|-mstd\d+(\.\d+)?)*"
+    r"rand(-(m|n|mmax|inc)\d{1,2}|-(p|mstd)\d+(\.\d+)?|-t(3aw?|weights))*|augmix(-[mdb]\d{1,2}|-w[1-9]|-mstd\d+(\.\d+)?)*"
     r"|((original|v0)r?|3a)(-mstd\d+(\.\d+)?)?"
 )
 _FILTERS = {"bilinear": [Resampling.BILINEAR], "bicubic": [Resampling.BICUBIC]}

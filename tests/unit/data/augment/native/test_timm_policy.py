@@ -152,7 +152,8 @@ def test_three_augment_is_timms_3a() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", ["", "rnad-m9", "rand-m9-x3", "rand-m9.5", "rand-t3b", "rand-mstdinf", "rand-m", "augmix-w0", "v0-m3", 9]
+    "config",
+    ["", "rnad-m9", "rand-x3", "rand-m9.5", "rand-t3b", "rand-mstdinf", "rand-n10000", "augmix-w0", "v0-m3", 9],
 )
 def test_a_bad_spelling_is_one_line(config: Any) -> None:
     recipe = RecipeConfig(name="native", ops={"policy": {"op": "TimmAutoAugment", "config": config}})
