@@ -85,10 +85,19 @@ def torchvision_mobile(model: nn.Module, epochs: int, updates: int) -> Script:
 
 
 def by_timm(
-    model: nn.Module, epochs: int, updates: int, *, opt: str, lr: float, decay: float, first: float, last: float
+    model: nn.Module,
+    epochs: int,
+    updates: int,
+    *,
+    opt: str,
+    lr: float,
+    decay: float,
+    first: float,
+    last: float,
+    eps: float,
 ) -> Script:
     """timm's train.py, or facebookresearch/deit, main.py, which takes both from timm."""
-    optimizer = create_optimizer_v2(model, opt=opt, lr=lr, weight_decay=decay)
+    optimizer = create_optimizer_v2(model, opt=opt, lr=lr, weight_decay=decay, eps=eps)
     optimizer.param_groups.reverse()  # our order, in which LAMB adds up all gradients' squares: the sums are the same
     settings: dict[str, Any] = {"warmup_epochs": 5, "warmup_lr": first, "min_lr": last}
     schedule, _ = create_scheduler_v2(optimizer, "cosine", epochs, **settings)
@@ -143,7 +152,7 @@ def without_norms(
     return by_rule(torch.optim.SGD(groups, lr=lr), updates, rule)
 
 
-rsb = partial(partial, by_timm, opt="lamb", first=1e-4, last=1e-6)
+rsb = partial(partial, by_timm, opt="lamb", first=1e-4, last=1e-6, eps=1e-6)
 SCRIPTS: dict[str, Callable[[nn.Module, int, int], Script]] = {
     "torchvision_resnet50": torchvision_old,
     "torchvision_resnet50_v2": torchvision_new,
@@ -152,8 +161,8 @@ SCRIPTS: dict[str, Callable[[nn.Module, int, int], Script]] = {
     "rsb_a1": rsb(lr=5e-3, decay=0.01),
     "rsb_a2": rsb(lr=5e-3, decay=0.02),
     "rsb_a3": rsb(lr=8e-3, decay=0.02),
-    "deit_s": partial(by_timm, opt="adamw", lr=1e-3, decay=0.05, first=1e-6, last=1e-5),
-    "deit3_s": partial(by_timm, opt="lamb", lr=4e-3, decay=0.05, first=1e-6, last=1e-5),
+    "deit_s": partial(by_timm, opt="adamw", lr=1e-3, decay=0.05, first=1e-6, last=1e-5, eps=1e-8),
+    "deit3_s": partial(by_timm, opt="lamb", lr=4e-3, decay=0.05, first=1e-6, last=1e-5, eps=1e-8),
     "convnext_t": convnext,
     "vit_finetune": mae,
     "imagenette": fastai,
