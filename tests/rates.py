@@ -24,11 +24,17 @@ Rates = dict[str, tuple[float, np.ndarray]]
 """{a parameter's name: its weight decay, its learning rate in each update}"""
 
 
-def ours(config: Config, model: nn.Module, updates: int, images: int = 256) -> Rates:
-    """What EffLoop trains `model` with, given a config, and how many updates of so many images an epoch has."""
+def optimizer_of(config: Config, model: nn.Module, updates: int, images: int = 256) -> tuple[Any, Any]:
+    """With its schedule."""
     batches = Batches(range(updates * config.accumulate))
     batches.global_batch = images // config.accumulate
     _, optimizer, schedule, _ = _optimizer(resolved(config), model, batches, Start())
+    return optimizer, schedule
+
+
+def ours(config: Config, model: nn.Module, updates: int, images: int = 256) -> Rates:
+    """What EffLoop trains `model` with, given a config, and how many updates of so many images an epoch has."""
+    optimizer, schedule = optimizer_of(config, model, updates, images)
     factors = [np.array([each(step) for step in range(updates * config.epochs)]) for each in schedule.lr_lambdas]
     rates = [base * each for base, each in zip(schedule.base_lrs, factors, strict=True)]
     return _by_name(model, optimizer, rates)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rates import difference, ours, theirs
+from rates import difference, optimizer_of, ours, theirs
 from runs import make_photos
 from timm import create_model
 from timm.loss import BinaryCrossEntropy
@@ -126,8 +126,9 @@ def mae(model: nn.Module, epochs: int, updates: int) -> Script:
 
 
 def fastai(model: nn.Module, epochs: int, updates: int) -> Script:
-    """fastai's fit_flat_cos, and its decay, which leaves out norms and biases."""
-    optimizer = create_optimizer_v2(model, "lookahead_radamw", lr=8e-3, weight_decay=0.01)
+    """fastai's fit_flat_cos, and its decay, which leaves out norms and biases; --sqrmom 0.99 --mom 0.95 --eps 1e-6."""
+    settings: dict[str, Any] = {"betas": (0.95, 0.99), "eps": 1e-6}
+    optimizer = create_optimizer_v2(model, "lookahead_radamw", lr=8e-3, weight_decay=0.01, **settings)
     return by_rule(optimizer, updates, lambda epoch: half_cosine(max(0, (epoch / epochs - 0.75) / 0.25), 1e-5))
 
 
@@ -142,14 +143,21 @@ def deeplab(model: nn.Module, epochs: int, updates: int) -> Script:
 
 
 def without_norms(
-    model: nn.Module, epochs: int, updates: int, *, lr: float, decay: float, rule: Callable[[float], float]
+    model: nn.Module,
+    epochs: int,
+    updates: int,
+    *,
+    lr: float,
+    momentum: float,
+    decay: float,
+    rule: Callable[[float], float],
 ) -> Script:
     """NVIDIA/DeepLearningExamples and libffcv/ffcv-imagenet; but there norms decay whose names lack `bn`."""
     groups = []
     for name, each in model.named_parameters():
         is_norm = "bn" in name or "downsample.1." in name
         groups.append({"params": [each], "weight_decay": 0.0 if is_norm else decay})
-    return by_rule(torch.optim.SGD(groups, lr=lr), updates, rule)
+    return by_rule(torch.optim.SGD(groups, lr=lr, momentum=momentum), updates, rule)
 
 
 rsb = partial(partial, by_timm, opt="lamb", first=1e-4, last=1e-6, eps=1e-6)
@@ -169,16 +177,27 @@ SCRIPTS: dict[str, Callable[[nn.Module, int, int], Script]] = {
     "imagewoof": fastai,
     "deeplabv3": deeplab,
     "imagenet_resnet50": partial(
-        without_norms, lr=0.256, decay=1 / 32768, rule=lambda epoch: half_cosine(int(epoch + 1e-9) / 90)
+        without_norms,
+        lr=0.256,
+        momentum=0.875,
+        decay=1 / 32768,
+        rule=lambda epoch: half_cosine(int(epoch + 1e-9) / 90),
     ),
     "imagenet_resnet50_8gpu": partial(
-        without_norms, lr=1.7, decay=1e-4, rule=lambda epoch: float(np.interp(epoch, [0, 2, 88], [1e-4, 1, 0]))
+        without_norms,
+        lr=1.7,
+        momentum=0.9,
+        decay=1e-4,
+        rule=lambda epoch: float(np.interp(epoch, [0, 2, 88], [1e-4, 1, 0])),
     ),
 }
 
 
+SETTINGS = ("betas", "eps", "momentum", "nesterov", "alpha", "max_grad_norm", "lookahead_alpha", "lookahead_k")
+
+
 def compared(name: str, updates: int) -> float:
-    """The largest difference of a rate in a whole training, as a share of its peak; the decays are equal."""
+    """The largest difference of a rate in a whole training, as a share of its peak; decays and settings are equal."""
     words = [f"experiment={name}", "device=cpu", "model.weights=null"]
     config = effloop.compose([*words, *["model.backbone_weights=null"] * (name == "deeplabv3")])
     images = config.global_batch or config.batch_size * (8 if name == "imagenet_resnet50_8gpu" else 1)
@@ -186,6 +205,9 @@ def compared(name: str, updates: int) -> float:
     with torch.device("meta"):
         model = build_model(resolved(config), 1000, torch.device("meta"))
     script = SCRIPTS[name](model, config.epochs, updates)
+    optimizer, _ = optimizer_of(config, model, updates, images)
+    pairs = {key: (optimizer.param_groups[0].get(key), script.optimizer.param_groups[0].get(key)) for key in SETTINGS}
+    assert [key for key, (found, wanted) in pairs.items() if found != wanted] == []
     wanted = theirs(model, script.optimizer, config.epochs, updates, script.after_epoch, script.after_update)
     return difference(ours(config, model, updates, images), wanted)
 
