@@ -176,7 +176,7 @@ def _resolve_sizes(config: Config) -> None:
     """Set `progressive` and `image_size` from `eval_image_size`, which would contradict other ones."""
     if config.eval_image_size is not None:
         if config.progressive:
-            raise ConfigError(f"eval_image_size: with progressive={config.progressive}, image_size is for evaluation")
+            raise ConfigError(f"eval_image_size contradicts progressive={config.progressive}; drop one of them")
         trained, config.image_size, config.eval_image_size = config.image_size, config.eval_image_size, None
         config.progressive = [trained] if ImageSize.of(trained) != config.size else []
     if config.global_batch and config.accumulate != 1:

@@ -47,10 +47,10 @@ class Order:
 
     def batch(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """This rank's part of batch `number`: (B,) ids and (B,) valid, padding at the end."""
-        start, end = number * self.global_batch, (number + 1) * self.global_batch
+        positions = np.arange(number * self.global_batch, (number + 1) * self.global_batch)
         # All first copies in a batch, then all second ones: MixUp mixes neighbours, which are different samples then.
-        copies = [np.arange(start + (copy - start) % self.repeats, end, self.repeats) for copy in range(self.repeats)]
-        positions = np.concatenate(copies)[self.rank * self.batch_per_rank :][: self.batch_per_rank]
+        positions = positions[np.argsort(positions % self.repeats, kind="stable")]
+        positions = positions[self.rank * self.batch_per_rank :][: self.batch_per_rank]
         valid = (positions < self.num_samples) | (self.tail is not Tail.pad)
         places, copy = np.divmod(positions % self.num_samples, self.repeats)
         return self._shuffled(epoch, places) | copy << REPEAT, valid

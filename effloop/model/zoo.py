@@ -51,6 +51,8 @@ def _constructed(
     is `strict`, what its class doesn't name is refused, as it may be ignored.
     """
     args, name, failed = dict(config.args), getattr(config, "arch", config.name), None
+    if "checkpoint_path" in args:  # which timm would read again wherever the model is built
+        raise ConfigError("model.args: 'checkpoint_path' is no part of a model; set model.weights")
     if config.drop_path is not None:
         args[drop_path] = config.drop_path
     try:

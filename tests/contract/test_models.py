@@ -73,6 +73,7 @@ def test_logits(name: str, channels_last: bool) -> None:
         ),
         (["model=resnet18", "model.args.zero_init=true"], "model.args: ResNet has no 'zero_init'; have block, layers"),
         (["model=resnet18", "model.args={num_classes: 3}"], "model.args: resnet18 can't be built with {'num"),
+        (["model=timm", "model.arch=resnet10t", "model.args={checkpoint_path: x}"], "model.args: 'checkpoint_path' is"),
         (["model=convnext_tiny", "model.args={x: 3}"], "model.args: ConvNeXt has no 'x'; have"),  # which ignores it
         (["model=timm", "model.arch=vgg11", "model.drop_path=0.1"], "model.drop_path: 0.1, but vgg11 takes no"),
         (["model=timm", "model.arch=resnet10t", "model.args={layers: 3}"], "model.args: resnet10t can't be built with"),

@@ -18,6 +18,7 @@ from effloop.data.augment.operation import (
     Keys,
     Operation,
     Sizes,
+    bad,
     clip_boxes,
     crop_and_flip_batch,
     operations,
@@ -59,7 +60,11 @@ class NativeAugment(Augment):
         own = type(self).apply is NativeAugment.apply  # a subclass may do more
         self.fast_path = plain and own and not first.pads and self._last_frame == 0
         self.has_rest = self._rest < len(self.host)
-        self.alternates = any(step.op.alternates for step in steps)
+        alternating = [step for step in steps if step.op.alternates]
+        self.alternates = bool(alternating)
+        for step in alternating[1:]:
+            with recipe.error_context(step):
+                raise bad("alternate", True, "false, as another one alternates: both would flip the same images")
 
     @property
     def first(self) -> CropOperation:

@@ -86,7 +86,8 @@ class RandomCrop(CropOperation):
     Args:
         size: height and width of the box, or one number for both.
         padding: pixels around the image, which may be part of the box.
-        padding_mode: `constant`, which is black, or `reflect`, which doesn't repeat the edge.
+        padding_mode: `constant`, which is black, or `reflect`, which doesn't repeat the edge, for a
+            padding of less than half of size.
     """
 
     def __init__(self, size: object, padding: int = 0, padding_mode: str = "constant") -> None:
@@ -99,6 +100,8 @@ class RandomCrop(CropOperation):
         self.pads = padding > 0
         self.reflects = self.pads and padding_mode == "reflect"
         if self.reflects:
+            if 2 * padding >= min(self.target):  # only the part of the box in the image is decoded
+                raise bad("padding", padding, "less than half of size, or constant padding")
             self.write = write_reflected
 
     def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:

@@ -87,6 +87,8 @@ class TimmAutoAugment(Policy):
         rows = getattr(theirs, "policy", None) or [[op] for op in theirs.ops]
         self._in_row, self._weights = hasattr(theirs, "policy"), getattr(theirs, "choice_weights", None)
         self._count = getattr(theirs, "num_layers", len(rows[0]))
+        if self._weights is not None and self._count > len(rows):
+            raise bad("config", config, f"at most -n{len(rows)}, as none of its operations is drawn twice")
         ops = [op for row in rows for op in row]
         self._names, self._std, self._most = [op.name for op in ops], ops[0].magnitude_std, ops[0].magnitude_max or 10
         self._p, self._m = np.array([(op.prob, op.magnitude) for op in ops]).T

@@ -19,6 +19,7 @@ REFUSED: tuple[tuple[str, str, dict[str, Any], list[Any]], ...] = (
     ("RandomResizedCrop", "size", {}, [[32]]),
     ("RandomResizedCrop", "ratio", {"size": 32}, [[1e-320, 1], [1, HUGE]]),
     ("RandomCrop", "padding", {"size": 32}, [True, 1.0, 32]),
+    ("RandomCrop", "padding", {"size": [64, 32], "padding_mode": "reflect"}, [16, 31]),
     ("RandomCrop", "padding_mode", {"size": 32}, ["edge", None]),
     ("RandomHorizontalFlip", "p", {"alternate": True}, [0.6, 1]),
     ("RandomHorizontalFlip", "alternate", {}, ["maybe", 1, None]),
@@ -72,6 +73,13 @@ def test_a_bad_parameter_is_named() -> None:
             with pytest.raises(BadParameterError, match=rf"^{parameter}: .*is not allowed; set ") as failure:
                 all_operations()[name](**{**others, parameter: value})
             assert "\n" not in str(failure.value)
+
+
+def test_only_one_operation_alternates() -> None:
+    flips = {each: {"op": each, "alternate": True} for each in ("RandomHorizontalFlip", "RandomVerticalFlip")}
+    ops = {"RandomResizedCrop": {}, **flips}
+    with pytest.raises(ConfigError, match=r"^augment\.ops\.RandomVerticalFlip\.alternate: .*both would flip the same"):
+        NativeAugment(RecipeConfig(name="native", ops=ops), size=ImageSize.of(32), train=True)
 
 
 def test_the_largest_size_is_taken() -> None:

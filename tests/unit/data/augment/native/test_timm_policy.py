@@ -151,10 +151,10 @@ def test_three_augment_is_timms_3a() -> None:
     np.testing.assert_array_equal(grey, desaturated)
 
 
-@pytest.mark.parametrize(
-    "config",
-    ["", "rnad-m9", "rand-x3", "rand-m9.5", "rand-t3b", "rand-mstdinf", "rand-n10000", "augmix-w0", "v0-m3", 9],
-)
+BAD = ["", "rnad-m9", "rand-x3", "rand-m9.5", "rand-t3b", "rand-mstdinf", "rand-n10000", "augmix-w0", "v0-m3", 9]
+
+
+@pytest.mark.parametrize("config", [*BAD, "rand-n16-tweights"])
 def test_a_bad_spelling_is_one_line(config: Any) -> None:
     recipe = RecipeConfig(name="native", ops={"policy": {"op": "TimmAutoAugment", "config": config}})
     with pytest.raises(ConfigError, match=r"^augment\.ops\.policy\.config: .*is not allowed; set .*") as failure:
