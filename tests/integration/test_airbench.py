@@ -132,7 +132,7 @@ def test_flips_alternate_and_crops_show_reflections(root: Path, device: str) -> 
 def test_a_reflection_that_an_image_is_too_small_for(root: Path, here: Path) -> None:
     wanted = "augment.ops.crop.padding: 33 is not allowed; set less than the 32 pixels of an image, or constant padding"
     with pytest.raises(ConfigError, match=line(wanted)):
-        build(root, "image_size=40", "augment.ops.crop.padding=33")
+        build(root, "image_size=72", "augment.ops.crop.padding=33")
 
 
 def test_the_loop_does_the_same_updates(root: Path, here: Path) -> None:
