@@ -67,7 +67,13 @@ def batches_of_update(config: Config, ranks: int) -> tuple[int, int]:
             f"global_batch: {config.global_batch} images can't be divided among {ranks} ranks; set "
             f"global_batch={(images + 1) * ranks}, or start another number of ranks"
         )
-    batch = next(each for each in range(min(images, config.batch_size), 0, -1) if images % each == 0)
+    most = min(images, config.batch_size)
+    batch = next(each for each in range(most, 0, -1) if images % each == 0)
+    if 2 * batch < most:
+        raise ConfigError(
+            f"global_batch: {config.global_batch} images make batches of {batch}, far below batch_size="
+            f"{config.batch_size}; set global_batch={images // most * most * ranks}, or batch_size={batch} to have them"
+        )
     return batch, images // batch
 
 
@@ -104,9 +110,9 @@ def check_limits(config: Config, ranks: Slice, *, on_host: bool) -> None:
 
 def memory_hint(config: Config) -> str:
     """What a run that needs less memory is started with, for messages."""
-    size, accumulate = batches_of_update(config, 1)
+    size = min(config.batch_size, config.global_batch or config.batch_size)
     half = f"batch_size={max(1, size // 2)} (it is {size})"
-    more = f" with accumulate={2 * accumulate}" if size > 1 and not config.global_batch else ""
+    more = f" with accumulate={2 * config.accumulate}" if size > 1 and not config.global_batch else ""
     words = ["" if config.precision and config.precision.mixed else "precision=amp", "a smaller image_size"]
     if not getattr(config.model, "checkpointing", True):
         words.insert(1, "model.checkpointing=true")

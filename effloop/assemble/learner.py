@@ -190,9 +190,9 @@ def _optimizer(
     then = start.state["optimizer"]["param_groups"] if start.state else []
     sizes = [[len(group["params"]) for group in groups] for groups in (*rules, then)]
     optimizer = optimizers.build(optim, rules[sizes[1] == sizes[2]])  # a run of EffLoop 0.2 keeps its groups
-    counts = {"updates": updates * config.epochs, "epochs": config.epochs}
-    taken = inspect.signature(schedules[config.schedule.name].factory).parameters.keys() & counts  # `epochs` is new
-    schedule = schedules.build(config.schedule, optimizer, **{name: counts[name] for name in taken})
+    named = inspect.signature(schedules[config.schedule.name].factory).parameters  # a plugin's may not take `epochs`
+    epochs = {"epochs": config.epochs} if "epochs" in named else {}
+    schedule = schedules.build(config.schedule, optimizer, updates=updates * config.epochs, **epochs)
     line = f"lr     {optim.lr:g} = {config.optim.lr:g} x {images} / {optim.scale_lr} images of an update"
     return average, optimizer, schedule, [*([line] if optim.scale_lr else []), *notes]
 

@@ -46,7 +46,7 @@ def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) ->
     """
     # A run of an earlier version may have set removed keys, which a trained model doesn't depend on.
     alone = {key: value for key, value in facts["config"].items() if key not in ("distill", "stop")}
-    alone |= {"parallel": {"name": "none"}, "compile": False, "resume": None}
+    alone |= {"parallel": {"name": "none"}, "compile": False, "resume": None, "global_batch": None}
     alone |= {"precision": {"name": "fp32"}, "amp": None}  # as exported files compute, whatever trained the model
     data: Any = alone.get("data")
     if isinstance(data, dict):

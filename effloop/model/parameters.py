@@ -49,12 +49,14 @@ def with_factors(layers: Sequence[Layer], factors: Mapping[str, float]) -> list[
     factor of the first that fits; they come last.
     """
     found: list[Layer] = []
+    every = [name for layer in layers for name in layer.parameters]
     for pattern, factor in factors.items():
-        names = [name for layer in layers for name in layer.parameters]
-        own = [name for name in names if fnmatchcase(name, pattern)]
+        own = [name for name in every if fnmatchcase(name, pattern)]
         if not own:
-            raise ConfigError(f"optim.lr_factors: no parameter fits '{pattern}'; {choices(pattern, names)}")
+            raise ConfigError(f"optim.lr_factors: no parameter fits '{pattern}'; {choices(pattern, every)}")
         layers, apart = _split(layers, own)
+        if not apart:
+            raise ConfigError(f"optim.lr_factors: whatever fits '{pattern}' fits an earlier pattern; put it first")
         found += [Layer(pattern, each.lr * factor, each.parameters, factor) for each in apart]
     return [*layers, *found]
 

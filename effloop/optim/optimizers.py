@@ -213,7 +213,8 @@ def restore(
     """Restore moments and position, but keep the settings that both were built with, as of `resume RUN lr=0.01`."""
     whole = getattr(optimizer, "_base_optimizer", optimizer)  # timm's Lookahead has one inside
     # Groups hold what the constructor was given, and some optimizers' counts of updates, which are state.
-    settings = {"initial_lr", *inspect.signature(type(whole)).parameters} - {"params"}
+    kinds = type(whole).__mro__[:-1]  # a subclass may pass on what it is given (`**kwargs`)
+    settings = {"initial_lr"}.union(*(inspect.signature(each).parameters for each in kinds)) - {"params"}
     groups = [
         {**built, **{key: value for key, value in saved.items() if key not in settings}}
         for built, saved in zip(optimizer.param_groups, optimizer_state["param_groups"], strict=True)

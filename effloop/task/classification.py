@@ -53,17 +53,21 @@ class ClassificationConfig(base.TaskConfig):
     gamma_neg: float = 4.0
 
     def __post_init__(self) -> None:
-        losses = ["cross_entropy", *_KEYS]
-        if self.loss not in losses:
+        losses, ours = ["cross_entropy", *_KEYS], ClassificationConfig.__dataclass_fields__
+        # A plugin's fields may mean something else by a name.
+        kept = {key for key, each in type(self).__dataclass_fields__.items() if each is ours.get(key)}
+        if "loss" in kept and self.loss not in losses:
             raise ConfigError(f"task.loss: no loss '{self.loss}'; {choices(str(self.loss), losses)}")
         share, threshold = self.label_smoothing, self.target_threshold
         check_value("task.label_smoothing", share, 0 <= share < 1, "a share from 0 to below 1")
         base.check_weights("task.class_weights", self.class_weights)
-        check_value("task.target_threshold", threshold, 0 <= (threshold or 0) < 1, "a share from 0 to below 1, or null")
-        for key in ("gamma", "gamma_pos", "gamma_neg"):
+        if "target_threshold" in kept:
+            allowed = "a share from 0 to below 1, or null"
+            check_value("task.target_threshold", threshold, 0 <= (threshold or 0) < 1, allowed)
+        for key in kept & {"gamma", "gamma_pos", "gamma_neg"}:
             value = getattr(self, key)
             check_value(f"task.{key}", value, 0 <= value < math.inf, "a finite number, 0 or above")
-        if type(self) is ClassificationConfig:  # a plugin's may mean something else by a name
+        if type(self) is ClassificationConfig:
             base.refuse_unused(self, _KEYS)
 
 
@@ -79,6 +83,8 @@ class Classification(base.Task):
 
     def __init__(self, config: ClassificationConfig) -> None:
         self.config = config
+        self.label_smoothing = config.label_smoothing
+        self.class_weights = config.class_weights
         self.weight: Tensor | None = None
         self.target = base.TargetSpec()
         self.num_sums = 2 + _RANKS
@@ -94,7 +100,7 @@ class Classification(base.Task):
 
     def fitted(self, source: base.Labelled, counts: base.Counts) -> Self:
         task, balanced, config = copy.copy(self), lambda: base.class_weights(counts()), self.config
-        task.weight = base.weights_of("task.class_weights", config.class_weights, source.classes, balanced)
+        task.weight = base.weights_of("task.class_weights", self.class_weights, source.classes, balanced)
         if (threshold := config.target_threshold) is not None:
             least = config.label_smoothing / len(source.classes)
             most = 1 - config.label_smoothing + least
@@ -104,7 +110,7 @@ class Classification(base.Task):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(N, K) logits, (N,) int64 or (N, K) float32 shares of the classes -> () mean loss of a training batch."""
-        config, smoothing = self.config, self.config.label_smoothing
+        config, smoothing = self.config, self.label_smoothing
         weight = None if self.weight is None else self.weight.to(outputs.device)  # of replicas on several devices
         if config.loss != "cross_entropy":
             if targets.ndim == 1:

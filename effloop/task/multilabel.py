@@ -54,7 +54,8 @@ class MultilabelConfig(base.TaskConfig):
     def __post_init__(self) -> None:
         if not base.is_weight(self.pos_weight):
             base.check_weights("task.pos_weight", self.pos_weight)
-        base.refuse_unused(self, {"focal": ["gamma"]})
+        if type(self) is MultilabelConfig:  # a plugin's may have a loss of its own
+            base.refuse_unused(self, {"focal": ["gamma"]})
         for key in ("gamma_pos", "gamma_neg", "gamma"):
             value = getattr(self, key)
             check_value(f"task.{key}", value, 0 <= value < math.inf, "a finite number, 0 or above")

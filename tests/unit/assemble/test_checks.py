@@ -79,7 +79,8 @@ def test_other_values_are_one_line() -> None:
         ("global_batch=96 batch_size=40", 1, (32, 3)),
         ("global_batch=96 batch_size=40", 3, (32, 1)),
         ("global_batch=4 batch_size=40", 4, (1, 1)),
-        ("global_batch=13 batch_size=12", 1, (1, 13)),
+        ("global_batch=3 batch_size=2", 1, (1, 3)),
+        ("global_batch=13 batch_size=12", 1, "global_batch: 13 images make batches of 1, .*; set global_batch=12, or"),
         ("global_batch=64", 3, "global_batch: 64 images can't be divided among 3 ranks; set global_batch=66"),
         ("global_batch=2", 3, "global_batch: 2 images can't be divided among 3 ranks; set global_batch=3"),
         (

@@ -95,6 +95,8 @@ def test_rates_by_name() -> None:
     assert [group["lr"] * group["weight_decay"] for group in groups] == pytest.approx([0.002] * 3)
     with pytest.raises(ConfigError, match=r"^optim.lr_factors: no parameter fits 'feature'; have "):
         with_factors(found, {"feature": 2.0})
+    with pytest.raises(ConfigError, match=r"^optim.lr_factors: whatever fits '\*\.1\.bias' fits an earlier pattern"):
+        with_factors(found, {"*.bias": 2.0, "*.1.bias": 3.0})
 
 
 # Which parameters decay.

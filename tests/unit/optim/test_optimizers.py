@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -121,3 +122,17 @@ def test_moments_take_the_layout_of_their_parameters(name: str, fused: str) -> N
     descend(model, resumed, 3)
     for ours, theirs in zip(straight.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+class Inheriting(torch.optim.SGD):
+    """An optimizer that passes on what it is given."""
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, **settings)
+
+
+def test_settings_of_a_resume_are_kept_by_a_subclass_too() -> None:
+    saved, built = (Inheriting(small_network().parameters(), lr=0.1, weight_decay=decay) for decay in (0.5, 0.25))
+    first, second = (torch.optim.lr_scheduler.ConstantLR(each, 1) for each in (saved, built))
+    restore(built, second, saved.state_dict(), first.state_dict())
+    assert built.param_groups[0]["weight_decay"] == 0.25

@@ -137,8 +137,9 @@ def test_refused(fields: dict[str, Any], line: str) -> None:
 
 
 def test_a_plugin_of_before_gets_no_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def halving(config: ScheduleConfig, optimizer: torch.optim.Optimizer, *, updates: int) -> torchs.LRScheduler:
+    def halving(config: ScheduleConfig, optimizer: torch.optim.Optimizer, **counts: int) -> torchs.LRScheduler:
         """A schedule that knows nothing of epochs."""
+        (updates,) = counts.values()
         return torchs.LambdaLR(optimizer, lambda step: 0.5 ** (step // (updates // 2)))
 
     monkeypatch.setitem(schedules._found, "halving", Entry(ScheduleConfig, halving, ""))

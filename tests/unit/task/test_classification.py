@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -242,3 +243,17 @@ def test_losses_of_sure_models(loss: str) -> None:
 def test_what_is_refused(fields: dict[str, Any], wanted: str) -> None:
     with pytest.raises(ConfigError, match=wanted):
         built(**fields)
+
+
+@dataclass
+class OwnConfig(ClassificationConfig):
+    """A plugin's, with names that are also those of fields here."""
+
+    loss: str = "huber"
+    gamma: float = -1.0
+
+
+def test_a_plugin_may_have_a_loss_of_its_own() -> None:
+    assert Classification(OwnConfig("own", 0.1)).label_smoothing == 0.1
+    with pytest.raises(ConfigError, match=r"^task\.gamma_neg: "):
+        OwnConfig("own", gamma_neg=-1.0)
