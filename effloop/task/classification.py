@@ -194,8 +194,9 @@ def _bce(logits: Tensor, shares: Tensor, weight: Tensor | None, config: Classifi
     shares = shares * (1 - config.label_smoothing) + config.label_smoothing / shares.shape[1]
     if config.target_threshold is not None:
         shares = (shares > config.target_threshold).float()
-    losses = F.binary_cross_entropy_with_logits(logits, shares, weight, reduction="none")
-    return losses.sum(dim=1).mean() if config.sum_classes else losses.mean()
+    if not config.sum_classes:
+        return F.binary_cross_entropy_with_logits(logits, shares, weight)
+    return F.binary_cross_entropy_with_logits(logits, shares, weight, reduction="none").sum(dim=1).mean()
 
 
 def _focused(logits: Tensor, shares: Tensor, weight: Tensor | None, config: ClassificationConfig) -> Tensor:
