@@ -76,22 +76,24 @@ def _digest(facts: Any) -> str:
 
 _SPEEDLESS = {
     *("amp", "checkpoint", "epochs", "lr", "objective", "out", "profile", "record", "resume", "run", "schedule"),
-    *("seed", "sweep", "eval_every", "on_error", "max_errors"),
+    *("seed", "sweep", "eval_every", "on_error", "max_errors", "eval_image_size"),
 }
 """Keys without an influence on the speed of training; `amp` is in `precision`."""
 
 _SPEEDLESS_OF_PARTS = {
+    "augment": {"mix", "mix_prob", "mix_epochs", "cutmix_share"},
     "data": {
+        "repeats",
         *("root", "index_dir", "train_split", "val_split", "check", "allow_missing_classes", "tail", "mean", "std"),
         *("images", "image", "label", "classes", "split", "val_root", "targets"),
     },
     "engine": {"timeout_s"},
-    "model": {"weights"},
+    "model": {"weights", "drop_path"},
     "optim": {
         *("lr", "weight_decay", "betas", "eps", "scale_lr", "decay_norm_and_bias", "layer_decay", "head_lr"),
         *("decay_norm", "lr_factors", "ema_warmup", "ema_every"),
     },
-    "task": {"label_smoothing"},
+    "task": {"label_smoothing", "sum_classes", "target_threshold"},
 }
 """The same in groups. Others stay, among them those of parts that plugins have added."""
 
@@ -104,6 +106,13 @@ def pipeline_key(config: Config) -> str:
     plain["optim"]["ema"] = plain["optim"].get("ema", 0) > 0
     clips = [plain.pop(f"max_grad_{each}") is not None for each in ("norm", "value", "ratio")]
     plain["max_grad_norm"] = any(clips)
-    plain["distill"] = None  # of earlier versions, whose findings still count
+    # Findings of earlier versions still count.
+    plain["distill"] = None
+    for part, key in ((plain, "global_batch"), (plain["model"], "args")):
+        if not part.get(key):
+            part.pop(key, None)
+    losses = {"classification": ("loss", "gamma", "gamma_pos", "gamma_neg"), "multilabel": ("gamma",)}
+    for key in losses.get(plain["task"]["name"], ()):
+        plain["task"].pop(key, None)
     del plain["num_workers"], plain["engine"]["prefetch"]  # what it finds
     return _digest(plain)

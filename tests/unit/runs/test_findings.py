@@ -91,3 +91,7 @@ def test_keys_that_do_not_count() -> None:
     chosen = copy.deepcopy(COMPOSED)
     chosen.num_workers, chosen.engine.prefetch = 3, 7
     assert pipeline_key(chosen) == pipeline_key(COMPOSED)
+
+
+def test_findings_of_an_earlier_version_still_count() -> None:
+    assert pipeline_key(effloop.compose([])) == "ecb0dea5de378b71"
