@@ -48,7 +48,8 @@ def check_resumable(config: Resolved, state: Mapping[str, Any], *, world_size: i
     # The schedule's position counts updates; the optimizer's state goes by the place among what is trained, and by
     # groups, whose rates may differ, but not whether there are any.
     keys = ["probe", "model.freeze", "optim.name", "optim.decay_norm_and_bias", "optim.decay_norm"]
-    keys += ["optim.arch"] * ("optim.arch" in now)
+    for each in (then, now):  # an optimizer of a library has two names
+        each["optim.name"] += f" optim.arch={arch}" if (arch := each.get("optim.arch")) else ""
     same = {key: (then.get(key, now[key]), now[key]) for key in keys}
     for key in ("optim.layer_decay", "optim.head_lr"):
         if (then.get(key) is None) != (now[key] is None):
