@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import timm
@@ -72,9 +73,9 @@ def test_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_damaged_checkpoint(finished: Path, tmp_path: Path) -> None:
-    path = tmp_path / "best.ckpt"
-    data = bytearray((finished / "checkpoints/best.ckpt").read_bytes())
-    data[len(data) // 2] ^= 1
+    path, sound = tmp_path / "best.ckpt", finished / "checkpoints/best.ckpt"
+    data, largest = bytearray(sound.read_bytes()), max(ZipFile(sound).infolist(), key=lambda each: each.file_size)
+    data[largest.header_offset + largest.file_size] ^= 1
     path.write_bytes(data)
     refused(str(path), "it is damaged: Bad CRC-32 for file '")
     path.unlink()
