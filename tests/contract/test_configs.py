@@ -46,6 +46,8 @@ NEEDS = {
     "data/tfrecord": ["data.root=."],
     "data/zarr": ["data.root=."],
     "data/tar": ["data.root=."],
+    "optim/timm": ["optim.arch=lamb"],
+    "optim/torch": ["optim.arch=RAdam"],
     "precision/tf32": [],
 }
 

@@ -303,7 +303,9 @@ NEEDS = {
     "data.targets": "data=csv data.root=.",
     "data=lmdb": "data.root=.",
     "data.checksums": "data=lmdb data.root=.",
+    "model.args": "model=resnet18",
     "model.depth": "model=small_resnet",
+    "model.drop_path": "model=convnext_tiny",
     "optim.momentum": "optim=sgd",
     "task.sum_classes": "task=classification task.loss=bce",
     "task.loss=huber": "task=regression",
@@ -344,6 +346,8 @@ def root(key: str) -> str:
     """What two overrides must not share to be composed at once."""
     related = {"amp": "precision", "deterministic": "cudnn_benchmark", "compile": "parallel", "sweep": "objective"}
     related["checkpoint"] = "task"  # whose scores it names
+    related |= {"max_grad_value": "max_grad_norm", "max_grad_ratio": "max_grad_norm"}
+    related |= {"image_size": "progressive", "eval_image_size": "progressive", "global_batch": "accumulate"}
     first = key.partition(".")[0]
     return related.get(first, first)
 
