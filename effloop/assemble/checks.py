@@ -57,12 +57,14 @@ def check_resumable(config: Resolved, state: Mapping[str, Any], *, world_size: i
     factors = state["config"]["optim"].get("lr_factors", {}), config.optim.lr_factors
     if [*factors[0]] != [*factors[1]]:
         same["optim.lr_factors"] = factors
-    ranks, whole = state["world_size"], then.get("global_batch")
+    virtual, whole = then.get("parallel.virtual"), then.get("global_batch")
+    ranks, world_size = virtual or state["world_size"], config.parallel.virtual or world_size
     values: dict[str, Any] = {key: then.get(key, now[key]) for key in ("batch_size", "accumulate")}
+    values["parallel"] = replace(config.parallel, virtual=virtual)
     batch, accumulate = batches_of_update(replace(config, global_batch=whole, **values), ranks)
     kept = whole and whole == config.global_batch  # on any number of ranks
     if not kept:
-        same["accumulate"] = accumulate, config.accumulate
+        same["accumulate"] = accumulate, 1 if config.parallel.virtual else config.accumulate
     if not kept and batch * ranks != config.batch_size * world_size:
         several = max(ranks, world_size) > 1
         ours, theirs = (f" on {count} rank{'s' * (count != 1)}" * several for count in (world_size, ranks))

@@ -59,14 +59,24 @@ def resolved(config: Config, parallel: Slice | None = None, **measured: bool) ->
 
 def batches_of_update(config: Config, ranks: int) -> tuple[int, int]:
     """Images of a rank's batch, and batches of an update, as `global_batch` wants them."""
+    parts = config.parallel.virtual or ranks
+    if parts % ranks:
+        allowed = ", ".join(str(each) for each in range(1, parts + 1) if parts % each == 0)
+        raise ConfigError(f"parallel.virtual: {parts} can't be divided among {ranks} ranks; start one of {allowed}")
+    each = parts // ranks
     if config.global_batch is None:
-        return config.batch_size, config.accumulate
-    images, rest = divmod(config.global_batch, ranks)
-    if rest:
+        return config.batch_size, each if config.parallel.virtual else config.accumulate
+    images, rest = divmod(config.global_batch, parts)
+    if rest or not images:
+        among, other = (f"{ranks} ranks", "start another number of ranks")
+        if config.parallel.virtual:
+            among, other = f"parallel.virtual={parts}", "set another number there"
         raise ConfigError(
-            f"global_batch: {config.global_batch} images can't be divided among {ranks} ranks; set "
-            f"global_batch={(images + 1) * ranks}, or start another number of ranks"
+            f"global_batch: {config.global_batch} images can't be divided among {among}; set "
+            f"global_batch={(images + 1) * parts}, or {other}"
         )
+    if config.parallel.virtual:
+        return images, each
     most = min(images, config.batch_size)
     batch = next(each for each in range(most, 0, -1) if images % each == 0)
     if 2 * batch < most:
@@ -152,11 +162,17 @@ def build_environment(config: Config) -> Environment:
     """Seed the process, meet the other ranks, and decide what is `auto`."""
     if config.data.mean is None:
         raise ConfigError("data.mean: null leaves the images uint8, which no model takes; set data.mean and data.std")
+    device, recorded, notes = gpu.find_device(config.device), config, []
+    if config.parallel.virtual:  # what sums depend on, beside their order
+        if device.type == "cuda":
+            config = replace(config, deterministic=True)
+        elif config.threads == "auto":
+            config = replace(config, threads=1)
+            notes = ["threads  1 in each rank, as sums would depend on their number; for parallel.virtual"]
     assert config.precision is not None  # `compose` decided it
     rng.seed_all(config.seed)
     hardware.set_threads(config.threads)
     hardware.set_reproducible(deterministic=config.deterministic, cudnn_benchmark=not config.deterministic)
-    device = gpu.find_device(config.device)
     if not config.parallel.of_ranks and (count := own_slice(device).world_size) > 1:
         raise ConfigError(
             f"parallel: {config.parallel.name} would train {count} models, one in each of the {count} ranks; "
@@ -164,23 +180,28 @@ def build_environment(config: Config) -> Environment:
         )
     check_limits(config, own_slice(device), on_host=device.type == "cpu")
     parallel = parallels.build(config.parallel, device)
+    if parts := config.parallel.virtual:
+        from effloop.parallel.virtual import Virtual
+
+        parallel = Virtual.over(parallel, parts, config.seed, rng.seed_all, averages=bool(config.optim.ema))
     parallel.on_rank0(config.record.require)
     precision = precisions.build(config.precision, parallel.device)
     task = tasks.build(config.task)
     if config.reuse_memory:
         hardware.keep_freed_memory()  # before anything is measured
-    found, notes = resolved(config, parallel), []
+    found = resolved(config, parallel)
     if "auto" in (config.channels_last, config.cudnn_benchmark, config.compile):
         # A tool: imported only where there is something to measure.
-        found, notes = import_module("effloop.measure.auto").measure_auto(config, task, parallel)
+        found, lines = import_module("effloop.measure.auto").measure_auto(config, task, parallel)
+        if lines:
+            rng.seed_all(config.seed)  # measuring drew from it
+        notes += lines
     hardware.set_reproducible(deterministic=config.deterministic, cudnn_benchmark=found.cudnn_benchmark)
-    if notes:
-        rng.seed_all(config.seed)  # measuring drew from it
     if workers := tuned_workers(config, parallel):
         engine = chosen_engine(config.engine, workers[0])
         found = replace(found, num_workers=workers[0], engine=engine, tuned=True)
         notes = [*notes, workers[1]]
     recorded = replace(
-        config, compile=found.compile, channels_last=found.channels_last, cudnn_benchmark=found.cudnn_benchmark
+        recorded, compile=found.compile, channels_last=found.channels_last, cudnn_benchmark=found.cudnn_benchmark
     )
     return Environment(found, recorded, task, parallel, precision, notes)

@@ -151,8 +151,8 @@ def build_given(environment: Environment, module: nn.Module | None, train: Any, 
     config, outputs = environment.config, None
     if (train is None) != (val is None):
         raise ConfigError(f"{'val' if val is None else 'train'}: is missing; give train and val, or neither")
-    if (config.probe or config.global_batch) and train is not None:
-        raise ConfigError("probe, global_batch: need images that EffLoop loads; leave them out")
+    if (config.probe or config.global_batch or config.parallel.virtual) and train is not None:
+        raise ConfigError("probe, global_batch, parallel.virtual: need images that EffLoop loads; leave them out")
     data = build_data(environment) if train is None else None
     pair = {"train": data.train, "val": data.val} if data else {"train": train, "val": val}
     splits = {n: each if isinstance(each, Loader) else GivenLoader(each, n, environment) for n, each in pair.items()}

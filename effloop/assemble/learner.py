@@ -104,7 +104,7 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     model = build_model(config, num_outputs, parallel.device, environment.module)
     notes = _load(model, environment, data, start)
     found = None
-    if advise or parallel.world_size > 1 or config.model.freeze:  # else nobody needs it
+    if advise or parallel.num_parts > 1 or config.model.freeze:  # else nobody needs it
         with determinism_explained(), precision.autocast():
             found = networks.probe(model, config.size, config.data.channels, channels_last=config.channels_last)
     if advise and found:
@@ -246,6 +246,7 @@ def check_probe(config: Resolved, parallel: Parallel) -> None:
         ("progressive", config.progressive, "[]"),
         ("data.repeats", config.data.repeats > 1, "1"),
         ("compile", config.compile, "false"),
+        ("parallel.virtual", config.parallel.virtual, "null"),
         ("on_error", config.on_error is OnError.skip, "fail"),
         ("optim.layer_decay", config.optim.layer_decay is not None, "null and lr"),
         ("optim.head_lr", config.optim.head_lr is not None, "null and lr"),

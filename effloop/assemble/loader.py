@@ -171,6 +171,7 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         tail=config.data.tail if train else Tail.pad,
         rank=parallel.rank,
         world_size=parallel.world_size,
+        parts=len(parallel.parts),
         repeats=config.data.repeats if train else 1,
     )
     if train and config.data.balance:
@@ -179,10 +180,10 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         folder = config.data.index_dir
         order = BalancedOrder(**vars(order), draw=ClassDraw(source, config.data.balance, config.seed, folder))
     if not len(order):
-        most = len(source) // order.world_size
+        most = len(source) // (order.world_size * order.parts)
         fix = f"set batch_size={most} or less, or" if most else f"start at most {len(source)} ranks, or set"
         raise ConfigError(
-            f"batch_size: {order.global_batch} is more than the {len(source)} samples in {source.where}; "
+            f"batch_size: {order.all_parts} is more than the {len(source)} samples in {source.where}; "
             f"{fix} data.tail=wrap"
         )
     decoder = decoders.build_for(config.data.channels, config.decode)

@@ -163,7 +163,7 @@ def _trainer(
     """All parts together, where `start` left them; `startup` has the seconds that building them took."""
     config, parallel = environment.config, environment.parallel
     checkpoints = _checkpoints(environment, data, run_dir)
-    metrics = Metrics(environment.task.num_sums, parallel.device, parallel.sum)
+    metrics = Metrics(environment.task.num_sums, parallel.device, parallel.rows, len(parallel.parts))
     recorder = recorders.build(
         config.record,
         run_dir=run_dir,

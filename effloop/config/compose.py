@@ -44,7 +44,7 @@ from effloop.config.overrides import (
 from effloop.config.schema import Config, run_folder, word
 from effloop.data.remote.location import is_remote
 from effloop.data.source import ScanError, kind_of
-from effloop.errors import ConfigError, EffLoopError, reason, warn
+from effloop.errors import ConfigError, EffLoopError, check_value, reason, warn
 from effloop.parallel.base import detect_launcher
 from effloop.precision import PrecisionConfig, precisions
 from effloop.registry import PartConfig, choices, groups, load_plugins
@@ -139,6 +139,7 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
     _resolve_precision(config)
     _resolve_scores(config)
     _resolve_sizes(config)
+    _check_virtual(config)
     if config.parallel.replicates and config.compile:
         raise ConfigError(
             f"compile: {word(config.compile)} contradicts parallel={config.parallel.name}, "
@@ -181,6 +182,34 @@ def _resolve_sizes(config: Config) -> None:
         config.progressive = [trained] if ImageSize.of(trained) != config.size else []
     if config.global_batch and config.accumulate != 1:
         raise ConfigError(f"accumulate: {config.accumulate} contradicts global_batch={config.global_batch}; set 1")
+
+
+def _check_virtual(config: Config) -> None:
+    """Raise a ConfigError for what parts of an update can't be the same on any number of ranks with."""
+    parts, parallel = config.parallel.virtual, config.parallel
+    if parts is None:
+        return
+    check_value("parallel.virtual", parts, parts > 0, "a whole number above 0, or null")
+    if parallel.name not in ("none", "ddp"):
+        raise ConfigError(f"parallel.virtual: {parts} is for parallel=none and ddp, not {parallel.name}; set null")
+    if config.accumulate > 1:
+        more = parts * config.accumulate
+        raise ConfigError(
+            f"accumulate: {config.accumulate}, but parallel.virtual={parts} are an update's batches; set "
+            f"parallel.virtual={more} accumulate=1"
+        )
+    if parallel.syncs_batch_norm:
+        raise ConfigError(
+            f"parallel.sync_batchnorm: true contradicts parallel.virtual={parts}, whose parts have statistics of their "
+            "own; drop one of them"
+        )
+    for key in ("compile", "channels_last", "cudnn_benchmark"):
+        value = getattr(config, key)
+        if value == "auto" or (key == "cudnn_benchmark" and value):
+            raise ConfigError(
+                f"{key}: {word(value)} contradicts parallel.virtual={parts}, as its choices differ from start to "
+                "start; set true or false"
+            )
 
 
 def _resolve_scores(config: Config) -> None:

@@ -22,6 +22,7 @@ class Order:
         seed: of the keyed permutation; None keeps the order of the source.
         tail: what is done with samples that don't fill a last global batch.
         rank, world_size: whose slice of every global batch this is.
+        parts: this rank's batches of a whole update of as many parts as all ranks have, one after the other.
         repeats: how often each sample comes in a row (Hoffer et al. 2020), each time augmented otherwise. An epoch has
             `num_samples` nevertheless, as in timm's `RepeatAugSampler`, so that it sees 1 / repeats of them.
     """
@@ -32,6 +33,7 @@ class Order:
     tail: Tail
     rank: int = 0
     world_size: int = 1
+    parts: int = 1
     repeats: int = 1
 
     @property
@@ -41,16 +43,21 @@ class Order:
 
     def __len__(self) -> int:
         """Batches in an epoch, the same for every rank and epoch."""
-        if self.tail is Tail.drop:
-            return self.num_samples // self.global_batch
-        return -(-self.num_samples // self.global_batch)
+        samples = self.num_samples if self.tail is Tail.drop else self.num_samples + self.all_parts - 1
+        return samples // self.all_parts * self.parts
+
+    @property
+    def all_parts(self) -> int:
+        """Samples in all parts of all ranks."""
+        return self.global_batch * self.parts
 
     def batch(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """This rank's part of batch `number`: (B,) ids and (B,) valid, padding at the end."""
-        positions = np.arange(number * self.global_batch, (number + 1) * self.global_batch)
+        number, part = divmod(number, self.parts)
+        positions = np.arange(number * self.all_parts, (number + 1) * self.all_parts)
         # All first copies in a batch, then all second ones: MixUp mixes neighbours, which are different samples then.
         positions = positions[np.argsort(positions % self.repeats, kind="stable")]
-        positions = positions[self.rank * self.batch_per_rank :][: self.batch_per_rank]
+        positions = positions[(self.rank * self.parts + part) * self.batch_per_rank :][: self.batch_per_rank]
         valid = (positions < self.num_samples) | (self.tail is not Tail.pad)
         places, copy = np.divmod(positions % self.num_samples, self.repeats)
         return self._shuffled(epoch, places) | copy << REPEAT, valid
@@ -59,7 +66,7 @@ class Order:
         """(N,) places in an epoch -> (N,) the samples there."""
         if self.seed is None:
             return places
-        if self.global_batch > _CHUNK // 4:
+        if self.all_parts > _CHUNK // 4:
             return Permutation.of_epoch(self.num_samples, self.seed, epoch)(places)
         parts = np.split(places, np.flatnonzero(np.diff(places // _CHUNK)) + 1)
         chunks = [_order_chunk(self.num_samples, self.seed, epoch, int(part[0]) // _CHUNK) for part in parts]

@@ -22,15 +22,20 @@ parallels: Registry[Parallel] = Registry("parallel", {"ddp": "effloop.parallel.d
 
 @dataclass
 class ParallelConfig(PartConfig):
-    """The base class of strategies' fields; there are no common ones.
+    """The base class of strategies' fields.
 
     Attributes:
+        virtual: for `none` and `ddp`: parts of an update, each with `batch_size` images, BatchNorm's statistics and
+            random numbers of its own. Weights and scores are the same to the bit on any number of ranks that divides
+            it; null is a part for each rank.
         of_ranks: whether it runs in several processes, which have to be started first.
         replicates: whether it copies the model in every step, which isn't possible for a compiled one.
     """
 
     of_ranks: ClassVar[bool] = False
     replicates: ClassVar[bool] = False
+
+    virtual: int | None = None
 
     @property
     def syncs_batch_norm(self) -> bool:
@@ -48,11 +53,13 @@ class Parallel:
         rank, world_size: this rank's number, counted from 0, and the number of ranks.
         local_world_size: number of ranks on this machine.
         device: this rank's device.
+        summed: number of ranks whose gradients are added; 1 where they are averaged.
     """
 
     rank = 0
     world_size = 1
     local_world_size = 1
+    summed = 1
 
     def __init__(self, config: ParallelConfig, device: torch.device) -> None:
         del config
@@ -62,6 +69,17 @@ class Parallel:
     def sharing(self) -> int:
         """Number of ranks that share this rank's cores, itself included: all local ones, unless they are bound."""
         return self.local_world_size
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts of a global batch: one for each rank, or `parallel.virtual`."""
+        return self.world_size
+
+    @property
+    def parts(self) -> range:
+        """This rank's parts of a global batch."""
+        each = self.num_parts // self.world_size
+        return range(self.rank * each, (self.rank + 1) * each)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Prepare a model that has its initial weights; optimizer, EMA, training step and checkpoints get the result.
@@ -90,8 +108,19 @@ class Parallel:
         """The element-wise sum of `values` over all ranks, on every rank; `values` isn't changed."""
         return values
 
+    def rows(self, values: Tensor) -> Tensor:
+        """(P, ...) of this rank's parts -> (N, ...) on every rank; the sum over N is that over all parts."""
+        return self.sum(values)
+
+    def part_buffers(self, model: nn.Module) -> list[list[Tensor]]:
+        """A model's buffers of each of this rank's parts, in the order of `model.buffers()`, to be written to."""
+        return [[*model.buffers()]]
+
     def average_buffers(self, model: nn.Module) -> None:
-        """Replace floating-point buffers, such as BatchNorm's statistics, by their mean over all ranks."""
+        """Replace floating-point buffers, such as BatchNorm's statistics, by their mean over all parts."""
+
+    def resumed(self, update: int) -> None:
+        """After the model's state was loaded, of a run that has done so many updates."""
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value (tensors and plain values), by rank, on every rank."""
@@ -137,8 +166,12 @@ class OwnSlice:
     sharing: int
     device: torch.device
 
+    @property
+    def parts(self) -> range:
+        return range(self.rank, self.rank + 1)
 
-Slice: TypeAlias = Parallel | OwnSlice  # what loading asks for: `rank`, `world_size`, `sharing`, `device`
+
+Slice: TypeAlias = Parallel | OwnSlice  # what loading asks for
 
 
 def own_slice(device: torch.device) -> OwnSlice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,27 +19,35 @@ class Metrics:
     """Running sums on one device. Counts are exact up to 2**53 samples; adding never waits for the device.
 
     Args:
-        num_sums: M, the number of the task's sums; `sums` is (M,) float64, this rank's total of them.
+        num_sums: M, the number of the task's sums.
         device: of the sums.
-        over_ranks: adds the sums of all ranks; if it is given, all ranks must read at the same time.
+        over_ranks: `Parallel.rows`; if it is given, all ranks must read at the same time.
+        parts: P, the parts that batches are of in turn; `sums` is (P, M) float64, this rank's total of each.
     """
 
     def __init__(
-        self, num_sums: int, device: torch.device, over_ranks: Callable[[Tensor], Tensor] = lambda sums: sums
+        self,
+        num_sums: int,
+        device: torch.device,
+        over_ranks: Callable[[Tensor], Tensor] = lambda sums: sums,
+        parts: int = 1,
     ) -> None:
-        self.sums = torch.zeros(num_sums, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(parts, num_sums, dtype=torch.float64, device=device)
         self.over_ranks = over_ranks
+        self.reset()
 
     def reset(self) -> None:
         self.sums.zero_()
+        self._turns = itertools.cycle(self.sums.unbind())
 
     def add(self, sums: Tensor) -> None:
         """Add a batch's sums: (M,) float64."""
-        self.sums += sums
+        row = next(self._turns)
+        row += sums
 
     def read(self) -> list[float]:
         """The M sums so far over all ranks; waits for the device."""
-        total: list[float] = self.over_ranks(self.sums).tolist()
+        total: list[float] = self.over_ranks(self.sums).sum(0).tolist()
         return total
 
 

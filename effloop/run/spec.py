@@ -118,6 +118,8 @@ def planned(spec: RunSpec) -> RunSpec:
     now = spec.config
     if not any(key_of(each) == "decode.exif" for each in overrides):  # whose default was false
         now = replace(now, decode=replace(now.decode, exif=config.decode.exif))
+    if config.parallel.virtual and config.parallel.virtual == now.parallel.virtual:
+        config = replace(config, parallel=now.parallel)  # any number of ranks goes on
     _check_same(config, now, spec.folder)
     return from_newest_checkpoint(replace(spec, config=config))
 

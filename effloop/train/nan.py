@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import deque
@@ -101,7 +102,8 @@ class StopOrSkip(NanPolicy):
         self._batches: deque[tuple[Tensor, Tensor]] = deque(maxlen=self.accumulate)
         self._pending: deque[tuple[Tensor, torch.Event, Update]] = deque()
         self._last = Update()
-        self._kept = [*self.model.buffers(), self.sums] if self.skip else []  # what a forward pass changes
+        buffers = itertools.chain.from_iterable(self.parallel.part_buffers(self.model))
+        self._kept = [*buffers, self.sums] if self.skip else []  # what a forward pass changes
         self._copies = [each.clone() for each in self._kept]
         self._counts = dict.fromkeys(("updates", "skipped", "in_a_row"), 0)
 

@@ -221,12 +221,12 @@ class Trainer:
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
                     raise
-                synced = ", parallel.sync_batchnorm=true" * (self.parallel.world_size > 1)
+                synced = ", parallel.sync_batchnorm=true" * (self.parallel.world_size == self.parallel.num_parts > 1)
                 raise ConfigError(
                     "batch_size: too small: BatchNorm has one value of each channel, which has no variance; set a "
                     f"larger one{synced}, or another model"
                 ) from None
-            self.precision.backward(self.nan.loss(loss, batch) / self.loop.accumulate)
+            self.precision.backward(self.nan.loss(loss, batch) / (self.loop.accumulate * self.parallel.summed))
         self.metrics.add(sums)
 
     def update(self) -> float:
@@ -261,27 +261,27 @@ class Trainer:
         """Everything that a run continues from, between two updates; every rank has to call this.
 
         `model` has the weights that are evaluated; if they are an average, `trained` has those it is of. What differs
-        between ranks is there for each: `metrics` and, `packed`, `rng` and, within an epoch, `buffers` such as
-        BatchNorm's statistics, of which `model` and `trained` have the mean then.
+        between ranks, or parts of an update, is there for each: `metrics` and, `packed`, `rng` and, within an epoch,
+        `buffers` such as BatchNorm's statistics, of which `model` and `trained` have the mean then.
         """
         self.nan.check()
         states = {name: getattr(self, name).state_dict() for name in ("average", *_PARTS, "optimizer", "schedule")}
         within, models = self.progress.samples_seen > 0, _models(self)
-        own = {"rng": files.packed(rng.capture()), "metrics": self.metrics.sums.clone()}
+        generators, sums = files.packed(rng.capture()), self.metrics.sums.clone()
+        own = [{"rng": generators, "metrics": each} for each in sums]
         weights: list[Mapping[str, Any]] = [model.state_dict() for model in models]
-        if within and self.parallel.world_size > 1:
-            own["buffers"] = files.packed([dict(model.named_buffers()) for model in models])
+        if within and self.parallel.num_parts > 1:
+            for part, found in zip(own, _part_buffers(self), strict=True):
+                part["buffers"] = files.packed(found)
             weights = [_with_mean(self.parallel, model) for model in models]
-        ranks = self.parallel.gather(own)
+        parts = [part for rank in self.parallel.gather(own) for part in rank]
         return {
             "model": weights[-1],
             **({"trained": weights[0]} if len(weights) > 1 else {}),
             **states,
             "progress": asdict(self.progress),
             **({"stop": self.stop.state_dict()} if self.stop else {}),
-            "metrics": [rank["metrics"] for rank in ranks],
-            "rng": [rank["rng"] for rank in ranks],
-            **({"buffers": [rank["buffers"] for rank in ranks]} if "buffers" in own else {}),
+            **{key: [part[key] for part in parts] for key in parts[0]},
             "recorder": self.recorder.state_dict(),
             "last": dict(self.last),
         }
@@ -294,6 +294,7 @@ class Trainer:
             getattr(self, name).load_state_dict(state.get(name, {}))
         restore(self.optimizer, self.schedule, state["optimizer"], state["schedule"])
         self.progress = Progress(**state["progress"])
+        self.parallel.resumed(self.progress.step)
         if self.stop:
             self.stop.load_state_dict(state.get("stop", {}), self.checkpoints.best)
         self.recorder.load_state_dict(state.get("recorder", {}))
@@ -369,24 +370,34 @@ class Saving:
 
 
 def _load_ranks(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """The state of each rank; with another number of ranks rank 0 gets all sums, and the buffers are the mean."""
-    rank, count = trainer.parallel.rank, trainer.parallel.world_size
+    """The state of each part; with another number of them the first gets all sums, and the buffers are the mean."""
+    own, count = trainer.parallel.parts, trainer.parallel.num_parts
     sums: list[Tensor] = state["metrics"]
     if isinstance(sums, Tensor):  # format 3 has those of all ranks together
         sums = [sums, *[torch.zeros_like(sums)] * (count - 1)]
     if len(sums) != count:
         total = torch.stack(list(sums)).sum(0)
         sums = [total, *[torch.zeros_like(total)] * (count - 1)]
-    trainer.metrics.sums.copy_(sums[rank])
+    trainer.metrics.sums.copy_(torch.stack([sums[part] for part in own]))
     if len(state["rng"]) == count:  # otherwise each rank keeps its own seed
-        rng.restore(files.unpacked(state["rng"][rank]))
+        rng.restore(files.unpacked(state["rng"][own[0]]))
     else:
         line = f"other topology: {len(state['rng'])} ranks then, {count} now: same sample order, other sums"
         trainer.notes = [*trainer.notes, line]
     if len(buffers := state.get("buffers", [])) == count:
-        for model, saved in zip(_models(trainer), files.unpacked(buffers[rank]), strict=True):
-            for name, buffer in model.named_buffers():
-                buffer.copy_(saved[name])
+        for part, models in zip(own, _part_buffers(trainer), strict=True):
+            for found, saved in zip(models, files.unpacked(buffers[part]), strict=True):
+                for name, buffer in found.items():
+                    buffer.copy_(saved[name])
+
+
+def _part_buffers(trainer: Trainer) -> list[list[dict[str, Tensor]]]:
+    """Of each part of this rank, and of each model, its buffers by name."""
+    named = [
+        [dict(zip(dict(model.named_buffers()), each, strict=True)) for each in trainer.parallel.part_buffers(model)]
+        for model in _models(trainer)
+    ]
+    return [[*models] for models in zip(*named, strict=True)]
 
 
 def _models(trainer: Trainer) -> list[nn.Module]:
@@ -395,10 +406,12 @@ def _models(trainer: Trainer) -> list[nn.Module]:
 
 
 def _with_mean(parallel: Parallel, model: nn.Module) -> dict[str, Any]:
-    """A model's weights with the mean of all ranks' buffers; the model keeps its own."""
-    own = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    """A model's weights with the mean of all parts' buffers, which stay as they are."""
+    names, parts = dict(model.named_buffers()), parallel.part_buffers(model)
+    kept = [[buffer.clone() for buffer in part] for part in parts]
     parallel.average_buffers(model)
-    weights = {name: value.clone() if name in own else value for name, value in model.state_dict().items()}
-    for name, buffer in model.named_buffers():
-        buffer.copy_(own[name])
+    weights = {name: value.clone() if name in names else value for name, value in model.state_dict().items()}
+    for part, values in zip(parts, kept, strict=True):
+        for buffer, value in zip(part, values, strict=True):
+            buffer.copy_(value)
     return weights
