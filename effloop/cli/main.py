@@ -15,11 +15,12 @@ from effloop.errors import BUG, ConfigError, InterruptedRunError, PreemptedRunEr
 from effloop.system.processes import command_timed, discard_output, escaped_output, limit_spinning
 
 MODULES = {
+    **dict.fromkeys(("train", "resume"), "train"),
     **dict.fromkeys(("convert", "verify", "index"), "convert"),
     **dict.fromkeys(("diagnose", "lr", "tune"), "measure"),
     **dict.fromkeys(("diff", "replay", "report"), "report"),
     **dict.fromkeys(("eval", "export", "predict"), "trained"),
-    **{"bench": "bench", "list": "help", "show": "show", "train": "train", "resume": "train"},
+    **{"bench": "bench", "launch": "launch", "list": "help", "show": "show"},
 }
 """Command -> the module of this folder that has it, imported when it is asked for: most import torch."""
 

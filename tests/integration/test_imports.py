@@ -92,6 +92,8 @@ def test_what_needs_no_torch_does_not_import_it(photos: Path, tmp_path: Path) ->
         "verify data.root=/nosuch": "'/nosuch' is not there",
         "tune data.root=/nosuch": "'/nosuch' is not there",
         "parallel=ddp data.root=/nosuch": "'/nosuch' is not there",
+        "launch to=slurm data.root=/nosuch file=/nosuch/file": "file: /nosuch/file can't be written",
+        "launch to=skypilot lr=abc image=i storage=s gpus=0": "lr: 'abc' is not allowed",
         "resume nosuch": "'nosuch' is not a run folder",
         "report nosuch": "'nosuch' is not there",
         "export outputs/x to=onx": "to: 'onx'",
