@@ -153,6 +153,10 @@ def _words(options: LaunchOptions, words: list[str], ranks: int) -> tuple[list[s
         raise ConfigError(f"parallel={config.parallel.name} is a single process, but {of}; set parallel=ddp or gpus=1")
     if config.resume not in (None, "auto"):
         raise ConfigError(f"resume: each start goes on by resume=auto, not from {config.resume}; leave it out")
+    if options.to == "ray" and not Path(config.out).is_absolute():
+        raise ConfigError(
+            f"out: '{config.out}' would be in Ray's copy of this folder; set out=/FOLDER, which all machines share"
+        )
     # Each start has to find the same folder: a name with the time in it stays what it is now.
     plain = re.fullmatch(r"[\w./-]+", config.run, re.ASCII)
     run = [each for each in overrides if key_of(each) == "run" and "${" not in each]

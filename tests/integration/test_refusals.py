@@ -141,6 +141,7 @@ def _has(line: str, words: str) -> None:
         ("launch to=skypilot image=i storage=s3://b", "gpus: '1' set gpus=H100:1"),
         ("launch to=slurm gpus=2 parallel=dp", "parallel=dp nodes=1 gpus=2 are 2 ranks; set parallel=ddp"),
         ("launch to=slurm resume=outputs/x", "resume: not from outputs/x; leave it out"),
+        ("launch to=ray", "out: 'outputs' would be in Ray's copy of this folder; set out=/FOLDER"),
         ("launch to=slurm -m lr=1,2", "launch: -m: a single run"),
         ("launch to=slurm options='", "options: ' is not what a shell takes: No closing quotation"),
         ("launch to=slurm data.root=/\x1b", "data.root= a character"),
