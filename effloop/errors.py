@@ -13,8 +13,7 @@ PROGRAM = "effloop" if shutil.which("effloop") else "python -m effloop"
 """How a command line begins, in messages that say what to type."""
 
 
-BUG = 70
-"""Exit code of what no line explains."""
+BUG = 70  # exit code of what no line explains
 _INDENTED = "\n  "
 
 

@@ -26,11 +26,9 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 PLUGIN_GROUP = "effloop.plugins"
-_FILES = "EFFLOOP_PLUGINS"
-"""Environment variable with the plugin files of a command, for the processes that it starts."""
+_FILES = "EFFLOOP_PLUGINS"  # environment variable with the plugin files of a command, for the processes that it starts
 
-groups: dict[str, Registry[Any]] = {}
-"""Config group -> its registry, filled as the packages of the groups are imported."""
+groups: dict[str, Registry[Any]] = {}  # config group -> its registry, filled as the packages of the groups are imported
 
 
 @dataclass

@@ -52,8 +52,7 @@ from effloop.system.files import owner, write_text
 from effloop.system.untrusted import read_yaml
 from effloop.task import TASK_OF, check_objective, meters_of
 
-MAX_JOBS = 1000
-"""A sweep of more jobs is refused as a probable mistake."""
+MAX_JOBS = 1000  # a sweep of more jobs is refused as a probable mistake
 
 
 @contextmanager

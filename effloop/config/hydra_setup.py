@@ -41,10 +41,8 @@ from effloop.config.schema import Config
 from effloop.errors import ConfigError
 from effloop.registry import choices, groups
 
-NAME = "train"
-"""The primary config, `configs/train.yaml`."""
-EXPERIMENT = "experiment"
-"""The config group of overlays, which has no part."""
+NAME = "train"  # the primary config, `configs/train.yaml`
+EXPERIMENT = "experiment"  # the config group of overlays, which has no part
 
 
 def config_root() -> Path:
@@ -62,8 +60,7 @@ RESOLVERS = {"hydra", "now", "python_version"}.union(
 
 _BY_HYDRA = re.compile(r"hydra\.(runtime|overrides|job\.(num|id|config_name|override_dirname)$)")
 """What Hydra itself fills in."""
-_PLAIN = r"[\w.,:=@/+%-]*"
-"""Text of which no shell expands anything: launchers write scripts."""
+_PLAIN = r"[\w.,:=@/+%-]*"  # text of which no shell expands anything: launchers write scripts
 _FROM_FILES = {
     r"hydra\.sweeper\.(?!storage|custom_search_space|.*hydra)": ".*",  # params are overrides of jobs
     r"hydra\.launcher\.(?!setup|additional_parameters|submitit_folder|temp_folder|ray)|hydra\.job\.name$": _PLAIN,
@@ -151,8 +148,7 @@ def refuse_code(tree: DictConfig, overrides: Sequence[str]) -> None:
             _check_hydras(key, node, own.get(key, _MISSING), is_typed, choices["hydra/launcher"])
 
 
-_OURS = {"hydra", "main", "effloop", "schema"}
-"""Where Hydra finds EffLoop's configs and its own."""
+_OURS = {"hydra", "main", "effloop", "schema"}  # where Hydra finds EffLoop's configs and its own
 _CHOSEN = ("launcher", "sweeper", "sweeper/sampler")
 
 

@@ -81,8 +81,7 @@ RENAMED = {"checkpoint.patience_s": ("checkpoint.stop_timeout_s", "0.4")}
 """Deprecated key, whose field is null unless it is set -> its name now, and the version that will no longer take it."""
 
 
-_SHORT = {"lr": "optim.lr"} | {old: new for old, (new, _) in RENAMED.items()}
-"""Short key -> the key that it stands for."""
+_SHORT = {"lr": "optim.lr"} | {old: new for old, (new, _) in RENAMED.items()}  # short key -> the key that it stands for
 _REPLACES = {"optim.lr": "lr", "amp": "precision", "precision": "amp"}
 """Key -> the one that would override it, or contradict it, if an experiment or a saved config has set that."""
 PATHS = frozenset(

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from effloop.native import address
 
-NONE = -1
-"""Where no sample is being loaded."""
+NONE = -1  # where no sample is being loaded
 
 
 @dataclass(slots=True)
@@ -74,5 +73,4 @@ class InProgress:
             return place
 
 
-in_progress = InProgress()
-"""Of this process."""
+in_progress = InProgress()  # of this process

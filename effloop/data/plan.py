@@ -26,8 +26,7 @@ from effloop.errors import ConfigError, DataError
 from effloop.lazy import Tensor, torch
 from effloop.system.hardware import set_own_threads
 
-Read = tuple[EncodedImages, Headers]
-"""N encoded images, and what the decoder read from each header."""
+Read = tuple[EncodedImages, Headers]  # n encoded images, and what the decoder read from each header
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ NAMES = ("pytorch", *_EXPORTED)
 
 _CALLS, _SECONDS = 10, 0.3  # of a measurement, at least
 
-Turn = tuple[list[float], float]
-"""Seconds of each call with one image, and images/s of calls with many."""
+Turn = tuple[list[float], float]  # seconds of each call with one image, and images/s of calls with many
 
 
 def _side(name: str, trained: Trained, scratch: Path) -> tuple[Callable[[], nn.Module], Row]:

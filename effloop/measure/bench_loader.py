@@ -369,8 +369,7 @@ _BY_DEVICE: Reported = {
     "4": {"cpu": 455.33, "gpu": 415.64},
 }
 
-GRID = ",".join(_BY_LIBRARY)
-"""Batch sizes and numbers of workers that figures were reported for."""
+GRID = ",".join(_BY_LIBRARY)  # batch sizes and numbers of workers that figures were reported for
 
 _PAIR = re.compile(r"[1-9]\d{0,8}x\d{1,4}", re.ASCII)
 

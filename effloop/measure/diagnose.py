@@ -340,8 +340,7 @@ def commands(proposal: Proposal, words: Sequence[str]) -> list[str]:
 
 _BUSY = 0.1  # share of loading in which other programs have the cores from which the figures are doubtful
 
-_STAGES = ("storage", "decode", "augment", "batch", "step", "loop")
-"""What is known of a run at its end."""
+_STAGES = ("storage", "decode", "augment", "batch", "step", "loop")  # what is known of a run at its end
 
 _WAITS = 0.10  # share of waiting from which loading is what holds a run back, and an override is named
 

@@ -401,8 +401,7 @@ class Measured:
         return max(LOADING, key=lambda name: getattr(self.loading, name).wall_s)
 
 
-Progress = Callable[[str], None]
-"""Called with what is measured next."""
+Progress = Callable[[str], None]  # called with what is measured next
 
 
 @contextmanager

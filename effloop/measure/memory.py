@@ -212,8 +212,7 @@ def _largest_size(config: Config) -> Any:
 
 # The parts of a run's memory: from its loaders, its model, one image, and, if there is time, from steps of its own.
 
-_LIBRARIES = 30_000_000
-"""Bytes of what is loaded when training begins: TensorBoard 15 MB, and 15 by the first step."""
+_LIBRARIES = 30_000_000  # bytes of what is loaded when training begins: TensorBoard 15 MB, and 15 by the first step
 
 _HEAP = 1.5
 """What the heap takes for tensors of 1 byte that stay until the backward pass, where freed memory is kept: oneDNN's

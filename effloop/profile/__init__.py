@@ -21,8 +21,7 @@ class ProfileConfig(PartConfig):
 
     wait: int = 10
     steps: int = 20
-    more: ClassVar[int] = 0
-    """Updates after these that the profiler needs, too."""
+    more: ClassVar[int] = 0  # updates after these that the profiler needs, too
 
     def __post_init__(self) -> None:
         if self.wait < 0:

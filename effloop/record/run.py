@@ -217,8 +217,7 @@ class RunRecorder(Recorder):
         self._clock = self._validation = Clock()
         self._training = Span()
         self._epoch = EpochSoFar()
-        self._before = Span()
-        """Times of the current epoch from before the run was stopped."""
+        self._before = Span()  # times of the current epoch from before the run was stopped
         self._startup = startup
         self._intervals: list[Span] = []
         self._other_s: dict[str, float] = defaultdict(float)

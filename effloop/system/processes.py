@@ -159,8 +159,7 @@ class PrefixedStream(WrappedStream):
     def __init__(self, stream: TextIO, prefix: str) -> None:
         super().__init__(stream)
         self._prefix = prefix
-        self._head = prefix
-        """Of the next line to be written; empty where a part of that line has been written."""
+        self._head = prefix  # of the next line to be written; empty where a part of that line has been written
         self._pending = ""
 
     def write(self, text: str) -> int:

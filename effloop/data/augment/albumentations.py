@@ -34,8 +34,7 @@ _LEFT_OUT = (
     "PiecewiseAffine "  # takes seconds; ElasticTransform is quick
     "FrequencyMasking ShiftScaleRotate TimeMasking TimeReverse"  # are XYMasking, Affine or HorizontalFlip
 )
-LEFT_OUT = frozenset(_LEFT_OUT.split())
-"""Image transforms that recipes may not name."""
+LEFT_OUT = frozenset(_LEFT_OUT.split())  # image transforms that recipes may not name
 
 
 def library() -> Any:

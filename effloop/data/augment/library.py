@@ -19,8 +19,7 @@ from effloop.data.image.pixels import to_grey, to_rgb
 from effloop.errors import ConfigError, DataError, reason
 from effloop.system.cached import cached_property
 
-_LEAST_SIDE = 1031
-"""Of the images that a recipe is tried on: larger than most crops."""
+_LEAST_SIDE = 1031  # of the images that a recipe is tried on: larger than most crops
 
 _TRIES = 8
 

@@ -21,11 +21,9 @@ Keys = NDArray[np.uint64]
 Sizes = NDArray[np.int64]
 Image = NDArray[np.uint8]
 
-MOST_FACTOR = 1e4
-"""The largest factor of colours or sharpness. 1e39 overflows float32, and made images black."""
+MOST_FACTOR = 1e4  # the largest factor of colours or sharpness. 1e39 overflows float32, and made images black
 
-MOST_SIDE = 16_384
-"""The largest height or width of an operation's output, in pixels: 800 MB per image."""
+MOST_SIDE = 16_384  # the largest height or width of an operation's output, in pixels: 800 MB per image
 
 RATIOS = (1e-3, 1e3)
 """The smallest and largest ratio of two lengths. Beyond, nothing is visible; at 1e-320 numbers overflow."""
@@ -299,8 +297,7 @@ class CropOperation(Operation):
         self.write(image[top : top + height, left : left + width], box, target)
         return target
 
-    write = staticmethod(write_crop)
-    """Writes a crop to its output; arguments as of `write_crop`."""
+    write = staticmethod(write_crop)  # writes a crop to its output; arguments as of `write_crop`
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.int64]) -> Tensor:
         return crop_and_flip_batch(images, drawn, np.zeros(len(drawn), np.bool_))
@@ -331,8 +328,7 @@ class PixelOperation(Operation):
         return image
 
 
-operations: dict[str, type[Operation]] = {}
-"""The native operations by name."""
+operations: dict[str, type[Operation]] = {}  # the native operations by name
 
 Kind = TypeVar("Kind", bound=type[Operation])
 

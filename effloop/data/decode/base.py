@@ -15,8 +15,7 @@ from effloop.data.image.header import Encoded, Header
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
 
-Box = tuple[int, int, int, int]
-"""(top, left, height, width) in pixels of the image."""
+Box = tuple[int, int, int, int]  # (top, left, height, width) in pixels of the image
 
 
 @dataclass

@@ -112,8 +112,7 @@ def describe_damage(data: Encoded, header: Header, error: Exception) -> str:
 
 # Samples from their bytes to their rows of a batch, many in one call, which releases the GIL: `native/load.c`.
 
-NEVER_CUT = -1
-"""No number of bytes outside of a box for which a JPEG is cut."""
+NEVER_CUT = -1  # no number of bytes outside of a box for which a JPEG is cut
 
 
 def load_run(

@@ -45,8 +45,7 @@ class OpenCVDecoder(PlainDecoder):
         return pixels[:, :, None] if grey else to_grey(pixels)  # OpenCV's own formula is a level off Pillow's
 
 
-_GREY = 0
-"""Colour type of a PNG, its 26th byte."""
+_GREY = 0  # colour type of a PNG, its 26th byte
 
 _IN_SCANS = np.zeros(256, bool)  # by the byte after FF: 00 is a data byte FF, D0-D7 are restarts
 _IN_SCANS[[0x00, *range(0xD0, 0xD8), 0xC4, 0xD9, 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE, 0xFF]] = True

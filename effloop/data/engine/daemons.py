@@ -15,10 +15,8 @@ from effloop.data.in_progress import in_progress
 from effloop.data.source import Source
 from effloop.errors import WorkerError, warn
 
-_WARN_S = 30
-"""Or half the timeout."""
-_STEP_S = 1.0
-"""What a single wait counts at most: this process may have been stopped itself."""
+_WARN_S = 30  # or half the timeout
+_STEP_S = 1.0  # what a single wait counts at most: this process may have been stopped itself
 _NAMED = 8
 
 

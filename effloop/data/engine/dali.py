@@ -143,8 +143,7 @@ class DaliEngine(Engine):
         return self.plan.amend(loaded, skipped)
 
 
-_RUN = 4
-"""Samples that a thread takes at a time, of a batch that DALI doesn't get."""
+_RUN = 4  # samples that a thread takes at a time, of a batch that DALI doesn't get
 
 
 class _Pipeline:

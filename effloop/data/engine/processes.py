@@ -39,11 +39,9 @@ from effloop.system.processes import is_stopped
 
 # A worker process: takes runs of samples and fills their rows of batches in shared memory.
 
-JOB = struct.Struct("<5q")
-"""A run of samples: epoch, number of the batch, its slot, first row, one past the last row."""
+JOB = struct.Struct("<5q")  # a run of samples: epoch, number of the batch, its slot, first row, one past the last row
 
-STOP = JOB.pack(-1, 0, 0, 0, 0)
-"""Sent instead of a job: the worker that takes it ends."""
+STOP = JOB.pack(-1, 0, 0, 0, 0)  # sent instead of a job: the worker that takes it ends
 
 ANSWER = struct.Struct("<3q")
 """Answer about a run: slot, first row, outcome; then text, if it failed, or JSON of what was skipped."""

@@ -21,8 +21,7 @@ from effloop.system.hardware import available_memory
 
 Shape = tuple[int, int, int, int]
 
-_CELLS = 4096
-"""Numbers in the first 32 KiB."""
+_CELLS = 4096  # numbers in the first 32 KiB
 
 
 class SharedSlots:

@@ -43,8 +43,7 @@ _PLUGIN_MAGIC = re.compile(
     rb"(?P<HEIF>.{4}ftyp.{0,56}?(hei[cmsx]|hev[cmsx]))|(?P<JXL>\xff\n|\0\0\0\x0cJXL )", re.DOTALL
 )
 
-_SHORTEST = 12
-"""Bytes of the shortest header with an image's size."""
+_SHORTEST = 12  # bytes of the shortest header with an image's size
 
 
 def open_other(data: bytes | bytearray | memoryview) -> Image.Image:

@@ -84,8 +84,7 @@ def _scan_interval_lengths(data: Encoded, scan_at: int) -> NDArray[Any]:
 # Entropy indexes: of JPEGs without restart markers, beside the file. They hold the states of the entropy decoder at
 # every few MCUs of each row: bit position and DC predictors. With them a crop's bits are spliced into a smaller JPEG.
 
-VERSION = 1
-"""Of the format; another one's indexes match nothing."""
+VERSION = 1  # of the format; another one's indexes match nothing
 
 _SHARE = 0.03  # of the file's bytes, which gives a grid of one to two MCUs to photographs of 500x375 and 110 KB
 

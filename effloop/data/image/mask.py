@@ -108,19 +108,15 @@ def png_bytes(values: NDArray[np.uint8]) -> bytes:
     return _png(_HEADER.pack(width, height, 8, _GREY, 0, 0, 0), zlib.compress(rows.data, 9))
 
 
-IGNORED = 255
-"""The value of pixels that aren't counted."""
+IGNORED = 255  # the value of pixels that aren't counted
 
-MOST_CLASSES = 255
-"""The values 0 to 254."""
+MOST_CLASSES = 255  # the values 0 to 254
 
-MAX_PIXELS = 1 << 28
-"""Of a mask: a file of a few bytes could ask for all memory."""
+MAX_PIXELS = 1 << 28  # of a mask: a file of a few bytes could ask for all memory
 
 _RUNS = b"EFFLRUNS"
 _RUNS_HEADER = struct.Struct("<8sIII")  # magic, height, width, number of runs; then lengths, u32, and values, u8
-_UNKNOWN = 254
-"""In the table of colours: of none of the classes."""
+_UNKNOWN = 254  # in the table of colours: of none of the classes
 
 Colour = tuple[int, int, int]
 
@@ -147,8 +143,7 @@ class MaskFormat:
         return found.astype(np.uint8)
 
 
-PLAIN = MaskFormat()
-"""Of masks that hold classes."""
+PLAIN = MaskFormat()  # of masks that hold classes
 
 
 def decode_mask(data: Encoded, form: MaskFormat = PLAIN) -> NDArray[np.uint8]:
@@ -327,8 +322,7 @@ def undigested(digests: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 # Boxes of masks in another size, by nearest neighbour: pixel centres, as torch's `nearest-exact`, in whole numbers.
 
-Mask = NDArray[np.uint8]
-"""(H, W) uint8, class indices or `IGNORED`."""
+Mask = NDArray[np.uint8]  # (H, W) uint8, class indices or `IGNORED`
 
 
 def crop_mask(mask: Mask, box: Sequence[int], out: Mask) -> None:

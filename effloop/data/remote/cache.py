@@ -27,14 +27,11 @@ from effloop.errors import ConfigError, warn
 from effloop.system.files import describe_failure, locked, remove_stale, try_lock
 from effloop.system.processes import describe_process
 
-PART = ".part"
-"""Suffix of a content that is being fetched."""
-DONE = ".done"
-"""Suffix of the list of its parts that are there."""
+PART = ".part"  # suffix of a content that is being fetched
+DONE = ".done"  # suffix of the list of its parts that are there
 _POLL_S = 0.2
 _REPORT_S = 2.0
-_SHARE = 0.8
-"""How much of the free disk the folder may take."""
+_SHARE = 0.8  # how much of the free disk the folder may take
 
 
 class Cache:

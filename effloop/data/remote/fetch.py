@@ -21,10 +21,8 @@ CHUNK_BYTES = 16 << 20
 """Size of the parts that a thread requests: what a killed process, or a broken connection, begins again."""
 _FOUND = "EFFLOOP_REMOTE"
 """Environment variable with the remote roots that are here, for processes that are started from here."""
-_KNOWN = 8
-"""How many recently listed roots of a place the lock file records, for ranks that waited for it."""
-_FAILED_S = 5.0
-"""How long a failure is remembered: composing the config and building the run both ask."""
+_KNOWN = 8  # how many recently listed roots of a place the lock file records, for ranks that waited for it
+_FAILED_S = 5.0  # how long a failure is remembered: composing the config and building the run both ask
 
 
 @dataclass(frozen=True)

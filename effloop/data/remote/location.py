@@ -27,8 +27,7 @@ _QUERY = re.compile(r"\?[A-Za-z][\w.-]*=")
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|AUTHORIZATION")
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 _HTTP = ("http", "https")
-_PLAIN = "/:[]!$&'()*+,;=@~"
-"""Characters that stay as they are in the path of a URL; `%` in a name doesn't."""
+_PLAIN = "/:[]!$&'()*+,;=@~"  # characters that stay as they are in the path of a URL; `%` in a name doesn't
 
 
 @dataclass
@@ -216,8 +215,7 @@ def _expanded(path: str) -> Iterator[str]:
 # The files of a remote dataset, as they were when a run began.
 
 _LONGEST_NAME = 60
-MOST_FILES = 100_000
-"""In a dataset behind a URL."""
+MOST_FILES = 100_000  # in a dataset behind a URL
 
 
 @dataclass(frozen=True)

@@ -31,16 +31,12 @@ BY_FSSPEC = (
 connection that threads can't share (ftp), or take any host's key (sftp)."""
 AUTHORIZATION = "EFFLOOP_HTTP_AUTHORIZATION"
 """Environment variable with the header `Authorization`, which other hosts don't get."""
-TIMEOUT_S = 30.0
-"""For a connection, and for the next bytes of an answer."""
-ATTEMPTS = 4
-"""At what the libraries don't repeat themselves."""
+TIMEOUT_S = 30.0  # for a connection, and for the next bytes of an answer
+ATTEMPTS = 4  # at what the libraries don't repeat themselves
 FIRST_PAUSE_S = 1.0
 PAUSE_S = 0.5
-RETRIES = 7
-"""How often obstore repeats a failed request, with pauses that double up to 15 s: about a minute."""
-FIRST_RETRIES = 3
-"""The same for names and sizes: a wrong address shows within seconds."""
+RETRIES = 7  # how often obstore repeats a failed request, with pauses that double up to 15 s: about a minute
+FIRST_RETRIES = 3  # the same for names and sizes: a wrong address shows within seconds
 _LONGEST_REASON = 300
 _PIECE = 1 << 16
 _CHECKED = 1 << 20  # bytes; a smaller file of a web server is sent at once
@@ -108,8 +104,7 @@ def in_threads(call: Callable[[T], R], items: Iterable[T], at_once: int) -> list
 class Store(ABC):
     """A store with files. Reading is thread-safe; a store doesn't survive a fork."""
 
-    at_once = 16
-    """Requests at the same time."""
+    at_once = 16  # requests at the same time
 
     def __init__(self, location: Location) -> None:
         self.location = location
@@ -167,8 +162,7 @@ class Store(ABC):
     @abstractmethod
     def _described(self, key: str) -> RemoteFile: ...
 
-    _errors: tuple[type[Exception], ...] = ()
-    """Exceptions of the library."""
+    _errors: tuple[type[Exception], ...] = ()  # exceptions of the library
 
     @abstractmethod
     def _failure(self, error: Exception, *, whole: bool = False) -> FetchError:

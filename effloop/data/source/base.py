@@ -23,8 +23,7 @@ from effloop.errors import ConfigError, DataError
 from effloop.registry import F, PartConfig, Registry
 from effloop.system.cached import cached_property, default_property
 
-WHOLE = "."
-"""The split of data that has no splits: all samples."""
+WHOLE = "."  # the split of data that has no splits: all samples
 
 USUAL = {"train": ("training",), "val": ("valid", "validation", "dev", "eval")}
 """Other names that splits usually have, for data without `train` or `val`."""
@@ -404,8 +403,7 @@ def target_bytes(target: NDArray[Any]) -> bytes:
 # How many samples, or pixels, of each class there are.
 
 _LABELS = 1 << 20  # samples counted at a time
-_MASKS = 1_000
-"""Masks whose pixels are counted."""
+_MASKS = 1_000  # masks whose pixels are counted
 
 
 def class_counts(source: Source) -> NDArray[np.int64]:

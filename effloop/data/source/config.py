@@ -85,11 +85,9 @@ class DataConfig(PartConfig):
             images stay uint8. With `channels=1` one number each; three are averaged.
     """
 
-    root_is_path: ClassVar[bool] = True
-    """Whether `root` is a path, or a URL, rather than a name."""
+    root_is_path: ClassVar[bool] = True  # whether `root` is a path, or a URL, rather than a name
 
-    url_keys: ClassVar[tuple[str, ...]] = ("root",)
-    """Names of the fields that may be URLs of data."""
+    url_keys: ClassVar[tuple[str, ...]] = ("root",)  # names of the fields that may be URLs of data
 
     root: str | None = MISSING
     train_split: str = "train"

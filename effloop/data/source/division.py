@@ -23,8 +23,7 @@ from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
 
-FOLD = "fold"
-"""The column that says which fold a sample is of, where `data.folds` doesn't."""
+FOLD = "fold"  # the column that says which fold a sample is of, where `data.folds` doesn't
 
 _CHUNK = 1 << 18  # samples whose names are in memory at a time
 _ROWS = 1 << 14  # of flags that are copied at a time

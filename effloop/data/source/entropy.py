@@ -28,8 +28,7 @@ from effloop.errors import DataError, warn
 from effloop.native import address, function, pointer
 from effloop.system.files import replacing, try_lock
 
-SHARE = 1 / 6
-"""Of each worker's time, at most, that goes into indexes while it loads batches."""
+SHARE = 1 / 6  # of each worker's time, at most, that goes into indexes while it loads batches
 
 _COST = 0.03  # bytes of an index, of the image's, at most
 _FREE = 0.1  # of the free space that indexes may take

@@ -48,8 +48,7 @@ from effloop.system.hardware import available_cores
 _LISTS = ("classes.txt", "labels.txt")
 _NAMED = 3  # of files that have no partner
 _RUN = 16  # masks that a thread takes at a time
-USUAL_NAMES = "usual names"
-"""What says the names where the folders do."""
+USUAL_NAMES = "usual names"  # what says the names where the folders do
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -15,8 +15,7 @@ from effloop.errors import ConfigError, EffLoopError
 if TYPE_CHECKING:
     from effloop.data.remote.location import Manifest
 
-CARD = "README.md"
-"""What says, in datasets of Hugging Face's hub, which files are of which split."""
+CARD = "README.md"  # what says, in datasets of Hugging Face's hub, which files are of which split
 
 
 def expand_root(config: DataConfig) -> Path:

@@ -158,8 +158,7 @@ class WholeImage(CropOperation):
         return sizes
 
 
-PADDING = 114
-"""Level of the bars beside a letterboxed image: ImageNet's mean is (124, 116, 104)."""
+PADDING = 114  # level of the bars beside a letterboxed image: ImageNet's mean is (124, 116, 104)
 
 
 class CenterCropResize(CropOperation):

@@ -86,8 +86,7 @@ def _range(name: str, value: object, center: float, low: float, high: float) -> 
 class _RandomlyApplied(Policy):
     """The same operation on each image, with probability `p`."""
 
-    _name: ClassVar[str]
-    """In `policy`."""
+    _name: ClassVar[str]  # in `policy`
 
     _level: float = 0.0
 
@@ -342,8 +341,7 @@ class RandomErasing(PixelOperation):
         return torch.where(inside, noise, images)
 
 
-_CHANNELS = np.arange(3, dtype=np.int32) << 16
-"""Where each channel's levels begin in a table of normal noise."""
+_CHANNELS = np.arange(3, dtype=np.int32) << 16  # where each channel's levels begin in a table of normal noise
 
 
 def _normal_levels(**of_channels: Sequence[float]) -> NDArray[np.uint8]:

@@ -51,8 +51,7 @@ _TABLE = (
 """All policies' operations: torchvision's name, or timm's; the function in `host` and in `kernels`, but for the five
 warps; and how many it takes of the level and 1 - level."""
 
-NAMES = tuple(name for name, _, _ in _TABLE)
-"""`PolicyDraws.choice` is an index of this list."""
+NAMES = tuple(name for name, _, _ in _TABLE)  # `PolicyDraws.choice` is an index of this list
 
 _SHEAR_X, _SHEAR_Y, _MOVE_X, _MOVE_Y, _ROTATE = range(1, 6)
 _BLENDS = range(6, 10)  # their factor is 1 + magnitude

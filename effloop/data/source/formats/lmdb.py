@@ -407,8 +407,7 @@ _OVERFLOW_PAGE = struct.Struct("<12xI")
 _NODE = struct.Struct("<IHH")
 _META = struct.Struct("<Q2xH4xII16xI44x4xHH32xQ8xQ")  # with the page's header
 _MAGIC = 0xBEEFC0DE
-MAGIC = _MAGIC.to_bytes(4, "little")
-"""At byte 16 of a file."""
+MAGIC = _MAGIC.to_bytes(4, "little")  # at byte 16 of a file
 
 _VERSION = 1
 

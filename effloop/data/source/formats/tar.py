@@ -40,8 +40,7 @@ Member = tuple[bytes, int, int]
 """A file in an archive: (name, offset, size). A plain tuple: a named one takes 14 % of the scan."""
 
 BLOCK = 512
-END = bytes(2 * BLOCK)
-"""What ends an archive."""
+END = bytes(2 * BLOCK)  # what ends an archive
 
 _FIELDS = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")  # name, size, checksum, kind, magic, prefix
 _WRITTEN = struct.Struct("100s8s8s8s12s12s8sc100x8s80x155s12x")
@@ -58,11 +57,9 @@ _META = re.compile(rb"__[^/]*__($|/)")  # webdataset skips these: metadata of th
 _LONGEST_LABEL = 32  # bytes
 _Sample = tuple[Member, Member]  # image, and what is learned about it
 
-LISTS = "json"
-"""Extension of targets that are flags or numbers: lists, as WebDataset decodes them."""
+LISTS = "json"  # extension of targets that are flags or numbers: lists, as WebDataset decodes them
 
-MASK = "mask.png"
-"""Extension of masks."""
+MASK = "mask.png"  # extension of masks
 
 
 @dataclass

@@ -36,8 +36,7 @@ from effloop.data.source.storage.targets import Targets, read_targets, write_tar
 from effloop.data.source.storage.writing import NAMES, Dataset, Record, SplitColumns
 from effloop.errors import DataError
 
-MAX_UNNAMED = 1 << 20
-"""Classes without names. 30,000,000, from one wrong label, took 3 GB of numbers as text."""
+MAX_UNNAMED = 1 << 20  # classes without names. 30,000,000, from one wrong label, took 3 GB of numbers as text
 
 _PROBED = 8  # samples of a file whose ends aren't those that the index was written for
 

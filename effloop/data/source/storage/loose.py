@@ -40,13 +40,11 @@ EXTENSIONS = tuple(map(str.encode, header.EXTENSIONS))
 
 ENDINGS = frozenset(EXTENSIONS)
 
-SOUGHT = "looked for .jpg, .png, .webp, .gif, .tif and the like"
-"""For messages; all of them would be too many."""
+SOUGHT = "looked for .jpg, .png, .webp, .gif, .tif and the like"  # for messages; all of them would be too many
 
 _KINDS = 8  # of files left out that are named
 
-MAX_BYTES = 1 << 30
-"""Of a file that is read as one image; 200 GB of zeros between the images would take all memory."""
+MAX_BYTES = 1 << 30  # of a file that is read as one image; 200 GB of zeros between the images would take all memory
 
 _LACKING = {
     errno.EMFILE: "raise the limit of open files (ulimit -n), or set num_workers lower",
