@@ -95,8 +95,7 @@ def _dispatch(args: list[str]) -> int:
         if env.rank:
             return ConfigError.exit_code  # one line is enough
         raise ConfigError(
-            f"{asked.name}: this is one of {env.world_size} ranks, but a single process does it; leave torchrun or "
-            "srun out"
+            f"{asked.name}: this is one of {env.world_size} ranks, but one process does it; leave torchrun or srun out"
         )
     return asked.run([*words, *debug])
 

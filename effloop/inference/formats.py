@@ -40,9 +40,7 @@ def read_metadata(text: str | None, path: Path) -> dict[str, Any]:
     except (ValueError, TypeError, LookupError):
         raise CheckpointError(f"{path} has no metadata of EffLoop's; name a file by effloop export") from None
     if version != VERSION or not complete:
-        raise CheckpointError(
-            f"{path} has metadata of version {version}, this EffLoop reads {VERSION}; export it again"
-        )
+        raise CheckpointError(f"{path} has metadata of version {version}, EffLoop reads {VERSION}; export it again")
     return dict(found)
 
 

@@ -392,9 +392,7 @@ def check_writable(out: Path) -> None:
         raise ConfigError(f"out: '{out}' is no table's file; set out=NAME with {either(TABLES)}")
     folder = out.absolute().parent
     if out.is_dir() or not folder.is_dir():
-        raise ConfigError(
-            f"out: '{out}' {'is a folder' if out.is_dir() else 'is in no folder that exists'}; set out=FILE"
-        )
+        raise ConfigError(f"out: '{out}' {'is a folder' if out.is_dir() else 'is in no folder'}; set out=FILE")
     with _explained("out", out, "FILE"), TemporaryFile(dir=folder):
         pass
 
@@ -416,9 +414,7 @@ def writing(out: Path, digits: int | None = 6, *, as_is: bool = False) -> Iterat
                 return
             if not file.tell():
                 cells.writerow(columns if as_is else map(in_cell, columns))
-            cells.writerows(
-                row.values() if as_is else [cell_of(name, value) for name, value in row.items()] for row in rows
-            )
+            cells.writerows(row.values() if as_is else [cell_of(*each) for each in row.items()] for row in rows)
 
         yield write
         text.detach()  # else it would close the file

@@ -411,9 +411,7 @@ def augment(config: Config, repeats: int, *, grid: str = GRID) -> Report:
     found = _measured(sides, len(_BY_DEVICE), repeats)
     rows += rows_of(table, tuple(_BY_DEVICE), found, images, "cpu", _BY_DEVICE)
     notes = [f"{about}; from the encoded image to the uint8 batch", f"device=gpu: batch operations ran on {where}"]
-    notes += [
-        "ratio: over torchvision, or over the CPU; reported: of 9,469 images, by others, of their machine and loader"
-    ]
+    notes.append("ratio: over torchvision, or over the CPU; reported: by others, of 9,469 images, on their machine")
     if "albumentations" not in libraries:
         notes.append("albumentations is left out, it isn't installed: pip install 'effloop[albumentations]'")
     return Report(

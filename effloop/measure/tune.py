@@ -174,9 +174,7 @@ def tune(config: Config, *, minutes: float) -> Report:
         closing(Loop(single, Path(folder))) as loop,
     ):
         batch = sum(each.nbytes for each in host_batch(loop.loader).values())
-        most = min(
-            Search.most_prefetch, available_memory() // (4 * batch) - 2
-        )  # a quarter of the memory has room for them
+        most = min(Search.most_prefetch, available_memory() // (4 * batch) - 2)  # a quarter of memory has room for them
         search = Search(_turns(loop, single), 60 * minutes, most)
         best = search.run(usual)
         data = loop.loader.describe()

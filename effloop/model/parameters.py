@@ -306,13 +306,9 @@ def _checkpointed(kind: Any) -> type[nn.Module]:
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             if not (self.training and torch.is_grad_enabled()):
                 return super().forward(*args, **kwargs)
-            if torch.compiler.is_compiling():  # the compiler keeps updates of buffers out of the recomputation
-                return torch.utils.checkpoint.checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
-
-            contexts = lambda: (nullcontext(), _statistics_kept(self))  # noqa: E731
-            return torch.utils.checkpoint.checkpoint(
-                super().forward, *args, use_reentrant=False, context_fn=contexts, **kwargs
-            )
+            if not torch.compiler.is_compiling():  # which itself keeps updates of buffers out of the recomputation
+                kwargs["context_fn"] = lambda: (nullcontext(), _statistics_kept(self))
+            return torch.utils.checkpoint.checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
 
     return Checkpointed
 

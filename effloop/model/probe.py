@@ -51,9 +51,7 @@ def probe(model: nn.Module, size: ImageSize, channels: int = 3, *, channels_last
         heads: list[Tensor] = [found] if isinstance(found, torch.Tensor) else [*found.values()]
         logits = heads[0]
         if not logits.requires_grad:
-            raise ConfigError(
-                "model.freeze: nothing that the logits depend on is left to train; freeze fewer parameters"
-            )
+            raise ConfigError("model.freeze: nothing that the logits depend on is left to train; freeze fewer")
         # Not backward(), which would leave gradients in the parameters.
         total = torch.stack([head.sum() for head in heads]).sum() if len(heads) > 1 else logits.sum()
         gradients = torch.autograd.grad(total, list(trained.values()), allow_unused=True)

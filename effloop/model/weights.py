@@ -221,6 +221,4 @@ def _tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
         for key in _HOLDERS:
             if key in content:
                 return _tensors(content[key], path)
-    raise ConfigError(
-        f"model.weights: {path} holds no state dict, by itself or as {', '.join(_HOLDERS)}; torch.save one"
-    )
+    raise ConfigError(f"model.weights: {path} holds no state dict, alone or as {', '.join(_HOLDERS)}; torch.save one")

@@ -43,7 +43,7 @@ def _git(folder: Path, settings: Sequence[tuple[str, str]], *words: str) -> byte
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
     numbered = {f"GIT_CONFIG_KEY_{number}": key for number, (key, _) in enumerate(settings)}
     numbered |= {f"GIT_CONFIG_VALUE_{number}": value for number, (_, value) in enumerate(settings)}
-    variables = {
+    env = {
         **kept,
         **numbered,
         "GIT_CONFIG_COUNT": str(len(settings)),
@@ -53,9 +53,7 @@ def _git(folder: Path, settings: Sequence[tuple[str, str]], *words: str) -> byte
         "GIT_TERMINAL_PROMPT": "0",
     }
     command, none = ["git", "-C", str(folder), "--no-pager", *words], subprocess.DEVNULL
-    return subprocess.run(
-        command, stdin=none, capture_output=True, timeout=_TIMEOUT_S, env=variables, check=True
-    ).stdout
+    return subprocess.run(command, stdin=none, capture_output=True, timeout=_TIMEOUT_S, env=env, check=True).stdout
 
 
 def _settings(folder: Path) -> list[tuple[str, str]]:

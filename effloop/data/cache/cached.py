@@ -115,9 +115,7 @@ class Region:
             fd, path = tempfile.mkstemp(prefix=f"{_PREFIX}{self.name}-", dir=folder)
             os.unlink(path)
         except OSError as error:
-            raise ConfigError(
-                f"data.cache: no file can be made in {folder}: {error.strerror}; set data.cache=none"
-            ) from None
+            raise ConfigError(f"data.cache: can't write to {folder}: {error.strerror}; set data.cache=none") from None
         try:  # all at once: writing to a page without memory would kill the process
             os.posix_fallocate(fd, 0, self._start + num_bytes)
         except OSError as error:

@@ -52,9 +52,7 @@ class DecodeConfig(PartConfig):
         ends = self.window if isinstance(self.window, list) else []
         numbers = len(ends) == 2 and all(type(each) in (int, float) for each in ends)
         if self.window not in (None, "auto") and not (numbers and -math.inf < ends[0] < ends[1] < math.inf):
-            raise ConfigError(
-                f"decode.window: {self.window} is not allowed; set [low,high], such as [0,4095], auto or null"
-            )
+            raise ConfigError(f"decode.window: {self.window} is not allowed; set [low,high], as [0,4095], auto or null")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,7 @@ PLUGINS = {
 NEEDS_PLUGIN = "which needs a plugin of Pillow: pip install"
 """In the message about an image whose plugin isn't installed."""
 
-_PLUGIN_MAGIC = re.compile(
-    rb"(?P<HEIF>.{4}ftyp.{0,56}?(hei[cmsx]|hev[cmsx]))|(?P<JXL>\xff\n|\0\0\0\x0cJXL )", re.DOTALL
-)
+_BY_PLUGIN = re.compile(rb"(?P<HEIF>.{4}ftyp.{0,56}?(hei[cmsx]|hev[cmsx]))|(?P<JXL>\xff\n|\0\0\0\x0cJXL )", re.DOTALL)
 
 _SHORTEST = 12  # bytes of the shortest header with an image's size
 
@@ -55,7 +53,7 @@ def open_other(data: bytes | bytearray | memoryview) -> Image.Image:
         DataError: none of them, or damaged within its header.
     """
     Image.init()
-    if found := _PLUGIN_MAGIC.match(bytes(data[:72])):
+    if found := _BY_PLUGIN.match(bytes(data[:72])):
         _load_plugin(str(found.lastgroup))
     prefix, file, refusal = bytes(data[:16]), io.BytesIO(data), ""
     for name in [each for each in Image.ID if each not in _LEFT_OUT]:

@@ -255,9 +255,7 @@ def _values(data: Encoded) -> NDArray[np.uint8]:
             return _png_values(data)
         except DataError as error:
             raise DataError(f"has a mask that {error}") from None
-    raise DataError(
-        f"has a mask in {read_header(data).format}; allowed are PNG and PNM, which lose nothing: write it as PNG"
-    )
+    raise DataError(f"has a mask in {read_header(data).format}; allowed are PNG and PNM, lossless: write it as PNG")
 
 
 def _encode_runs(mask: NDArray[np.uint8]) -> bytes:

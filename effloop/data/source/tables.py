@@ -253,9 +253,7 @@ class Column:
     def refuse(self, wanted: str, *forms: str) -> None:
         """Refuse values of these forms, where there should be what is `wanted`; the DataError says which."""
         if form := next((form for form in forms if form in self.first), None):
-            raise self.first[form].error(
-                f"in '{self.name}', where {wanted} should be; correct the row, or leave it out"
-            )
+            raise self.first[form].error(f"in '{self.name}', where {wanted} should be; correct the row or leave it out")
 
 
 def labels_in(text: str) -> list[str]:
@@ -304,9 +302,7 @@ def infer(columns: Sequence[Column], wanted: Kind | None, order: Sequence[str] |
     if len(columns) == 1 and kind is Kind.flags and columns[0].has("no flag"):
         return _lists(columns[0], order)
     if order is not None:
-        what = (
-            "numbers have no classes" if kind is Kind.numbers else "the columns are the classes, in data.label's order"
-        )
+        what = "numbers have no classes" if kind is Kind.numbers else "the columns are classes, in data.label's order"
         raise ConfigError(f"data.classes: [{','.join(order)}], but {what}; leave it out")
     names = [column.name for column in columns]
     quoted = ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

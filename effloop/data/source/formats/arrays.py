@@ -229,9 +229,7 @@ def infer_targets(
         typed: floats are numbers, and whole numbers classes, whatever their values.
     """
     labels = [values for values in labels if len(values)] or labels[:1]
-    shapes = {
-        (values.dtype.kind == "O", values.shape[1:], isinstance(next(iter(values), None), list)) for values in labels
-    }
+    shapes = {(each.dtype.kind == "O", each.shape[1:], isinstance(next(iter(each), None), list)) for each in labels}
     if len(shapes) > 1:
         raise DataError(f"{name} and the labels of other splits have different shapes or types; give them the same")
     [(is_object, shape, _)] = shapes

@@ -113,9 +113,7 @@ class _FramedPayload(ScatteredPayload):
         parts, _ = _frames(file, offset - 1)
         record = _join(file, parts)
         if len(record) - size not in (_HEADER.size, _HEADER.size + self._labels * _LABEL.size):
-            raise DataError(
-                f"is damaged: its frames hold {len(record):,} bytes, a header and {size:,} should be in them"
-            )
+            raise DataError(f"is damaged: its frames hold {len(record):,} bytes, a header and {size:,} should be there")
         return record[len(record) - size :]
 
     def run(self, samples: NDArray[np.int64]) -> EncodedImages:

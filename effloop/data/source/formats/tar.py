@@ -119,9 +119,8 @@ class TarSource(IndexedSource):
                 found = infer_targets([*values.values()], keys, read_names(self.base()), targets, typed=True)
                 for file in files:
                     labels, rows = found.take(values[file])
-                    learned[file] = [
-                        *zip(labels.tolist(), repeat(b"") if rows is None else map(bytes, rows), strict=False)
-                    ]
+                    stored = repeat(b"") if rows is None else map(bytes, rows)
+                    learned[file] = [*zip(labels.tolist(), stored, strict=False)]
             except DataError as error:
                 raise DataError(f"{self.where}: {error}") from None
             self._names, targets = [*found.places] if found.places else None, found.targets

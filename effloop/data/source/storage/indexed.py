@@ -385,11 +385,9 @@ class IndexedSource(PackedSource):
                 except DataError as error:  # a label that can't be one
                     raise DataError(f"{files[number]}: {error}; correct it or leave it out") from None
         if again := writer.duplicate():
-            identity, *pair = again
+            key, *pair = again
             shards = dict.fromkeys(str(files[number]) for number in np.searchsorted(numbers, pair, "right") - 1)
-            raise DataError(
-                f"{' and '.join(shards)}: the key '{printable(identity)}' comes twice; {self.duplicate_fix}"
-            )
+            raise DataError(f"{' and '.join(shards)}: the key '{printable(key)}' comes twice; {self.duplicate_fix}")
         found = writer.fingerprint()
         if own and own["fingerprint"] != found:
             expected, count = own["fingerprint"]["samples"], found["samples"]
@@ -405,8 +403,7 @@ class IndexedSource(PackedSource):
         end, names = index.meta["labels_end"], read_names(root)
         if names is not None and end > len(names):
             raise DataError(
-                f"{root / NAMES} names {len(names)} classes, but '{self.split}' has the label {end - 1}; "
-                "add the missing names"
+                f"{root / NAMES} names {len(names)} classes, but '{self.split}' has the label {end - 1}; add names"
             )
         if names is not None:
             return names
