@@ -13,8 +13,9 @@ from effloop import config as configs
 from effloop.assemble.environment import Resolved, batches_of_update
 from effloop.config import Config
 from effloop.errors import PROGRAM, ConfigError, DataError
+from effloop.record.rows import flatten
 from effloop.registry import groups
-from effloop.runs.reader import flatten, format_value
+from effloop.runs.reader import format_value
 from effloop.task import Labelled
 
 _NOT_THE_NETWORK = {"num_classes", "weights", "backbone_weights", "freeze", "checkpointing", "drop_path"}

@@ -51,9 +51,6 @@ class Rows(Sink):
         row = {key: name, "epoch": position.epoch, "step": position.step, **dict(rest)}
         self._file.write(json.dumps(finite(row)).encode() + b"\n")
 
-    def close(self) -> None:
-        self._file.close()
-
 
 class MetricsFile(Rows):
     """`metrics.jsonl`: scores and learning rates, which are the same when a run is repeated."""
@@ -140,9 +137,6 @@ class EpochTable(Sink):
         csv.writer(line, lineterminator="\n").writerow(finite(value) for value in row)
         self._file.write(line.getvalue().encode())
 
-    def close(self) -> None:
-        self._file.close()
-
 
 class FinalFile(Sink):
     """A JSON file of `content` of the summary, written at the end; a resumed run deletes the old one."""
@@ -173,6 +167,15 @@ def finite(values: Any) -> Any:
     if isinstance(values, list | tuple):
         return [finite(value) for value in values]
     return None if isinstance(values, float) and not math.isfinite(values) else values
+
+
+def flatten(tree: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
+    """Flatten nested dicts to {"optim.lr": 0.1, …}; an empty dict is a value."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flatten(value, separator, f"{prefix}{key}{separator}") if nested else {f"{prefix}{key}": value}
+    return found
 
 
 # `skipped.jsonl`: images that `on_error=skip` did without. The data path writes it, here it is read.

@@ -89,9 +89,6 @@ class LogFile(Sink):
     def epoch(self, report: EpochReport) -> None:
         self.note(report.line())
 
-    def close(self) -> None:
-        self._file.close()
-
 
 class StandardOutput(Sink):
     """The lines of the log; on a terminal a progress bar for the current epoch, and a line for each completed one."""

@@ -122,6 +122,7 @@ class Sink:
     """
 
     is_output: ClassVar[bool] = False
+    _file: Any = None  # an `AppendFile` of sinks that write to one
     """Whether it writes to standard output: a closed pipe there ends the command, as usual."""
 
     def note(self, line: str) -> None:
@@ -147,6 +148,8 @@ class Sink:
 
     def close(self) -> None:
         """Close files and connections, also after a failure."""
+        if self._file is not None:
+            self._file.close()
 
 
 class CurvesSink(Sink):

@@ -36,6 +36,3 @@ class TensorBoardSink(CurvesSink):
 
     def _write(self, step: int, **content: Any) -> None:
         self._records.write(Event(wall_time=time.time(), step=step, **content).SerializeToString())
-
-    def close(self) -> None:
-        self._file.close()

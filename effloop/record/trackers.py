@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from effloop.errors import ConfigError, optional_package
+from effloop.record.rows import flatten
 from effloop.record.sinks import CurvesSink, EpochReport, Scores
 from effloop.system.files import write_text
 from effloop.system.untrusted import read_json
@@ -67,7 +68,7 @@ class MlflowSink(CurvesSink):
         _save_id(run_dir, "mlflow", self._run_id)
         params = [
             mlflow.entities.Param(key, str(value)[:_PARAM_CHARACTERS])
-            for key, value in _flatten(hyperparameters, ".").items()
+            for key, value in flatten(hyperparameters).items()
             if key not in run.data.params  # these can't be changed
         ]
         for first in range(0, len(params), _MAX_PARAMS):
@@ -143,14 +144,5 @@ def _save_id(run_dir: Path, tracker: str, run_id: str) -> None:
     write_text(run_dir / IDS, json.dumps({**_read_ids(run_dir), tracker: run_id}) + "\n")
 
 
-def _flatten(tree: Mapping[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested values: {"best/loss": …, "seconds": …}."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        nested = isinstance(value, Mapping) and value
-        found |= _flatten(value, separator, f"{prefix}{key}{separator}") if nested else {f"{prefix}{key}": value}
-    return found
-
-
 def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
-    return {key: value for key, value in _flatten(summary, "/").items() if isinstance(value, int | float)}
+    return {key: value for key, value in flatten(summary, "/").items() if isinstance(value, int | float)}

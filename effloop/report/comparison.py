@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from effloop.record.rows import flatten
 from effloop.report.values import as_number, finite_values, to_short_text, to_text
-from effloop.runs.reader import SWEEP, RunRecord, differing_values, flatten, meters_of_runs
+from effloop.runs.reader import SWEEP, RunRecord, differing_values, meters_of_runs
 from effloop.task import Meter, check_objective, objectives
 
 # Measurements of every run, beside its scores -> their format.

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from effloop.errors import ConfigError
+from effloop.record.rows import flatten
 from effloop.report import charts
 from effloop.report.comparison import (
     FAILED_STATES,
@@ -40,7 +41,7 @@ from effloop.report.evaluation import WORST, Evaluation, cell_text, find_evaluat
 from effloop.report.values import are_numbers, as_number, shorten, to_short_text, to_text, write_csv
 from effloop.runs.compare import PER_RUN_KEYS
 from effloop.runs.environment import effloop_version
-from effloop.runs.reader import PLACE, Row, RunRecord, flatten
+from effloop.runs.reader import PLACE, Row, RunRecord
 
 if TYPE_CHECKING:
     from jinja2 import Environment

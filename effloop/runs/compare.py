@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from effloop.errors import printable
-from effloop.runs.reader import PLACE, RunRecord, differing_values, flatten, format_value, read_resumes
+from effloop.record.rows import flatten
+from effloop.runs.reader import PLACE, RunRecord, differing_values, format_value, read_resumes
 
 Tree: TypeAlias = Mapping[str, Any]
 

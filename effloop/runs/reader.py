@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from effloop.errors import ConfigError, printable
+from effloop.record.rows import flatten
 from effloop.system.processes import is_alive
 from effloop.system.untrusted import MOST_ROWS, read_json, read_text, read_yaml
 from effloop.task import Meter, meters_of, tasks
@@ -178,17 +179,6 @@ def find_runs(paths: Iterable[Path]) -> list[RunRecord]:
         if not jobs:
             raise ConfigError(f"'{path}': no job of this sweep has started; wait for one")
         found += jobs
-    return found
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dicts to {"optim.lr": 0.1, …}; an empty dict is a value."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            found |= flatten(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
     return found
 
 
