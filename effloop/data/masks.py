@@ -54,7 +54,6 @@ class MaskPlan(Plan):
         return super().images(memory[: places * depth // (depth + 1)])
 
     def new_targets(self, request: BatchRequest, images: Tensor) -> Tensor:
-        del request
         return masks_of(images)
 
     def replace_target(self, batch: Batch, row: int, sample: int) -> None:

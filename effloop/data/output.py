@@ -35,7 +35,6 @@ class Output:
 
     def finish(self, images: Tensor, start: int, stop: int) -> None:
         """Turn the pixels of rows `start` to `stop`, once they are written, into what the images are."""
-        del images, start, stop
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,6 @@ class Plan:
 
     def new_targets(self, request: BatchRequest, images: Tensor) -> Tensor:
         """The targets of a batch, (B,) or (B, K); or memory for them beside its images."""
-        del images
         return self._targets(request.samples)
 
     def replace_target(self, batch: Batch, row: int, sample: int) -> None:

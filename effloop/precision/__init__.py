@@ -116,7 +116,6 @@ precisions: Registry[Precision] = Registry("precision")
 @precisions.register("fp32", PrecisionConfig)
 def fp32(config: PrecisionConfig, device: torch.device) -> Precision:
     """Float32 throughout."""
-    del config
     return Precision(device)
 
 

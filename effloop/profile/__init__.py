@@ -31,7 +31,6 @@ class ProfileConfig(PartConfig):
 
     def check(self, updates: int, device: torch.device, *, in_place: bool) -> None:
         """Raise a ConfigError if fewer `updates` are left than needed, or the run resumes `in_place`, in its folder."""
-        del device
         if in_place:
             raise ConfigError(
                 f"profile: {self.name} ends the run, and this one is to be finished; start a separate one: "
@@ -84,5 +83,4 @@ profilers: Registry[Profiler] = Registry(
 @profilers.register("none", NoneConfig)
 def null_profiler(config: NoneConfig, *context: Any) -> Profiler:
     """Nothing is profiled."""
-    del config, context
     return Profiler()

@@ -115,7 +115,6 @@ class Recorder:
 
     def span(self, name: str, position: Position) -> AbstractContextManager[None]:
         """Measure the time of something besides training: `evaluation`, `checkpoint`."""
-        del name, position
         return nullcontext()
 
     def epoch(self, position: Position, scores: Mapping[str, float]) -> None:
@@ -138,5 +137,4 @@ recorders: Registry[Recorder] = Registry("record", {"run": "effloop.record.run"}
 @recorders.register("none", RecordConfig)
 def null_recorder(config: RecordConfig, **context: Any) -> Recorder:
     """Records nothing."""
-    del config, context
     return Recorder()

@@ -149,7 +149,6 @@ class Task(ABC):
         """This task fitted to the training split; called on all ranks, when a run begins. A ConfigError or DataError if
         its config doesn't fit the targets.
         """
-        del source, counts
         return self
 
     def to(self, device: torch.device) -> Self:
@@ -200,7 +199,6 @@ class Task(ABC):
         """(N, F) values that `details` needs, kept on the device for all samples; the outputs where `collects` is set,
         else by default nothing, with F = 0. Nothing here waits for the device.
         """
-        del targets
         return outputs if self.collects else outputs[:, :0]
 
     def details(
@@ -214,7 +212,6 @@ class Task(ABC):
             names: of the K outputs.
             sums: M of them, of all samples; none of tasks with `collects`.
         """
-        del facts, targets, names, sums
         return None
 
     # The trained model.
@@ -242,7 +239,6 @@ class Task(ABC):
             top: of tasks that rank classes, how many.
             every: of such tasks, whether each class's score has a column, too.
         """
-        del classes, top, every
         numbers = outputs.float().cpu().numpy()
         if numbers.shape[1] == 1:
             return {"output": numbers[:, 0]}

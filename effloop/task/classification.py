@@ -163,7 +163,6 @@ class Classification(base.Task):
     def details(
         self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str], sums: Sequence[float] = ()
     ) -> Details:
-        del sums
         losses, predicted, probabilities = facts.T
         from effloop.task.details import of_classes  # for `eval`
 

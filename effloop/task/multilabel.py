@@ -154,7 +154,6 @@ class Multilabel(base.Task):
     def details(
         self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str], sums: Sequence[float] = ()
     ) -> Details:
-        del sums
         logits = torch.from_numpy(facts).double()
         losses = self._losses(logits, torch.from_numpy(targets).double()).mean(dim=1).numpy()
         return of_flags(losses, facts, self._set(logits), targets > 0, names)

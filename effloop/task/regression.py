@@ -143,7 +143,6 @@ class Regression(base.Task):
     def details(
         self, facts: NDArray[np.float32], targets: NDArray[Any], names: Sequence[str], sums: Sequence[float] = ()
     ) -> Details:
-        del sums
         return of_numbers(facts, targets, names)
 
     def state_dict(self) -> dict[str, list[float]]:

@@ -266,7 +266,6 @@ def dice(logits: Tensor, masks: Tensor, weight: Tensor | None = None, *, batch: 
     """1 - 2 sum(p g) / (sum(p) + sum(g)) of each class, with probabilities p and g 1 in the class and 0 elsewhere; the
     mean over classes that have a pixel (Milletari et al. 2016, "V-Net", without squares). Weights aren't used.
     """
-    del weight
     probabilities = logits.float().softmax(dim=1) * (masks != IGNORED)[:, None]
     has = _one_hot(masks, logits.shape[1])
     hits, predicted, targets = ((each.sum((2, 3))) for each in (probabilities * has, probabilities, has))
@@ -280,7 +279,6 @@ def lovasz(logits: Tensor, masks: Tensor, weight: Tensor | None = None, *, batch
     """The Lovász-Softmax loss, the convex extension of 1 - IoU of each class to probabilities; the mean over classes
     that have a pixel (Berman et al. 2018, "The Lovász-Softmax loss"). Weights aren't used.
     """
-    del weight
     probabilities = logits.float().softmax(dim=1).flatten(2).transpose(0, 1)  # (K, N, pixels)
     pixels = masks.flatten(1)
     if batch:

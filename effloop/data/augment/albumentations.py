@@ -201,7 +201,6 @@ class KeyedRandom(random.Random):
 
     def seed(self, key: int = 0, version: int = 2) -> None:  # type: ignore[override]
         """Seed with a key from 0 to 2**64 - 1."""
-        del version
         self._state, self.gauss_next = key, None
 
     def _word(self) -> int:

@@ -198,7 +198,6 @@ class Augment(ABC):
             keys: (N,) uint64 on the host, as passed to `draw`.
             masks: (N, *size) uint8, if there are any; may be written.
         """
-        del keys
         return images, masks
 
     def with_masks(self) -> Augment:

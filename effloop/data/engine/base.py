@@ -43,7 +43,6 @@ class EngineConfig(PartConfig):
         """Batches in host memory at once, where a device is of the type `cpu` or `cuda`: those prefetched, the loop's,
         and one that is copied to the device; 0 where nothing is prefetched.
         """
-        del device
         return self.prefetch + 2
 
     @property

@@ -19,7 +19,6 @@ class InlineConfig(EngineConfig):
     """Fields of `engine=inline`; `prefetch` has no effect."""
 
     def host_batches(self, device: str) -> int:
-        del device
         return 0
 
 
@@ -30,7 +29,6 @@ class InlineEngine(Engine):
     fills_by_plan = True
 
     def __init__(self, config: InlineConfig, plan: Plan, *, num_workers: int, device: torch.device) -> None:
-        del config, num_workers
         self.plan = plan
         self.device = device
 

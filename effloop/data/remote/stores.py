@@ -397,7 +397,6 @@ class FsspecStore(Store):
         return str(self._system._strip_protocol(self.location.url(key)))
 
     def _failure(self, error: Exception, *, whole: bool = False) -> FetchError:
-        del whole
         return FetchError(f"{type(error).__name__}: {error}", again=not isinstance(error, _FINAL))
 
     def _listed(self, folder: str) -> list[RemoteFile]:

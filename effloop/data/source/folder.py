@@ -134,7 +134,6 @@ def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -
     columns, ROOT/targets.json says. Masks are PNGs, in ROOT/SPLIT/masks beside ROOT/SPLIT/images, and the names of
     their classes in ROOT/classes.txt.
     """
-    del shard_bytes  # one file per sample
     if dataset.targets.kind is Kind.masks:
         _write_masked(path, dataset)
         return

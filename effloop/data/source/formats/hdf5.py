@@ -131,7 +131,6 @@ def _stored(path: Path, member: str) -> StoredArray:
 @register_writer("hdf5")
 def write_hdf5(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
     """One file: a group per split with its columns and the encoded images, and the header as an attribute."""
-    del shard_bytes  # always one file
     h5py = optional_package("h5py", "to=hdf5", "effloop[hdf5]")
     with h5py.File(path, "x", libver=_LIBVER, locking=False, alignment_threshold=512, alignment_interval=64) as file:
         for split, records in dataset.splits.items():

@@ -315,7 +315,6 @@ def _learned(label: Any, targets: Targets, places: dict[str, int]) -> tuple[int,
 @register_writer("lmdb")
 def write_lmdb(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
     """A folder: one environment per split with its index, without LMDB's lock file, which is never the same."""
-    del shard_bytes  # always one file per split
     for split, records in dataset.splits.items():
         folder = path / split
         folder.mkdir(parents=True)

@@ -36,7 +36,6 @@ class MemmapSource(PackedSource):
 @register_writer("memmap")
 def write_memmap(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
     """One file: the encoded images of the splits end to end, and columns that say where each one is."""
-    del shard_bytes  # always one file
     splits: dict[str, object] = {}
     with ColumnWriter(path, {"splits": splits}) as writer:
         for split, records in dataset.splits.items():

@@ -160,7 +160,6 @@ def _array(tensor: Any, records: Mapping[int, int], where: str) -> Array:
 @register_writer("pth")
 def write_pth(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
     """One file; the images are first collected in an unnamed file beside it, so they take twice their space."""
-    del shard_bytes  # always one file
     headers, splits, spools = {}, {}, []
     for split, records in dataset.splits.items():
         columns, payload = SplitColumns.of(dataset, path.parent), Spool("B", path.parent)

@@ -125,12 +125,12 @@ class _FramedPayload(ScatteredPayload):
 @register_writer("recordio")
 def write_recordio(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
     """A folder: SPLIT.rec, SPLIT.idx and SPLIT.lst as im2rec writes them, SPLIT.index, and classes.txt."""
-    del shard_bytes  # MXNet and DALI read a single file with its .idx
     path.mkdir()
     write_names(path, dataset)
     for split, records in dataset.splits.items():
         index, file = IndexWriter.of(dataset, path), path / f"{split}.rec"
         idx, lst = file.with_suffix(".idx"), file.with_suffix(".lst")
+        # One file, of any size: MXNet and DALI read a single one with its .idx.
         with open(file, "wb") as rec, open(idx, "w") as starts, open(lst, "wb") as names:
             for number, record in enumerate(records):
                 if record.label > _LARGEST_LABEL:
