@@ -42,7 +42,7 @@ def cnn(config: CnnConfig, *, num_classes: int, image_size: Any) -> nn.Module:
 @models.register("airbench", CnnConfig)
 def airbench(config: CnnConfig, *, num_classes: int, channels: int) -> nn.Module:
     """The network of cifar10-airbench (Jordan 2024), whose first layer whitens; 2.0 million parameters."""
-    from effloop.model.airbench import Airbench
+    from effloop.model.networks import Airbench
 
     return Airbench(config.width, num_classes, channels)
 

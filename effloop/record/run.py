@@ -15,19 +15,9 @@ import numpy as np
 
 from effloop.batch import Batch
 from effloop.errors import how_ended, printable
+from effloop.record import rows
 from effloop.record.base import Metrics, Position, RecordConfig, Recorder, recorders
 from effloop.record.efficiency import Clock, Efficiency, Span
-from effloop.record.rows import (
-    EpochTable,
-    FinalFile,
-    MetricsFile,
-    PerfFile,
-    Resumed,
-    SkippedFile,
-    counted,
-    lines_of,
-    read_times,
-)
 from effloop.record.sinks import AppendFile, EpochReport, Sink, Sinks, StepReport
 from effloop.task import Meter, Task, score_names
 
@@ -205,10 +195,10 @@ class RunRecorder(Recorder):
         """
         self.config = config
         self.run_dir = run_dir
-        self._skipped = SkippedFile(run_dir)
+        self._skipped = rows.SkippedFile(run_dir)
         self.task = task
         self._writes = rank == 0
-        self._resumed = Resumed(first_step)
+        self._resumed = rows.Resumed(first_step)
         self._hyperparameters = hyperparameters
         self._world_size = world_size
         self._clock = self._validation = Clock()
@@ -235,8 +225,7 @@ class RunRecorder(Recorder):
         return self
 
     def _restore_times(self) -> None:
-        """Add the times from before the run was resumed."""
-        self._intervals, other_s = read_times(self.run_dir / "perf.jsonl")
+        self._intervals, other_s = rows.read_times(self.run_dir / "perf.jsonl")
         training = sum(self._intervals, Span())
         self._training = training - self._epoch.span  # which counts when its epoch ends
         self._other_s.update(other_s)
@@ -244,22 +233,22 @@ class RunRecorder(Recorder):
 
     def _open_sinks(self) -> None:
         resumed, params, names = self._resumed, self._hyperparameters, score_names(self.task.meters)
-        self._open("metrics.jsonl", lambda path: MetricsFile(path, resumed))
-        self._open("perf.jsonl", lambda path: PerfFile(path, resumed))
-        self._open("metrics.csv", lambda path: EpochTable(path, resumed, names))
-        self._open("summary.json", lambda path: FinalFile(path, _without_efficiency))
-        self._open("efficiency.json", lambda path: FinalFile(path, lambda summary: asdict(summary["efficiency"])))
-        if self.config.tensorboard:
-            from effloop.record.tensorboard import TensorBoardSink
+        self._open("metrics.jsonl", lambda path: rows.MetricsFile(path, resumed))
+        self._open("perf.jsonl", lambda path: rows.PerfFile(path, resumed))
+        self._open("metrics.csv", lambda path: rows.EpochTable(path, resumed, names))
+        self._open("summary.json", lambda path: rows.FinalFile(path, _without_efficiency))
+        self._open("efficiency.json", lambda path: rows.FinalFile(path, lambda summary: asdict(summary["efficiency"])))
+        if self.config.tensorboard or self.config.mlflow or self.config.wandb:
+            from effloop.record import trackers
 
-            self._open("tensorboard", lambda path: TensorBoardSink(path, resumed.step and resumed.step + 1))
-        if self.config.mlflow or self.config.wandb:
-            from effloop.record.trackers import MlflowSink, WandbSink
-
+            args = self.run_dir, self.config.project, params
+            if self.config.tensorboard:
+                hidden = resumed.step and resumed.step + 1
+                self._open("tensorboard", lambda path: trackers.TensorBoardSink(path, hidden))
             if self.config.mlflow:
-                self._sinks.open("MLflow", lambda: MlflowSink(self.run_dir, self.config.project, params))
+                self._sinks.open("MLflow", lambda: trackers.MlflowSink(*args))
             if self.config.wandb:
-                self._sinks.open("Weights & Biases", lambda: WandbSink(self.run_dir, self.config.project, params))
+                self._sinks.open("Weights & Biases", lambda: trackers.WandbSink(*args))
 
     def _open(self, name: str, make: Callable[[Path], Sink]) -> None:
         path = self.run_dir / name
@@ -297,7 +286,6 @@ class RunRecorder(Recorder):
             self._line(position, metrics, lr)
 
     def _line(self, position: Position, metrics: Metrics, lr: float) -> None:
-        """Write a line for the updates since the last one."""
         epoch = self._epoch
         epoch.before, epoch.sums, was, epoch.span = epoch.sums, metrics.read(), epoch.span, self._clock.read()
         epoch.position, epoch.lr = position, lr
@@ -323,7 +311,7 @@ class RunRecorder(Recorder):
         report = EpochReport(position, last.lr, self.task.meters, train=last.mean, val=scores, **spans)
         self._sinks.for_each(lambda sink: sink.epoch(report))
         if self._writes:
-            for line in lines_of(self._skipped.read(), position.epoch, first=bool(scores) and not self._evaluated):
+            for line in rows.lines_of(self._skipped.read(), position.epoch, first=bool(scores) and not self._evaluated):
                 self.note(line)
         self._evaluated = self._evaluated or bool(scores)
 
@@ -341,7 +329,7 @@ class RunRecorder(Recorder):
         }
         if self.download:
             full["download"] = dict(self.download)
-        if skipped := counted(self._skipped.read()):
+        if skipped := rows.counted(self._skipped.read()):
             full["skipped"] = skipped
         for line in efficiency.lines():
             self.note(line)

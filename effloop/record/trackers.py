@@ -1,4 +1,4 @@
-"""Sinks for experiment trackers: MLflow and Weights & Biases."""
+"""Sinks for experiment trackers: TensorBoard, MLflow and Weights & Biases, whose packages they import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from effloop.errors import ConfigError, optional_package
 from effloop.record.rows import flatten
-from effloop.record.sinks import CurvesSink, EpochReport, Scores
+from effloop.record.sinks import AppendFile, CurvesSink, EpochReport, Scores
 from effloop.system.files import write_text
 from effloop.system.untrusted import read_json
 
@@ -41,6 +41,34 @@ def import_mlflow() -> ModuleType:
 def import_wandb() -> ModuleType:
     """Import Weights & Biases; a ConfigError without it."""
     return optional_package("wandb", "record.wandb=true", "effloop[wandb]")
+
+
+class TensorBoardSink(CurvesSink):
+    """Writes the curves train/*, val/*, perf/*.
+
+    Events are written by the calling thread, one for all curves of a report. TensorBoard's own SummaryWriter uses a
+    thread, which takes a core from the training step, and may hang after Ctrl-C.
+    """
+
+    def __init__(self, folder: Path, hidden: int) -> None:
+        """Open a file for this start of the run, which hides earlier points from update `hidden` on; 0 hides none."""
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        folder.mkdir(exist_ok=True)
+        self._file = AppendFile(folder / f"events.out.tfevents.{time.time_ns()}.effloop.{os.getpid()}")
+        self._records = RecordWriter(self._file)
+        self._write(0, file_version="brain.Event:2")
+        if hidden:  # a resumed run repeats these updates
+            self._write(hidden, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+
+    def curves(self, values: Scores, step: int) -> None:
+        points = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step, summary=self._summary(value=points))
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), step=step, **content).SerializeToString())
 
 
 class MlflowSink(CurvesSink):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import effloop
 from effloop.errors import ConfigError
-from effloop.model.airbench import Airbench
+from effloop.model.networks import Airbench
 
 RECIPE = ("experiment=cifar10_airbench", "num_workers=0", "device=cpu", "model.width=4", "batch_size=8", "record=none")
 
