@@ -163,7 +163,6 @@ def _mix(config: Resolved, task: Task, source: Source) -> Mix | None:
 
 
 def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kind: type[Plan] = Plan) -> Plan:
-    """Which samples are loaded when, and how."""
     order = Order(
         num_samples=len(source),
         batch_per_rank=config.batch_size,

@@ -430,7 +430,6 @@ def _upgraded(plain: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _part_of_saved(group: str, name: str) -> type[PartConfig]:
-    """The config class of a part that a saved config names."""
     if name not in groups[group]:
         module = " give it to build_trainer(model=) as the run did," * (group == "model")
         raise ConfigError(
@@ -441,7 +440,6 @@ def _part_of_saved(group: str, name: str) -> type[PartConfig]:
 
 
 def _apply(tree: Any, override: Override) -> None:
-    """Apply an override of a key."""
     if not override.is_delete():
         OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
         return

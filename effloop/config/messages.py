@@ -13,16 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
-from omegaconf.errors import (
-    ConfigAttributeError,
-    ConfigKeyError,
-    ConfigTypeError,
-    InterpolationResolutionError,
-    MissingMandatoryValue,
-    UnsupportedInterpolationType,
-    ValidationError,
-)
+from omegaconf import DictConfig, errors
 
 from effloop.config import hydra_setup
 from effloop.config.overrides import FLAGS, REMOVED, RENAMED, key_of
@@ -79,7 +70,6 @@ class Key:
 
 
 def _of_parts(texts: Mapping[str, str], form: str) -> list[str]:
-    """Different texts, each with its parts if there are several."""
     parts: dict[str, list[str]] = {}
     for part, text in texts.items():
         parts.setdefault(text, []).append(part)
@@ -185,7 +175,7 @@ def _line(error: BaseException, overrides: Sequence[str]) -> str | None:
     first = reason(error).rstrip(".")
     first = first[:1].lower() + first[1:]
     match error:
-        case ConfigAttributeError() | ConfigKeyError():
+        case errors.ConfigAttributeError() | errors.ConfigKeyError():
             top = error.parent_node._get_root() if error.parent_node is not None else None
             return unknown_in(str(error.full_key), top if isinstance(top, DictConfig) else None)
         case MissingConfigException():
@@ -195,15 +185,15 @@ def _line(error: BaseException, overrides: Sequence[str]) -> str | None:
         case yaml.MarkedYAMLError():
             mark = error.problem_mark or error.context_mark
             return f"{f'{mark.name}, line {mark.line + 1}' if mark else 'a YAML file'}: {error.problem}"
-        case MissingMandatoryValue():
+        case errors.MissingMandatoryValue():
             return f"{key} is missing; set {key}=VALUE"
-        case UnsupportedInterpolationType():
+        case errors.UnsupportedInterpolationType():
             return f"{key}: {first}; use ${{KEY}} or ${{oc.env:VARIABLE}}"
-        case InterpolationResolutionError():
+        case errors.InterpolationResolutionError():
             variable = re.search(r"Environment variable '.*?' not found", str(error))
             circle = "Recursive" in str(error) and "its interpolations refer to each other in a circle"
             return f"{key}: {circle or (variable[0] if variable else first)}; set {key}=VALUE"
-        case ValidationError() | ConfigTypeError() if key:
+        case errors.ValidationError() | errors.ConfigTypeError() if key:
             return _bad_value(re.sub(r"\[\d+\]$", "", key), error, first, overrides)
     return _line_of_text(error, first, overrides)
 

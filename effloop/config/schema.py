@@ -220,7 +220,6 @@ _SPEEDS = ("compile", "channels_last", "cudnn_benchmark")
 
 
 def _is_auto(value: int | str, least: int) -> bool:
-    """Whether it is `auto`, or at least so many."""
     return value == "auto" or (isinstance(value, int) and value >= least)
 
 

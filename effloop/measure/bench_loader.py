@@ -205,7 +205,6 @@ def _image_folder(workload: Workload, *steps: str, **options: Any) -> torch.util
 
 
 def _pairs(batches: Iterable[Any]) -> Epoch:
-    """Epochs over batches of images and targets."""
     return lambda _, timed: sum(len(targets) for _, targets in timed(batches))
 
 
@@ -216,7 +215,6 @@ def loading(workload: Workload) -> Epoch:
 
 
 def _own(engine: str, count: int | None, workload: Workload) -> Epoch:
-    """EffLoop with another engine, and with so many workers."""
     workload.config.engine = configs.compose([f"engine={engine}"]).engine
     workload.config.num_workers = workload.config.num_workers if count is None else count
     return loading(workload)

@@ -133,7 +133,6 @@ def _more_workers(found: Measured) -> Iterator[Proposal]:
 
 
 def _caches(found: Measured, bound: str) -> Iterator[Proposal]:
-    """Encoded images in memory, or decoded ones."""
     source, free = found.loader.plan.source, available_memory() // 2
     if found.config.data.cache is not Cache.none or bound not in ("storage", "decode"):
         return
@@ -215,7 +214,6 @@ def _fewer_threads(found: Measured) -> Iterator[Proposal]:
 
 
 def _faster_steps(found: Measured) -> Iterator[Proposal]:
-    """Other ways to do the step."""
     config = found.config
     assert config.precision is not None
     if config.model.checkpointing:
@@ -371,7 +369,6 @@ def review(config: Config, trainer: Trainer, efficiency: Efficiency) -> Mapping[
 
 
 def _measured_at_end(config: Config, trainer: Trainer, loader: Loader, efficiency: Efficiency) -> Measured:
-    """What is known of the run, and what loading costs."""
     seconds = min(2.0, 0.005 * sum(efficiency.seconds.values()))
     costs = loading_costs(loader.plan, seconds, at_once=4)
     ranks, workers = trainer.parallel.world_size, workers_of(config, loader)

@@ -277,7 +277,6 @@ def _bytes_of(tensors: Iterable[Any]) -> int:
 
 
 def _loading(config: Config, split: str, loader: Loader, parallel: Parallel) -> Iterator[Part]:
-    """What loading a split takes on the host."""
     count, workers = loader.plan.order.batch_per_rank, num_workers(config, parallel)
     in_loop = 1 if loader.plan.output.dtype == torch.uint8 else 2  # the model still has one
     slots = config.engine.host_batches(parallel.device.type) if workers else in_loop

@@ -25,18 +25,7 @@ from rich.text import Text
 from effloop.errors import ConfigError
 from effloop.record.rows import flatten
 from effloop.report import charts
-from effloop.report.comparison import (
-    FAILED_STATES,
-    TIME_PARTS,
-    UNKNOWN,
-    Comparison,
-    compare_runs,
-    differences,
-    epochs_done,
-    metric_value,
-    short_names,
-    time_by_part,
-)
+from effloop.report import comparison as comparing
 from effloop.report.evaluation import WORST, Evaluation, cell_text, find_evaluations, plots, read_evaluation
 from effloop.report.values import are_numbers, as_number, shorten, to_short_text, to_text, write_csv
 from effloop.runs.compare import PER_RUN_KEYS
@@ -53,7 +42,7 @@ _MAX_NAME = 32  # characters of a run's name there, in a line
 
 def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title: str) -> None:
     """Write summary.csv, plot.png and report.html; a ConfigError for an unknown objective, or where that fails."""
-    comparison = compare_runs(runs, objective)
+    comparison = comparing.compare_runs(runs, objective)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_csv(folder / SUMMARY, _rows(comparison, folder))
@@ -66,29 +55,29 @@ def write_report(runs: Sequence[RunRecord], folder: Path, objective: str, title:
         raise ConfigError(f"the report: '{where}' can't be written: {error.strerror}; set out=FOLDER") from None
 
 
-def _rows(comparison: Comparison, folder: Path) -> list[Row]:
+def _rows(comparison: comparing.Comparison, folder: Path) -> list[Row]:
     """Rows of the CSV: all config keys that differ, the measurements, and the time of each part."""
-    swept, configs = comparison.swept, differences([run.config for run in comparison.runs])
+    swept, configs = comparison.swept, comparing.differences([run.config for run in comparison.runs])
     differ = {**swept, **configs, **swept}
     rows = []
     for index, run in enumerate(comparison.runs):
-        seconds = time_by_part(run)
-        done, _ = epochs_done(run)
+        seconds = comparing.time_by_part(run)
+        done, _ = comparing.epochs_done(run)
         last = next((row for row in reversed(run.metrics) if row.get("split") == "val"), {})
         row: Row = {"run": to_text(comparison.names[index]), "state": to_text(run.state), "reason": to_text(run.reason)}
         own = {key: values[index] for key, values in differ.items() if key not in row}
         row |= {to_text(k): v if v is None or are_numbers([v]) else to_text(v) for k, v in own.items()}
         row |= {"best": int(index == comparison.best), "epochs done": done}
-        row |= {name: metric_value(run, name) for name in comparison.measures}
+        row |= {name: comparing.metric_value(run, name) for name in comparison.measures}
         row |= {f"last val/{meter.name}": last.get(meter.name) for meter in comparison.meters}
-        row |= {f"time/{part}": seconds.get(part) for part in TIME_PARTS}
+        row |= {f"time/{part}": seconds.get(part) for part in comparing.TIME_PARTS}
         rows.append({**row, "path": to_text(os.path.relpath(run.path, folder))})
     return rows
 
 
 def print_tables(runs: Sequence[RunRecord], objective: str) -> None:
     """Print a table of the means over seeds or folds, if there are several, and that of all runs."""
-    console, comparison = Console(), compare_runs(runs, objective)
+    console, comparison = Console(), comparing.compare_runs(runs, objective)
     if comparison.repeated:
         console.print(_means_table(comparison))
     names = [*dict.fromkeys([objective, comparison.measures[0], "val/loss", "images/s", "wait", "seconds"])]
@@ -100,7 +89,7 @@ def print_tables(runs: Sequence[RunRecord], objective: str) -> None:
     console.print(table)
 
 
-def _means_table(comparison: Comparison) -> Table:
+def _means_table(comparison: comparing.Comparison) -> Table:
     """Mean and standard deviation of each setting's runs."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(f"over {comparison.over}", overflow="fold")
@@ -114,13 +103,13 @@ def _means_table(comparison: Comparison) -> Table:
     return table
 
 
-def _runs_table(comparison: Comparison, names: Sequence[str], dropped: Sequence[str] = ()) -> Table:
+def _runs_table(comparison: comparing.Comparison, names: Sequence[str], dropped: Sequence[str] = ()) -> Table:
     """A row for each run with some measurements, the best first; below are failures and what has no column."""
     keys = list(comparison.swept)[:_MAX_SWEPT]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
     table.caption = _caption(comparison, [*map(to_text, list(comparison.swept)[_MAX_SWEPT:]), *dropped])
     table.add_column("run", overflow="fold", max_width=_MAX_NAME)
-    headings = short_names(comparison.swept)
+    headings = comparing.short_names(comparison.swept)
     for key in keys:
         justify: Any = "right" if are_numbers(comparison.swept[key]) else "left"
         table.add_column(headings[key].replace("_", "_\n"), justify=justify, overflow="fold", max_width=24)
@@ -129,24 +118,24 @@ def _runs_table(comparison: Comparison, names: Sequence[str], dropped: Sequence[
         table.add_column(name.replace("val/", "val/\n"), justify="right", no_wrap=True)
     for index in comparison.order:
         run, best = comparison.runs[index], index == comparison.best
-        done, total = epochs_done(run)
+        done, total = comparing.epochs_done(run)
         cells = [to_text(comparison.names[index]), *(to_short_text(comparison.swept[key][index]) for key in keys)]
         state = "best" if best and run.state == "done" else f"{run.state}, best" if best else run.state
         cells += [state, f"{done}/{total}" if total else str(done)]
-        cells += [comparison.format(name, metric_value(run, name)) for name in names]
-        style = "bold green" if best else "red" if run.state in FAILED_STATES else ""
+        cells += [comparison.format(name, comparing.metric_value(run, name)) for name in names]
+        style = "bold green" if best else "red" if run.state in comparing.FAILED_STATES else ""
         table.add_row(*(Text(to_text(cell)) for cell in cells), style=style)
     return table
 
 
-def _caption(comparison: Comparison, more: Sequence[str]) -> Text:
+def _caption(comparison: comparing.Comparison, more: Sequence[str]) -> Text:
     """What has no column, and why runs failed."""
     lines = [] if comparison.same_data else ["no best: the runs were validated on different data"]
     if more:
         lines.append(f"+{len(more)} more in {SUMMARY}: {', '.join(more)}")
     for name, run in zip(comparison.names, comparison.runs, strict=True):
-        if run.state in FAILED_STATES or run.reason:
-            lines.append(f"{to_text(name)} {to_text(run.state)}: {to_text(run.reason or UNKNOWN)}")
+        if run.state in comparing.FAILED_STATES or run.reason:
+            lines.append(f"{to_text(name)} {to_text(run.state)}: {to_text(run.reason or comparing.UNKNOWN)}")
     return Text("\n".join(lines), style="not italic")
 
 
@@ -178,7 +167,7 @@ def stylesheet() -> str:
     return "".join((files("effloop.report") / name).read_text("utf-8") for name in ("report.css", "pipeline.css"))
 
 
-def _evaluations(comparison: Comparison) -> Iterator[dict[str, Any]]:
+def _evaluations(comparison: comparing.Comparison) -> Iterator[dict[str, Any]]:
     """The evaluations that run folders have, in the order of the table; to be called in `charts.style`."""
     for run in comparison.order:
         for folder in find_evaluations(comparison.runs[run].path):
@@ -188,7 +177,7 @@ def _evaluations(comparison: Comparison) -> Iterator[dict[str, Any]]:
                     yield _shown(comparison, run, folder, found)
 
 
-def _shown(comparison: Comparison, run: int, folder: Path, found: Evaluation) -> dict[str, Any]:
+def _shown(comparison: comparing.Comparison, run: int, folder: Path, found: Evaluation) -> dict[str, Any]:
     """An evaluation as the page has it: of each cell the value, by which the page sorts, and its text."""
     rows, percent = found.details.rows, found.details.percent
     return {
@@ -204,7 +193,7 @@ def _shown(comparison: Comparison, run: int, folder: Path, found: Evaluation) ->
     }
 
 
-def _heading(comparison: Comparison, found: Evaluation) -> str:
+def _heading(comparison: comparing.Comparison, found: Evaluation) -> str:
     """`val, epoch 19, float32, 341 samples, top1 76.54%, loss 0.8029`."""
     facts, known = found.facts, comparison.measures
 
@@ -231,7 +220,7 @@ def _jpeg(path: Path) -> str:
     return ""
 
 
-def render_page(comparison: Comparison, title: str) -> str:
+def render_page(comparison: comparing.Comparison, title: str) -> str:
     """The report as HTML, all contents of run folders escaped; to be called in `charts.style`."""
     jinja = environment()
     jinja.filters |= {
@@ -239,7 +228,7 @@ def render_page(comparison: Comparison, title: str) -> str:
         "are_numbers": lambda values: are_numbers(value for value in values if value is not None),
         "total": lambda parts: sum(parts.values()),
     }
-    jinja.globals |= {"epochs_done": epochs_done, "metric_value": metric_value}
+    jinja.globals |= {"epochs_done": comparing.epochs_done, "metric_value": comparing.metric_value}
     script = (files("effloop.report") / "report.js").read_text("utf-8")
     runs = comparison.runs
     return jinja.get_template("page.html.j2").render(
@@ -252,16 +241,16 @@ def render_page(comparison: Comparison, title: str) -> str:
         comparison=comparison,
         colours=charts.run_colours(comparison),
         metrics=list(dict.fromkeys([comparison.objective, *comparison.measures])),
-        short_names=short_names(comparison.swept),
-        failed_states=FAILED_STATES,
+        short_names=comparing.short_names(comparison.swept),
+        failed_states=comparing.FAILED_STATES,
         failures=[
-            (index, run.state, run.reason or UNKNOWN)
+            (index, run.state, run.reason or comparing.UNKNOWN)
             for index, run in enumerate(runs)
-            if run.state in FAILED_STATES or run.reason
+            if run.state in comparing.FAILED_STATES or run.reason
         ],
         computed_in=" or ".join(sorted({to_text(name) for run in runs if (name := run.summary.get("precision"))})),
-        time_parts=TIME_PARTS,
-        times={index: times for index, run in enumerate(runs) if (times := time_by_part(run))},
+        time_parts=comparing.TIME_PARTS,
+        times={index: times for index, run in enumerate(runs) if (times := comparing.time_by_part(run))},
         verdicts=[*_verdicts(comparison)],
         sweep_plot=charts.to_svg(charts.plot_sweep(comparison), _SWEEP_LABEL) if comparison.swept else "",
         curves=[charts.to_svg(each, f"{name} over epochs") for name, each in charts.plot_curves(comparison).items()],
@@ -280,7 +269,7 @@ def _sort_key(value: Any) -> str:
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else to_text(value)
 
 
-def _verdicts(comparison: Comparison) -> Iterator[tuple[int, str, str]]:
+def _verdicts(comparison: comparing.Comparison) -> Iterator[tuple[int, str, str]]:
     """What holds a run back, and what would help: index, a sentence, and an override; of the runs that know it."""
     for index in comparison.order:
         found = comparison.runs[index].efficiency
@@ -289,19 +278,19 @@ def _verdicts(comparison: Comparison) -> Iterator[tuple[int, str, str]]:
             yield index, to_text(found["verdict"]["line"]), to_text(override["override"])
 
 
-def _config(comparison: Comparison) -> dict[str, Any]:
+def _config(comparison: comparing.Comparison) -> dict[str, Any]:
     """The config's keys that differ, and lines for those that don't."""
     configs = [{key: value for key, value in run.config.items() if key not in PLACE} for run in comparison.runs]
-    differ = differences(configs)
+    differ = comparing.differences(configs)
     known = next((config for config in configs if config), {})
     same = [f"{key}: {to_text(value)}" for key, value in flatten(known).items() if key not in differ]
     return {"config": _differing(comparison, configs), "same_config": same}
 
 
-def _differing(comparison: Comparison, trees: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[str]]]:
+def _differing(comparison: comparing.Comparison, trees: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[str]]]:
     """For each key that differs each value, and the runs that have it."""
     rows = {}
-    for key, values in differences(trees).items():
+    for key, values in comparing.differences(trees).items():
         runs_of: dict[str, list[str]] = {}
         for name, value, tree in zip(comparison.names, values, trees, strict=True):
             if tree:

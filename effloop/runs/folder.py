@@ -160,7 +160,6 @@ def claim_run_dir(path: Path, *, again: bool = False) -> Path:
 
 
 def _take(folder: Path, *, again: bool) -> None:
-    """Make a folder that is there this run's."""
     lock(folder, new=not again)
     try:
         if not again:

@@ -112,7 +112,6 @@ class DaliEngine(Engine):
     def _begin(
         self, pipeline: _Pipeline, pool: DaemonThreads, request: BatchRequest, reading: Future[Prepared | None]
     ) -> _Begun:
-        """Pass a batch to DALI, or load it."""
         prepared = pool.result(reading, self.config.timeout_s, self.plan.source)
         if prepared is None:
             return self._load(pool, request)
@@ -126,7 +125,6 @@ class DaliEngine(Engine):
         return _Begun(request, False, batch, fills)
 
     def _finished(self, pipeline: _Pipeline, pool: DaemonThreads, begun: _Begun) -> Batch:
-        """Wait for a batch that `_begin` started."""
         request = begun.request
         pixels = pipeline.take() if begun.given else None
         if pixels is not None and len(pixels) == len(request.ids):

@@ -276,7 +276,6 @@ class Pool:
             raise
 
     def _at_work(self) -> str:
-        """What the workers are doing, for messages."""
         names = [
             f"worker {number} of {len(self._workers)} (pid {process.pid}{', stopped' * is_stopped(process.pid)})"
             for number, process in self._workers.values()
@@ -319,7 +318,6 @@ class Pool:
                 self._waiting.popleft()
 
     def _drop_cancelled(self) -> None:
-        """Take back the jobs of cancelled batches."""
         if all(pending.wanted for pending in self._pending.values()):
             return
         jobs, self._waiting = [*self._take_back(), *self._waiting], deque()

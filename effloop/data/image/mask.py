@@ -14,15 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.image.header import (
-    PNG_SIGNATURE,
-    Encoded,
-    png_chunk_valid,
-    png_chunks,
-    pnm_header,
-    pnm_pixels,
-    read_header,
-)
+from effloop.data.image import header as headers
 from effloop.errors import DataError
 from effloop.native import address, function
 from effloop.system.cached import cached_property
@@ -37,15 +29,15 @@ _PEEKED = 8  # rows, at most
 _FIX = "copy or write it again"
 
 
-def _png_values(data: Encoded) -> NDArray[np.uint8]:
+def _png_values(data: headers.Encoded) -> NDArray[np.uint8]:
     """(H, W) uint8: grey of 1 to 8 bits or palette indices, as they are stored; or (H, W, 3) RGB, without any alpha.
 
     Raises:
         DataError: of 16 bits or of another kind, damaged or cut short. The message begins with "is ...".
     """
     kind, pixels = b"", []
-    for kind, start, end in png_chunks(data):
-        if not png_chunk_valid(data, start, end):
+    for kind, start, end in headers.png_chunks(data):
+        if not headers.png_chunk_valid(data, start, end):
             raise DataError(f"is a damaged PNG: its chunk {kind!r} doesn't match its checksum; {_FIX}")
         pixels += [memoryview(data)[start:end]] if kind == b"IDAT" else []
     if kind != b"IEND" or not pixels:
@@ -92,8 +84,7 @@ def _unfiltered(data: bytes, height: int, width: int) -> NDArray[np.uint8] | Non
 
 
 def _png(head: bytes, *pixels: bytes | memoryview) -> bytes:
-    """A PNG of a header and compressed pixels."""
-    parts: list[bytes | memoryview] = [PNG_SIGNATURE]
+    parts: list[bytes | memoryview] = [headers.PNG_SIGNATURE]
     for kind, data in ((b"IHDR", head), *((b"IDAT", each) for each in pixels), (b"IEND", b"")):
         crc = zlib.crc32(data, zlib.crc32(kind))
         parts += [struct.pack(">I", len(data)), kind, data, struct.pack(">I", crc)]
@@ -146,7 +137,7 @@ class MaskFormat:
 PLAIN = MaskFormat()  # of masks that hold classes
 
 
-def decode_mask(data: Encoded, form: MaskFormat = PLAIN) -> NDArray[np.uint8]:
+def decode_mask(data: headers.Encoded, form: MaskFormat = PLAIN) -> NDArray[np.uint8]:
     """The class of each pixel.
 
     Args:
@@ -177,19 +168,19 @@ def encode_mask(mask: NDArray[np.uint8]) -> bytes:
     """(H, W) uint8 -> the smallest of raw PNM, PNG and runs, which `decode_mask` reads; of equal ones the fastest."""
     runs = _encode_runs(mask)
     height, width = mask.shape
-    raw = pnm_header(height, width, 1)
+    raw = headers.pnm_header(height, width, 1)
     found = runs if len(runs) <= len(raw) + mask.size else raw + mask.tobytes()
     png = png_bytes(mask)
     return found if len(found) <= len(png) else png
 
 
-def mask_size(data: Encoded) -> tuple[int, int]:
+def mask_size(data: headers.Encoded) -> tuple[int, int]:
     """(height, width) of an encoded mask, from its header; a DataError, "has a mask ...", if it has none."""
     if bytes(data[: len(_RUNS)]) == _RUNS and len(data) >= _RUNS_HEADER.size:
         _, height, width, _ = _RUNS_HEADER.unpack_from(data)
         return height, width
     try:
-        header = read_header(data)
+        header = headers.read_header(data)
     except DataError as error:
         raise DataError(f"has a mask that {error}; write it again, as PNG") from None
     return header.height, header.width
@@ -233,7 +224,7 @@ def check_values(largest: int, num_classes: int) -> None:
         )
 
 
-def _values(data: Encoded) -> NDArray[np.uint8]:
+def _values(data: headers.Encoded) -> NDArray[np.uint8]:
     """(H, W) uint8 stored values, or (H, W, 3) uint8 RGB."""
     height, width = mask_size(data)
     if height * width > MAX_PIXELS:
@@ -242,20 +233,22 @@ def _values(data: Encoded) -> NDArray[np.uint8]:
     if magic == _RUNS:
         return _decode_runs(data)
     if magic[:2] in (b"P5", b"P6"):
-        header = read_header(data)
+        header = headers.read_header(data)
         if not header.complete or not header.plain:
             raise DataError(
                 f"has a mask that is no whole PNM of 8 bits: {len(data):,} bytes for {height} x {width} pixels; write "
                 "it again, with a largest value of 255, or as PNG"
             )
-        pixels = pnm_pixels(data, header)
+        pixels = headers.pnm_pixels(data, header)
         return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
-    if magic == PNG_SIGNATURE:
+    if magic == headers.PNG_SIGNATURE:
         try:
             return _png_values(data)
         except DataError as error:
             raise DataError(f"has a mask that {error}") from None
-    raise DataError(f"has a mask in {read_header(data).format}; allowed are PNG and PNM, lossless: write it as PNG")
+    raise DataError(
+        f"has a mask in {headers.read_header(data).format}; allowed are PNG and PNM, lossless: write it as PNG"
+    )
 
 
 def _encode_runs(mask: NDArray[np.uint8]) -> bytes:
@@ -266,7 +259,7 @@ def _encode_runs(mask: NDArray[np.uint8]) -> bytes:
     return head + lengths.tobytes() + flat[starts].tobytes()
 
 
-def _decode_runs(data: Encoded) -> NDArray[np.uint8]:
+def _decode_runs(data: headers.Encoded) -> NDArray[np.uint8]:
     _, height, width, count = _RUNS_HEADER.unpack_from(data)
     if len(data) == _RUNS_HEADER.size + 5 * count:
         lengths = np.frombuffer(data, "<u4", count, _RUNS_HEADER.size)

@@ -207,7 +207,6 @@ class BucketStore(Store):
         return self._file(self._obstore.head(self._first, key))
 
     def _file(self, meta: Mapping[str, Any]) -> RemoteFile:
-        """A file as obstore describes it."""
         version = meta["e_tag"] or meta["last_modified"].isoformat()
         return RemoteFile(meta["path"], int(meta["size"]), str(version).strip('"'))
 

@@ -92,7 +92,6 @@ class Indexed(View):
         return self.build and self._time.spent <= SHARE * (time.perf_counter() - self._time.began)
 
     def _built(self, name: bytes, data: Encoded) -> Encoded | None:
-        """A new index."""
         started = time.perf_counter()
         index = build_index(data)
         try:

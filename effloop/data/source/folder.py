@@ -20,22 +20,8 @@ from effloop.data.image.mask import decode_mask, png_bytes
 from effloop.data.source.base import Kind, NoSplitError, Source, class_counts, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
+from effloop.data.source.storage import loose
 from effloop.data.source.storage.kept import folder_times
-from effloop.data.source.storage.loose import (
-    EXTENSIONS,
-    SOUGHT,
-    Facts,
-    Listed,
-    Listing,
-    LooseSource,
-    entries,
-    folders,
-    images_in,
-    is_folder,
-    kinds_of,
-    open_listing,
-    size_of,
-)
 from effloop.data.source.storage.targets import Targets, write_targets
 from effloop.data.source.storage.writing import NAMES, SHARD_BYTES, Dataset, Records, register_writer
 from effloop.errors import ConfigError, DataError
@@ -47,7 +33,7 @@ class FolderConfig(DataConfig):
 
 
 @sources.register("folder", FolderConfig)
-class FolderSource(LooseSource):
+class FolderSource(loose.LooseSource):
     """One folder per class, in a folder per split (ImageFolder's layout)."""
 
     def __init__(self, config: FolderConfig, split: str) -> None:
@@ -61,16 +47,15 @@ class FolderSource(LooseSource):
             )
         path, identity = os.fsencode(folder), os.fsencode(folder.resolve())
         same = {"root": str(folder), "extensions": [*header.EXTENSIONS]}
-        index = open_listing(config, identity, same, "kinds", lambda _: _scan(path))
-        self._open(
-            index, None, Facts(path, printable(path), {"root": identity.hex()}, names=tuple(index.meta["classes"]))
-        )
+        index = loose.open_listing(config, identity, same, "kinds", lambda _: _scan(path))
+        names = tuple(index.meta["classes"])
+        self._open(index, None, loose.Facts(path, printable(path), {"root": identity.hex()}, names=names))
         if not len(self.labels):
-            raise DataError(f"{self.where} has no images in its class folders ({SOUGHT}); set data.root=PATH")
+            raise DataError(f"{self.where} has no images in its class folders ({loose.SOUGHT}); set data.root=PATH")
         if (empty := index.meta["empty"]) and not config.allow_missing_classes:
             raise DataError(
-                f"{self.where}: the class folder '{empty[0]}' has no images ({SOUGHT}); remove it, fill it, or set "
-                "data.allow_missing_classes=true"
+                f"{self.where}: the class folder '{empty[0]}' has no images ({loose.SOUGHT}); remove it, fill it, or "
+                "set data.allow_missing_classes=true"
             )
 
     @classmethod
@@ -88,35 +73,35 @@ def _has_masks(root: Path, split: str) -> bool:
 
 def _listing(root: Path, split: str, config: DataConfig) -> str:
     """What `root` has instead of the folder of `split`, and what to do."""
-    folders = sorted(printable(entry.name) for entry in entries(os.fsencode(root)) if entry.is_dir())
+    folders = sorted(printable(entry.name) for entry in loose.entries(os.fsencode(root)) if entry.is_dir())
     if not folders:
-        return f"it has no folders at all, where SPLIT/CLASS/ with images should be ({SOUGHT}): set data.root=PATH"
+        there = f"SPLIT/CLASS/ with images should be ({loose.SOUGHT})"
+        return f"it has no folders at all, where {there}: set data.root=PATH"
     other = config.train_split if split == config.val_split else config.val_split
     free = [name for name in folders if name != other] or ["a folder of other images"]
     fix = config.fix_split(split, free[0] if len(free) == 1 else "NAME")
     return f"it has {', '.join(folders[:8])}: {fix}"
 
 
-def _scan(root: bytes) -> Listing:
-    """Read the folders of a split."""
-    visited, files = {root: folder_times(root)}, Listed()
-    classes = sorted((entry.name for entry in entries(root) if is_folder(entry)), key=os.fsdecode)
+def _scan(root: bytes) -> loose.Listing:
+    visited, files = {root: folder_times(root)}, loose.Listed()
+    classes = sorted((entry.name for entry in loose.entries(root) if loose.is_folder(entry)), key=os.fsdecode)
     if not classes:
         raise DataError(
-            f"{printable(root)} has no class folders with images ({SOUGHT}); "
+            f"{printable(root)} has no class folders with images ({loose.SOUGHT}); "
             "it should hold one folder per class: set data.root=PATH"
         )
     empty, kinds = [], Counter[bytes]()
     for label, name in enumerate(classes):
         before = len(files)
-        for folder in sorted(folders(os.path.join(root, name)), key=os.fsdecode):
+        for folder in sorted(loose.folders(os.path.join(root, name)), key=os.fsdecode):
             visited[folder] = folder_times(folder)  # before it is read: what is added meanwhile changes them
-            for entry in images_in(folder, kinds):
-                files.add(entry.path[len(root) + 1 :], label, size_of(entry.path))
+            for entry in loose.images_in(folder, kinds):
+                files.add(entry.path[len(root) + 1 :], label, loose.size_of(entry.path))
         if len(files) == before:
             empty.append(printable(name))
-    facts: dict[str, Any] = {"classes": [*map(printable, classes)], "empty": empty, "kinds": kinds_of(kinds)}
-    if stray := len(images_in(root, Counter())):
+    facts: dict[str, Any] = {"classes": [*map(printable, classes)], "empty": empty, "kinds": loose.kinds_of(kinds)}
+    if stray := len(loose.images_in(root, Counter())):
         facts["kinds"]["in no class folder"] = stray
     return facts | files.meta(), {"": files}, visited
 
@@ -205,7 +190,7 @@ def _place(key: bytes, number: int, data: Encoded, folder: bytes = b"") -> bytes
     """A sample's path in the folder of its split: its key if that is one in `folder`, which ends in a slash, and, in a
     table, if every reader takes it unchanged; otherwise its number.
     """
-    fits = key.startswith(folder) and key.lower().endswith(EXTENSIONS) and _is_path(key, 64) and b"/." not in key
+    fits = key.startswith(folder) and key.lower().endswith(loose.EXTENSIONS) and _is_path(key, 64) and b"/." not in key
     if fits and not folder:
         text = key.decode("utf-8", "replace")
         fits = text.encode() == key and text.isprintable() and text.strip() == text and not key.startswith(b".")

@@ -12,34 +12,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from effloop.data.image.mask import (
-    IGNORED,
-    MOST_CLASSES,
-    Colour,
-    MaskFormat,
-    check_values,
-    decode_mask,
-    largest_value,
-    mask_digest,
-)
+from effloop.data.image import mask as coded
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
+from effloop.data.source.storage import loose
 from effloop.data.source.storage.columns import ColumnFile, is_verified
 from effloop.data.source.storage.kept import file_state, folder_times
-from effloop.data.source.storage.loose import (
-    Facts,
-    Listed,
-    Listing,
-    Looked,
-    LooseSource,
-    folders,
-    images_in,
-    kinds_of,
-    open_listing,
-    read_file,
-    size_of,
-)
 from effloop.data.source.storage.targets import MASKS
 from effloop.data.source.tables import shown
 from effloop.errors import ConfigError, DataError
@@ -71,8 +50,8 @@ class MasksConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.classes is not None and not 0 < len(self.classes) <= MOST_CLASSES:
-            raise ConfigError(f"data.classes: {len(self.classes)} names are not allowed; set 1 to {MOST_CLASSES}")
+        if self.classes is not None and not 0 < len(self.classes) <= coded.MOST_CLASSES:
+            raise ConfigError(f"data.classes: {len(self.classes)} names are not allowed; set 1 to {coded.MOST_CLASSES}")
         if self.classes and (twice := {name for name in self.classes if self.classes.count(name) > 1}):
             raise ConfigError(f"data.classes: '{min(twice)}' comes twice; name each once")
 
@@ -123,7 +102,7 @@ def find_layout(root: Path, split: str) -> Layout | None:
         end, table = "_gtFine_labelTrainIds", None
     else:
         labels = {number: label for label, number in enumerate(_CITYSCAPES_IDS)}
-        end, table = "_gtFine_labelIds", tuple(labels.get(value, IGNORED) for value in range(256))
+        end, table = "_gtFine_labelIds", tuple(labels.get(value, coded.IGNORED) for value in range(256))
     return Layout(images, masks, "_leftImg8bit", end, None, table, _CITYSCAPES)
 
 
@@ -138,7 +117,6 @@ def splits_of(root: Path) -> list[str]:
 
 
 def _lacking(root: Path, split: str, config: MasksConfig) -> NoSplitError:
-    """The error for a split that isn't there."""
     if have := ", ".join(map(shown, splits_of(root)[:8])):
         return NoSplitError(
             f"data.root: '{config.root}' has no split '{split}'; it has {have}: {config.fix_split(split)}"
@@ -196,9 +174,9 @@ def _files(root: Path, end: str, visit: list[bytes], kinds: Counter[bytes]) -> d
     found: dict[bytes, bytes] = {}
     if not root.is_dir():
         raise DataError(f"{printable(base)} is no folder that is there; set data.root=PATH")
-    for folder in sorted(folders(base), key=os.fsdecode):
+    for folder in sorted(loose.folders(base), key=os.fsdecode):
         visit.append(folder)
-        for entry in images_in(folder, kinds):
+        for entry in loose.images_in(folder, kinds):
             path = entry.path[len(base) + 1 :]
             stem = path[: path.rfind(b".")]
             if not stem.endswith(ending):
@@ -218,13 +196,13 @@ def _files(root: Path, end: str, visit: list[bytes], kinds: Counter[bytes]) -> d
 _COLOUR = re.compile(r"(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\S.*)")
 
 
-def read_colors(path: Path) -> tuple[tuple[Colour, ...], tuple[Colour, ...], tuple[str, ...]]:
+def read_colors(path: Path) -> tuple[tuple[coded.Colour, ...], tuple[coded.Colour, ...], tuple[str, ...]]:
     """The colours of the classes, those that aren't counted, and the classes' names, from lines `R G B name`."""
     try:
         lines = _lines(path)
     except DataError as error:
         raise ConfigError(f"data.colors: {error}; set data.colors=FILE") from None
-    named: dict[Colour, str] = {}
+    named: dict[coded.Colour, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -237,19 +215,19 @@ def read_colors(path: Path) -> tuple[tuple[Colour, ...], tuple[Colour, ...], tup
             raise DataError(f"{path}, line {number}: '{line[:80]}' has a colour or a name of a line above; correct it")
         named[colour] = name
     classes = {colour: name for colour, name in named.items() if name != "-"}
-    if not 0 < len(classes) < MOST_CLASSES:
-        raise DataError(f"{path} names {len(classes)} classes; allowed are 1 to {MOST_CLASSES - 1}")
+    if not 0 < len(classes) < coded.MOST_CLASSES:
+        raise DataError(f"{path} names {len(classes)} classes; allowed are 1 to {coded.MOST_CLASSES - 1}")
     return tuple(classes), tuple(colour for colour in named if colour not in classes), tuple(classes.values())
 
 
-def format_of(config: Any, table: tuple[int, ...] | None = None) -> tuple[MaskFormat, tuple[str, ...]]:
+def format_of(config: Any, table: tuple[int, ...] | None = None) -> tuple[coded.MaskFormat, tuple[str, ...]]:
     """How values become classes, and the names that the file of colours gives these, if there is one; by the keys
     `reduce_zero` and `colors` of a config.
     """
     if config.colors is None:
-        return MaskFormat(config.reduce_zero, table=table), ()
+        return coded.MaskFormat(config.reduce_zero, table=table), ()
     colours, ignored, names = read_colors(Path(os.path.expanduser(config.colors)))
-    return MaskFormat(config.reduce_zero, colours, ignored, table), names[config.reduce_zero :]
+    return coded.MaskFormat(config.reduce_zero, colours, ignored, table), names[config.reduce_zero :]
 
 
 def names_of(
@@ -278,7 +256,7 @@ def refuse_larger(largest: int, names: Sequence[str], told_by: str, path: bytes)
     if is_verified():
         return
     try:
-        check_values(largest, len(names))
+        coded.check_values(largest, len(names))
     except DataError as error:
         wrong = str(error).removeprefix("has a mask with ")
         fix = "name more classes, or correct the mask"
@@ -297,25 +275,27 @@ def _names_in(path: Path) -> tuple[str, ...]:
     names = [line.strip() for line in _lines(path)]
     while names and not names[-1]:
         names.pop()
-    if not names or not all(names) or len({*names}) < len(names) or len(names) > MOST_CLASSES:
-        raise DataError(f"{path} has {len(names)} lines, should be 1 to {MOST_CLASSES} with a class's name each, once")
+    if not names or not all(names) or len({*names}) < len(names) or len(names) > coded.MOST_CLASSES:
+        raise DataError(
+            f"{path} has {len(names)} lines, should be 1 to {coded.MOST_CLASSES} with a class's name each, once"
+        )
     return tuple(names)
 
 
 # What is in each mask.
 
 
-def look_at_file(path: bytes, form: MaskFormat) -> Looked:
+def look_at_file(path: bytes, form: coded.MaskFormat) -> loose.Looked:
     """What is in a mask: decoded once, whole."""
     try:
-        data = read_file(path)
+        data = loose.read_file(path)
     except DataError as error:
-        return Looked(wrong=str(error))
+        return loose.Looked(wrong=str(error))
     try:
-        mask = decode_mask(data, form)
+        mask = coded.decode_mask(data, form)
     except DataError:  # the check before the first step says what is wrong with it
-        return Looked()
-    return Looked(mask_digest(mask), largest_value(mask))
+        return loose.Looked()
+    return loose.Looked(coded.mask_digest(mask), coded.largest_value(mask))
 
 
 def in_parallel(items: Iterable[T], look_at: Callable[[T], R]) -> Iterator[tuple[T, R]]:
@@ -327,7 +307,7 @@ def in_parallel(items: Iterable[T], look_at: Callable[[T], R]) -> Iterator[tuple
 
 
 @sources.register("masks", MasksConfig)
-class MasksSource(LooseSource):
+class MasksSource(loose.LooseSource):
     """Images with a mask each: SPLIT/{images,masks}, or the folders of ADE20K, VOC and Cityscapes."""
 
     kind = Kind.masks
@@ -350,7 +330,7 @@ class MasksSource(LooseSource):
         images, masks = os.fsencode(layout.images), os.fsencode(layout.masks)
         where = f"{printable(images)}:{split}" if layout.listed else printable(images)
         identity = {"root": os.fsencode(layout.images.resolve()).hex()}
-        self._open(index, None, Facts(images, where, identity, Kind.masks, names, (), told_by, masks, form))
+        self._open(index, None, loose.Facts(images, where, identity, Kind.masks, names, (), told_by, masks, form))
         refuse_larger(index.meta["largest"], names, told_by, self.mask_path(index.meta["largest_at"]))
 
     @classmethod
@@ -358,18 +338,24 @@ class MasksSource(LooseSource):
         return root.is_dir() and any(find_layout(root, split) for split in (*splits_of(root), WHOLE))
 
 
-def _index(config: MasksConfig, root: Path, split: str, layout: Layout, form: MaskFormat) -> ColumnFile:
+def _index(config: MasksConfig, root: Path, split: str, layout: Layout, form: coded.MaskFormat) -> ColumnFile:
     """The index of a split: kept from an earlier look at its masks if none has changed, or from a new one."""
     states = [file_state(layout.listed)] if layout.listed else []
     identity = f"{root.resolve()}\0{split}\0{replace(layout, classes=())}\0{form}"
 
-    def read(folder: Path) -> Listing:
+    def read(folder: Path) -> loose.Listing:
         visited, kinds = list[bytes](), Counter[bytes]()
         images, masks = os.fsencode(layout.images), os.fsencode(layout.masks)
-        files, found = Listed(folder=folder, targets=MASKS), pairs(layout, visited, kinds)
+        files, found = loose.Listed(folder=folder, targets=MASKS), pairs(layout, visited, kinds)
         for (image, mask), seen in in_parallel(found, lambda pair: look_at_file(os.path.join(masks, pair[1]), form)):
-            files.add(image, 0, size_of(os.path.join(images, image)), target=seen.digest)
+            files.add(image, 0, loose.size_of(os.path.join(images, image)), target=seen.digest)
             files.add_mask_file(mask, os.path.join(masks, mask), seen)
-        return files.meta() | {"kinds": kinds_of(kinds)}, {"": files}, {each: folder_times(each) for each in visited}
+        return (
+            files.meta() | {"kinds": loose.kinds_of(kinds)},
+            {"": files},
+            {each: folder_times(each) for each in visited},
+        )
 
-    return open_listing(config, identity, {"files": states}, "kinds", read, lambda _: {"": os.fsencode(layout.masks)})
+    return loose.open_listing(
+        config, identity, {"files": states}, "kinds", read, lambda _: {"": os.fsencode(layout.masks)}
+    )

@@ -122,7 +122,6 @@ def _records(path: Path, encoding: str, delimiter: str) -> Iterator[tuple[int, l
 
 
 def _json_lines(table: Table, encoding: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """An object a line."""
     with open(table.path, encoding=encoding, errors="surrogateescape") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():

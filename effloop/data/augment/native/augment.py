@@ -188,7 +188,6 @@ def _steps(config: RecipeConfig, size: ImageSize, *, train: bool) -> Steps:
 
 
 def _drawn(steps: Steps, keys: Keys, sizes: Sizes) -> tuple[Any, ...]:
-    """Draw each step for (N,) samples of these sizes."""
     found = []
     for step in steps:
         with recipe.error_context(step):

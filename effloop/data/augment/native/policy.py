@@ -13,16 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.augment.native import host, kernels
-from effloop.data.augment.native.affine import (
-    Matrices,
-    Sampling,
-    inverse_matrices,
-    warp,
-    warp_mask,
-    warp_masks,
-    warp_one,
-)
+from effloop.data.augment.native import affine, host, kernels
 from effloop.data.augment.operation import Image, Keys, PixelOperation, Sizes, bad, check_whole, operation, to_device
 from effloop.data.image.mask import Mask
 from effloop.data.random import uniforms
@@ -69,7 +60,7 @@ class PolicyDraws:
     # (N, K): a shear, pixels to the right or down, degrees counter-clockwise; else the argument of the operation's
     # function: factor, bits, threshold, sigma
     level: Floats
-    matrix: Matrices  # (N, K, 2, 3) of `inverse_matrices`, for warps
+    matrix: affine.Matrices  # (N, K, 2, 3) of `inverse_matrices`, for warps
     sampling: Ints  # (N, K) indices of the policy's `samplings`
     # (N, 1 + chains) float32, sum 1: shares of the image itself and of what chains of K / chains operations make of it
     shares: NDArray[np.float32] | None = None
@@ -83,7 +74,7 @@ class Policy(PixelOperation):
     """
 
     takes_masks = True
-    samplings: tuple[Sampling, ...] = ()
+    samplings: tuple[affine.Sampling, ...] = ()
 
     def apply_inplace(self, image: Image, drawn: PolicyDraws, row: int) -> None:
         steps = np.arange(drawn.choice.shape[1])
@@ -106,7 +97,7 @@ class Policy(PixelOperation):
                 level = float(drawn.level[row, step])
                 getattr(host, function)(image, *(level, 1 - level)[:count])
             elif choice:
-                warp_one(image, drawn.matrix[row, step], self.samplings[drawn.sampling[row, step]])
+                affine.warp_one(image, drawn.matrix[row, step], self.samplings[drawn.sampling[row, step]])
 
     def apply_batch(self, images: Tensor, drawn: PolicyDraws) -> Tensor:
         steps = np.arange(drawn.choice.shape[1])
@@ -126,14 +117,16 @@ class Policy(PixelOperation):
 
     def apply_mask(self, mask: Mask, drawn: PolicyDraws, row: int) -> Mask:
         for step in np.flatnonzero(_warps(drawn.choice[row])).tolist():
-            mask = warp_mask(mask, drawn.matrix[row, step])
+            mask = affine.warp_mask(mask, drawn.matrix[row, step])
         return mask
 
     def apply_mask_batch(self, masks: Tensor, drawn: PolicyDraws) -> Tensor:
         for step in range(drawn.choice.shape[1]):
             if len(some := np.flatnonzero(_warps(drawn.choice[:, step]))):
                 rows = to_device(some, masks)
-                masks = masks.index_copy(0, rows, warp_masks(masks.index_select(0, rows), drawn.matrix[some, step]))
+                masks = masks.index_copy(
+                    0, rows, affine.warp_masks(masks.index_select(0, rows), drawn.matrix[some, step])
+                )
         return masks
 
     def _step(self, images: Tensor, drawn: PolicyDraws, step: int) -> Tensor:
@@ -154,7 +147,7 @@ class Policy(PixelOperation):
                 group.copy_(getattr(kernels, function)(group, *levels[:count, start:end]))
             elif which:
                 sampling = self.samplings[which - _SHEAR_X]
-                group.copy_(warp(group, drawn.matrix[order[start:end], step], sampling))
+                group.copy_(affine.warp(group, drawn.matrix[order[start:end], step], sampling))
         return pixels.index_select(0, back).permute(0, 3, 1, 2)
 
 
@@ -206,7 +199,7 @@ class RandAugment(Policy):
         self._count = check_whole("num_ops", num_ops, 0, _COUNT)
         self._space = _Space(check_whole("num_magnitude_bins", num_magnitude_bins, 2, _MOST_BINS))
         self._bin = check_whole("magnitude", magnitude, 0, num_magnitude_bins - 1)
-        self.samplings = (Sampling.of(interpolation, fill),)
+        self.samplings = (affine.Sampling.of(interpolation, fill),)
 
     def draw(self, keys: Keys, sizes: Sizes) -> PolicyDraws:
         numbers = uniforms(keys, 2 * self._count)
@@ -227,7 +220,7 @@ class TrivialAugmentWide(Policy):
     def __init__(self, num_magnitude_bins: int = 31, interpolation: str = "nearest", fill: Any = 0) -> None:
         bins = check_whole("num_magnitude_bins", num_magnitude_bins, 2, _MOST_BINS)
         self._space = _Space(bins, 0.99, 32.0, 135.0, 0.99, (8, 2))
-        self.samplings = (Sampling.of(interpolation, fill),)
+        self.samplings = (affine.Sampling.of(interpolation, fill),)
 
     def draw(self, keys: Keys, sizes: Sizes) -> PolicyDraws:
         numbers = uniforms(keys, 3)
@@ -253,7 +246,7 @@ class AutoAugment(Policy):
         self._choice = np.array([[NAMES.index(name) for name, _, _ in pair] for pair in pairs])
         self._p = np.array([[p for _, p, _ in pair] for pair in pairs])
         self._bins = np.array([[magnitude or 0 for _, _, magnitude in pair] for pair in pairs])
-        self.samplings = (Sampling.of(interpolation, fill),)
+        self.samplings = (affine.Sampling.of(interpolation, fill),)
 
     def draw(self, keys: Keys, sizes: Sizes) -> PolicyDraws:
         numbers = uniforms(keys, 5)
@@ -292,7 +285,7 @@ class AugMix(Policy):
         self._width = check_whole("mixture_width", mixture_width, 1, 10)
         self._depth = check_whole("chain_depth", chain_depth, -1, 10)
         self._choices = np.array([choice for choice in range(1, _COUNT) if all_ops or choice not in _BLENDS])
-        self.samplings = (Sampling.of(interpolation, fill),)
+        self.samplings = (affine.Sampling.of(interpolation, fill),)
 
     def draw(self, keys: Keys, sizes: Sizes) -> PolicyDraws:
         shares, within, numbers = mixture(keys, self._width, self._depth, 3)
@@ -353,5 +346,5 @@ def draws(
     centre = np.where(((kind == _SHEAR_X) | (kind == _SHEAR_Y))[:, None], -0.5 * size, 0)
     angle = np.where(kind == _ROTATE, -(amount % 360), 0)
     matrix = np.zeros((*choice.shape, 2, 3))
-    matrix[moves] = inverse_matrices(angle, translate, 1.0, shear, centre)
+    matrix[moves] = affine.inverse_matrices(angle, translate, 1.0, shear, centre)
     return PolicyDraws(choice, level, matrix, np.zeros_like(choice) if sampling is None else sampling, shares)

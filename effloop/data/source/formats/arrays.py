@@ -16,21 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
+from effloop.data.source import vocabulary
 from effloop.data.source.base import Kind, NoSplitError
 from effloop.data.source.root import expand_root
 from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedSource, raw_image
 from effloop.data.source.storage.packed import PackedConfig
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.data.source.storage.writing import Record
-from effloop.data.source.vocabulary import (
-    IMAGE_WORDS,
-    LABEL_WORDS,
-    OTHER_WORDS,
-    SPLIT_WORDS,
-    is_of_split,
-    split_of,
-    words,
-)
 from effloop.errors import ConfigError, DataError
 from effloop.system.hardware import available_memory
 
@@ -95,10 +87,10 @@ class ArrayNames:
 
     def pair(self, split: str) -> tuple[str, str]:
         """The arrays of images and of labels of a split; a DataError if it isn't known which these are."""
-        found = [name for name in self.names if is_of_split(name, split)]
-        images = _chosen(found, self.config.image, IMAGE_WORDS)
-        if not images and (all_images := _chosen(self.names, self.config.image, IMAGE_WORDS)):
-            splits = ("_".join(dict.fromkeys(split_of(name))) for name in all_images)
+        found = [name for name in self.names if vocabulary.is_of_split(name, split)]
+        images = _chosen(found, self.config.image, vocabulary.IMAGE_WORDS)
+        if not images and (all_images := _chosen(self.names, self.config.image, vocabulary.IMAGE_WORDS)):
+            splits = ("_".join(dict.fromkeys(vocabulary.split_of(name))) for name in all_images)
             there = ", ".join(dict.fromkeys(filter(None, splits))) or "none"
             raise NoSplitError(
                 f"{self.where} has no split '{split}'; it has {there}: set data.train_split or data.val_split"
@@ -107,7 +99,7 @@ class ArrayNames:
 
     def labels(self, names: Sequence[str] | None = None) -> list[str]:
         """Those of these arrays, or of all, that have labels: what is called `classes` only where nothing else is."""
-        found = _chosen(self.names if names is None else names, self.config.label, LABEL_WORDS)
+        found = _chosen(self.names if names is None else names, self.config.label, vocabulary.LABEL_WORDS)
         return [name for name in found if _own_words(name) != {"classes"}] or found
 
     def _one(self, found: Sequence[str], what: str, key: str) -> str:
@@ -122,19 +114,19 @@ class ArrayNames:
 
 
 def _own_words(name: str) -> set[str]:
-    return {*words(name.rpartition("/")[2])}
+    return {*vocabulary.words(name.rpartition("/")[2])}
 
 
 def _chosen(names: Sequence[str], wanted: str | None, role: frozenset[str]) -> list[str]:
     """The arrays with a given name, or else of a role."""
-    own, whole = {name: _own_words(name) for name in names}, {name: {*words(name)} for name in names}
+    own, whole = {name: _own_words(name) for name in names}, {name: {*vocabulary.words(name)} for name in names}
     if wanted is None:
-        of_role = [name for name, has in own.items() if has & role and not has & OTHER_WORDS]
-        return of_role or [name for name in names if whole[name] & role and own[name] <= SPLIT_WORDS]
-    asked = {*words(wanted)} - SPLIT_WORDS
+        of_role = [name for name, has in own.items() if has & role and not has & vocabulary.OTHER_WORDS]
+        return of_role or [name for name in names if whole[name] & role and own[name] <= vocabulary.SPLIT_WORDS]
+    asked = {*vocabulary.words(wanted)} - vocabulary.SPLIT_WORDS
     tiers = (
         [name for name in names if name == wanted],
-        [name for name in names if own[name] - SPLIT_WORDS == asked],
+        [name for name in names if own[name] - vocabulary.SPLIT_WORDS == asked],
         [name for name in names if asked and asked <= whole[name]],
     )
     return next(filter(None, tiers), [])
@@ -142,7 +134,7 @@ def _chosen(names: Sequence[str], wanted: str | None, role: frozenset[str]) -> l
 
 def has_split(name: str) -> bool:
     """Whether a file or folder has the name of a usual split in its own."""
-    return bool({*words(name)} & SPLIT_WORDS)
+    return bool({*vocabulary.words(name)} & vocabulary.SPLIT_WORDS)
 
 
 # What labels mean: classes, several of them a sample, or numbers.
@@ -243,7 +235,6 @@ def infer_targets(
 
 
 def _infer_objects(labels: Sequence[NDArray[Any]], name: str, names: Sequence[str] | None) -> Learned:
-    """Of texts, or of lists of texts or classes' numbers."""
     rows = [*chain.from_iterable(labels)]
     lists = any(not isinstance(row, str) for row in rows)
     types = {type(each) for each in (chain.from_iterable(rows) if lists else rows)}
@@ -265,7 +256,6 @@ def _infer_objects(labels: Sequence[NDArray[Any]], name: str, names: Sequence[st
 def _infer_numbers(
     labels: Sequence[NDArray[Any]], name: str, names: Sequence[str] | None, said: Targets, typed: bool
 ) -> Learned:
-    """Of integers or floats."""
     width = labels[0].shape[1] if labels[0].ndim == 2 else 1
     is_float = any(values.dtype.kind == "f" for values in labels)
     if said.kind is Kind.numbers or (typed and is_float):
@@ -382,7 +372,7 @@ class ArraysSource(ImportedSource):
         if not root.is_dir():
             return cls.is_one(root)
         named = any(has_split(file.stem) for file in cls.files_of(root))
-        return named and not any((root / split).is_dir() for split in SPLIT_WORDS)
+        return named and not any((root / split).is_dir() for split in vocabulary.SPLIT_WORDS)
 
     def originals(self) -> Sequence[Path]:
         root = expand_root(self.config)

@@ -22,14 +22,7 @@ from numpy.typing import NDArray
 from effloop.data.source.base import sources
 from effloop.data.source.formats.arrays import ArraysConfig, ArraysSource, StoredArray
 from effloop.data.source.root import begins_with, expand_root
-from effloop.data.source.storage.arrays import (
-    DTYPES,
-    Array,
-    check_header_crc32c,
-    header_crc32c,
-    pack,
-    payload_of,
-)
+from effloop.data.source.storage import arrays as stored
 from effloop.data.source.storage.packed import MappedFiles, Split, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
 from effloop.errors import DataError, optional_package, reason
@@ -67,11 +60,13 @@ class Hdf5Source(ArraysSource):
         with _reading(path) as file:
             group = file.get(self.split)
             if _is_split(group):
-                header = check_header_crc32c(json.loads(group.attrs[HEADER]), group.attrs.get(CHECKSUM), where)
-                arrays = {name: _located(group[name], path, f"{where}/{name}") for name in DTYPES if name in group}
+                header = stored.check_header_crc32c(json.loads(group.attrs[HEADER]), group.attrs.get(CHECKSUM), where)
+                arrays = {
+                    name: _located(group[name], path, f"{where}/{name}") for name in stored.DTYPES if name in group
+                }
             elif there := [name for name in islice(file, 64) if _is_split(file.get(name))]:
                 raise no_split(path, self.split, there)
-        return super().open_split() if header is None else pack(header, where, MappedFiles([path]), arrays)
+        return super().open_split() if header is None else stored.pack(header, where, MappedFiles([path]), arrays)
 
     @classmethod
     def is_one(cls, path: Path) -> bool:
@@ -89,7 +84,7 @@ def _is_split(found: Any) -> bool:
     return isinstance(found, Mapping) and HEADER in getattr(found, "attrs", {})
 
 
-def _located(dataset: Any, path: Path, where: str) -> Array:
+def _located(dataset: Any, path: Path, where: str) -> stored.Array:
     """Where the values of a dataset are in the file, if they are contiguous and uncompressed."""
     # h5py gives an offset for contiguous datasets only, and none for those in other files, or of no values.
     offset = dataset.id.get_offset() if hasattr(dataset, "chunks") and dataset.file.filename == str(path) else None
@@ -98,7 +93,7 @@ def _located(dataset: Any, path: Path, where: str) -> Array:
             f"{where} is not an array in one piece; only contiguous, uncompressed datasets in the file itself can be "
             "mapped: convert it again"
         )
-    return Array(0, offset or 0, dataset.dtype, dataset.size, len(dataset.shape))
+    return stored.Array(0, offset or 0, dataset.dtype, dataset.size, len(dataset.shape))
 
 
 def _stored(path: Path, member: str) -> StoredArray:
@@ -137,7 +132,7 @@ def write_hdf5(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> 
             group, columns = file.create_group(split), SplitColumns.of(dataset, path.parent)
             payload = group.create_dataset("payload", (records.num_bytes,), np.uint8, track_times=False)
             block, end = bytearray(), records.num_bytes
-            for data in payload_of(records, columns):
+            for data in stored.payload_of(records, columns):
                 block += data
                 if block and (len(block) >= _BLOCK or columns.num_bytes == end):
                     payload[columns.num_bytes - len(block) : columns.num_bytes] = np.frombuffer(block, np.uint8)
@@ -147,4 +142,4 @@ def write_hdf5(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> 
             header = dataset.header(columns.fingerprint(), columns.checksums())
             # fixed length: strings of variable length are in a heap without a checksum
             group.attrs.create(HEADER, np.bytes_(json.dumps(header).encode()))
-            group.attrs.create(CHECKSUM, np.uint32(header_crc32c(header)))
+            group.attrs.create(CHECKSUM, np.uint32(stored.header_crc32c(header)))

@@ -33,17 +33,9 @@ from numpy.typing import NDArray
 from effloop.data.source.base import WHOLE, Fingerprint, printable, sources
 from effloop.data.source.formats.pickles import Array, unpickle
 from effloop.data.source.root import expand_root
+from effloop.data.source.storage import indexed
 from effloop.data.source.storage.columns import crc32c
 from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, ImportedSource, raw_image
-from effloop.data.source.storage.indexed import (
-    MAX_UNNAMED,
-    Entry,
-    IndexedSource,
-    IndexWriter,
-    index_path,
-    read_names,
-    write_index,
-)
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.packed import MappedFiles, PackedConfig, Split, check_header, targets_in
 from effloop.data.source.storage.targets import Targets, read_targets, row_of
@@ -75,7 +67,7 @@ class LmdbConfig(PackedConfig):
 
 
 @sources.register("lmdb", LmdbConfig)
-class LmdbSource(IndexedSource, ImportedSource):
+class LmdbSource(indexed.IndexedSource, ImportedSource):
     """LMDB, one environment per split: EffLoop's own is mapped, other programs' are copied once."""
 
     config: LmdbConfig
@@ -105,7 +97,7 @@ class LmdbSource(IndexedSource, ImportedSource):
 
     def open_split(self) -> Split:
         files = self.shards(self.base())
-        own = index_path(self.base(), self.split).is_file() or (bool(files) and _is_own(files[0]))
+        own = indexed.index_path(self.base(), self.split).is_file() or (bool(files) and _is_own(files[0]))
         if files and not own:
             return self._numbered(self.open_copy())
         if self.config.classes is not None and own:
@@ -127,7 +119,7 @@ class LmdbSource(IndexedSource, ImportedSource):
         return [*self.shards(self.base()), *[names] * names.is_file(), *said(self.base())]
 
     def contents(self, files: Sequence[Path]) -> Contents:
-        targets, names = read_targets(self.base()), self.config.classes or read_names(self.base())
+        targets, names = read_targets(self.base()), self.config.classes or indexed.read_names(self.base())
         found = Foreign(_tree(files[0]), [*(names or ())])
         return Contents(found.records(targets), found.count, found.num_bytes, found.classes, targets, found.about)
 
@@ -145,7 +137,7 @@ class LmdbSource(IndexedSource, ImportedSource):
             header = json.loads(data)
         return check_header(header, str(files[0]))
 
-    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
+    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[indexed.Entry]:
         return _entries(_tree(files[number]), targets)
 
 
@@ -164,7 +156,7 @@ def _tree(file: Path) -> Tree:
     return Tree(file, MappedFiles([file])[0])
 
 
-def _entries(tree: Tree, targets: Targets) -> Iterator[Entry]:
+def _entries(tree: Tree, targets: Targets) -> Iterator[indexed.Entry]:
     """Every sample, with the checksum as it was written: it is verified when the sample is read.
 
     So a scan reads no images, and a damaged one doesn't affect the others. Keys, labels and sizes are verified by
@@ -175,7 +167,7 @@ def _entries(tree: Tree, targets: Targets) -> Iterator[Entry]:
             yield _entry(tree, value, targets.row_bytes)
 
 
-def _entry(tree: Tree, value: Value, row_bytes: int = 0) -> Entry:
+def _entry(tree: Tree, value: Value, row_bytes: int = 0) -> indexed.Entry:
     """What a value holds; `row_bytes` is the size of its target."""
     if value.size >= _FIXED.size:
         checksum, label, length = _FIXED.unpack_from(tree.data, value.offset)
@@ -183,7 +175,7 @@ def _entry(tree: Tree, value: Value, row_bytes: int = 0) -> Entry:
         image = start + length + row_bytes
         if image <= end:
             key, target = tree.data[start : start + length], tree.data[start + length : image]
-            return Entry(key, label, 0, image, end - image, checksum, target)
+            return indexed.Entry(key, label, 0, image, end - image, checksum, target)
     raise tree.damaged(f"the record '{printable(value.key)}' was not written by EffLoop")
 
 
@@ -235,10 +227,10 @@ class Foreign:
                     raise DataError("isn't stored as the first one is; write the environment again, all alike")
                 label, target = _learned(label, targets, places)
                 end = max(end, label + 1)
-                if unnamed and label >= MAX_UNNAMED:
+                if unnamed and label >= indexed.MAX_UNNAMED:
                     raise DataError(
-                        f"has the label {label}; without names of the classes, {MAX_UNNAMED - 1} is the largest: "
-                        "correct the label, or set data.classes=[NAME,…]"
+                        f"has the label {label}; without names of the classes, {indexed.MAX_UNNAMED - 1} is the largest"
+                        ": correct the label, or set data.classes=[NAME,…]"
                     )
                 yield Record(value.key, label, image if isinstance(image, bytes) else _encoded(image), target)
             except DataError as error:
@@ -247,7 +239,6 @@ class Foreign:
             self.classes += map(str, range(end))
 
     def _pair(self, value: Value) -> tuple[bytes | NDArray[Any], Any]:
-        """Image and label of a value."""
         data = self._tree.data[value.offset : value.offset + value.size]
         try:
             if data[:1] not in (b"\x80", b"(", b"]", b"}"):
@@ -318,7 +309,7 @@ def write_lmdb(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> 
     for split, records in dataset.splits.items():
         folder = path / split
         folder.mkdir(parents=True)
-        file, index = folder / "data.mdb", IndexWriter.of(dataset, path)
+        file, index = folder / "data.mdb", indexed.IndexWriter.of(dataset, path)
         _write_environment(folder, dataset, records, index)
         tree, fingerprint, same = _tree(file), Fingerprint(), True
         for entry in _entries(tree, dataset.targets):
@@ -327,15 +318,14 @@ def write_lmdb(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> 
             index.add_offset(entry.offset)
         if not same or fingerprint.result() != index.fingerprint():
             raise DataError(f"{file}: what was read back is not what was written; check the disk")
-        write_index(path, split, dataset, [file], index)
+        indexed.write_index(path, split, dataset, [file], index)
 
 
 _COMMIT_RECORDS, _COMMIT_BYTES = 1000, 1 << 25  # of one commit; held in memory twice, by the writer and in LMDB's pages
 _PAGE_BYTES = 4096
 
 
-def _write_environment(folder: Path, dataset: Dataset, records: Records, index: IndexWriter) -> None:
-    """Write one split."""
+def _write_environment(folder: Path, dataset: Dataset, records: Records, index: indexed.IndexWriter) -> None:
     import lmdb  # reading needs none
 
     # A value wastes up to a page, and so does the tree. This takes addresses, neither memory nor disk.
@@ -351,12 +341,12 @@ def _write_environment(folder: Path, dataset: Dataset, records: Records, index: 
         raise OSError(error.code, str(error), str(folder)) from None
 
 
-def _batches(records: Records, index: IndexWriter) -> Iterator[list[tuple[bytes, bytes]]]:
+def _batches(records: Records, index: indexed.IndexWriter) -> Iterator[list[tuple[bytes, bytes]]]:
     """Lists of (key, value) to commit together; fixed sizes, so that the same records give the same file."""
     batch: list[tuple[bytes, bytes]] = []
     num_bytes = 0
     for number, record in enumerate(records):
-        index.add_entry(entry := Entry.of(record, 0, 0))
+        index.add_entry(entry := indexed.Entry.of(record, 0, 0))
         value = _value(record, entry.crc32c or 0)
         batch.append((b"%09d" % number, value))
         num_bytes += len(value)

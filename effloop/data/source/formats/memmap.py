@@ -8,25 +8,18 @@ from pathlib import Path
 from effloop.data.source.base import sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import begins_with, root_file
+from effloop.data.source.storage import packed
 from effloop.data.source.storage.columns import MAGIC, ColumnFile, ColumnWriter
-from effloop.data.source.storage.packed import (
-    PackedConfig,
-    PackedSource,
-    Split,
-    open_stored,
-    write_columns,
-    write_images,
-)
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
 from effloop.errors import ConfigError
 
 
-@sources.register("memmap", PackedConfig)
-class MemmapSource(PackedSource):
+@sources.register("memmap", packed.PackedConfig)
+class MemmapSource(packed.PackedSource):
     """EffLoop's own single file, memory-mapped: all splits, their index and their bytes."""
 
-    def open_split(self) -> Split:
-        return open_stored(ColumnFile(root_file(self.config)), self.split)
+    def open_split(self) -> packed.Split:
+        return packed.open_stored(ColumnFile(root_file(self.config)), self.split)
 
     @classmethod
     def claims(cls, root: Path) -> bool:
@@ -40,8 +33,8 @@ def write_memmap(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -
     with ColumnWriter(path, {"splits": splits}) as writer:
         for split, records in dataset.splits.items():
             columns = SplitColumns.of(dataset, path.parent)
-            write_images(writer, split, records, columns)
-            write_columns(writer, split, columns)
+            packed.write_images(writer, split, records, columns)
+            packed.write_columns(writer, split, columns)
             splits[split] = dataset.header(columns.fingerprint())
 
 
@@ -71,4 +64,4 @@ class EmbeddedSource(MemmapSource):
         return False  # it has no root; MemmapSource claims files of this format
 
     def __init__(self, config: EmbeddedConfig, split: str) -> None:
-        super().__init__(PackedConfig(name="memmap", root=str(PATH)), split)
+        super().__init__(packed.PackedConfig(name="memmap", root=str(PATH)), split)

@@ -322,7 +322,6 @@ def _group(records: Iterator[Record], num_bytes: int, targets: Targets) -> list[
 
 
 def _batch(group: list[tuple[Record, bytes]], schema: Any, targets: Targets) -> Any:
-    """The rows of these records."""
     arrow: Any = optional_package("pyarrow", "to=parquet", "effloop[parquet]")
     images = [{"bytes": bytes(record.data), "path": _path(record.key)} for record, _ in group]
     second: list[Any]

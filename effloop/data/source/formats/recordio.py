@@ -22,15 +22,8 @@ from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
+from effloop.data.source.storage import indexed
 from effloop.data.source.storage.columns import ColumnFile, crc32c
-from effloop.data.source.storage.indexed import (
-    Entry,
-    IndexedSource,
-    IndexWriter,
-    any_shard,
-    write_index,
-    write_names,
-)
 from effloop.data.source.storage.packed import MappedFiles, PackedConfig, Payload, ScatteredPayload, targets_in
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import Targets, row_of
@@ -62,7 +55,7 @@ _LARGEST_LABEL = 1 << 24  # up to here a float32 holds every integer
 
 
 @sources.register("recordio", PackedConfig)
-class RecordIOSource(IndexedSource):
+class RecordIOSource(indexed.IndexedSource):
     """MXNet's RecordIO (.rec) of images with their labels; .lst names the samples, if it is there."""
 
     def shards(self, root: Path) -> list[Path]:
@@ -75,7 +68,7 @@ class RecordIOSource(IndexedSource):
     def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
         return _FramedPayload(files, index)
 
-    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
+    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[indexed.Entry]:
         path = files[number]
         names = _names(path.with_suffix(".lst"))
         prefix = b"" if len(files) == 1 else f"{path.stem}/".encode(errors="surrogateescape")
@@ -91,11 +84,11 @@ class RecordIOSource(IndexedSource):
             # Frames start at multiples of 4: an odd offset marks a sample in several frames from offset - 1 on.
             offset = start + 1 if len(parts) > 1 else parts[0][0] + payload
             size, checksum = len(record) - payload, crc32c(record[payload:])
-            yield Entry(key, label, number, offset, size, checksum, target)
+            yield indexed.Entry(key, label, number, offset, size, checksum, target)
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        first = any_shard(root, ["*.rec"])
+        first = indexed.any_shard(root, ["*.rec"])
         return first is not None and begins_with(first, _MAGIC)
 
 
@@ -126,9 +119,9 @@ class _FramedPayload(ScatteredPayload):
 def write_recordio(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
     """A folder: SPLIT.rec, SPLIT.idx and SPLIT.lst as im2rec writes them, SPLIT.index, and classes.txt."""
     path.mkdir()
-    write_names(path, dataset)
+    indexed.write_names(path, dataset)
     for split, records in dataset.splits.items():
-        index, file = IndexWriter.of(dataset, path), path / f"{split}.rec"
+        index, file = indexed.IndexWriter.of(dataset, path), path / f"{split}.rec"
         idx, lst = file.with_suffix(".idx"), file.with_suffix(".lst")
         # One file, of any size: MXNet and DALI read a single one with its .idx.
         with open(file, "wb") as rec, open(idx, "w") as starts, open(lst, "wb") as names:
@@ -147,11 +140,11 @@ def write_recordio(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES)
                 header = _HEADER.pack(len(labels) // _LABEL.size, record.label, number, crc32c(data)) + labels
                 frames = _frames_of(header + data, record)
                 offset = start + 1 if len(frames) > 1 else start + _FRAME.size + len(header)
-                index.add_entry(Entry.of(record, 0, offset))
+                index.add_entry(indexed.Entry.of(record, 0, offset))
                 rec.writelines(frames)
                 starts.write(f"{number}\t{start}\n")
                 names.write(b"%d\t%s\t%s\n" % (number, text, _name(record.key, number)))
-        write_index(path, split, dataset, [file], index)
+        indexed.write_index(path, split, dataset, [file], index)
 
 
 def _name(key: bytes, number: int) -> bytes:
@@ -161,7 +154,6 @@ def _name(key: bytes, number: int) -> bytes:
 
 
 def _frames_of(data: bytes, record: Record) -> list[bytes]:
-    """The frames of a record, with header and padding."""
     if len(data) > _LONGEST:
         raise DataError(
             f"{printable(record.key)} has {len(record.data):,} bytes; a record of RecordIO takes {_LONGEST:,} in all: "

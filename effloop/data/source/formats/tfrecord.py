@@ -20,17 +20,8 @@ import numpy as np
 
 from effloop.data.image.header import Encoded, read_header
 from effloop.data.source.base import Kind, printable, sources
+from effloop.data.source.storage import indexed
 from effloop.data.source.storage.columns import crc32c
-from effloop.data.source.storage.indexed import (
-    Entry,
-    IndexedSource,
-    IndexWriter,
-    any_shard,
-    check_complete,
-    read_text,
-    write_index,
-    write_names,
-)
 from effloop.data.source.storage.packed import MappedFiles, PackedConfig
 from effloop.data.source.storage.targets import CLASSES, Targets, flags_of, row_of
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
@@ -208,7 +199,7 @@ class TFRecordConfig(PackedConfig):
 
 
 @sources.register("tfrecord", TFRecordConfig)
-class TFRecordSource(IndexedSource):
+class TFRecordSource(indexed.IndexedSource):
     """TFRecord files of tf.train.Example, as TensorFlow and DALI read them; checksums are compared."""
 
     config: TFRecordConfig
@@ -220,14 +211,14 @@ class TFRecordSource(IndexedSource):
             raise DataError(
                 f"{other} is an ArrayRecord file, which isn't read; prepare the dataset with file_format='tfrecord'"
             )
-        check_complete(files)
+        indexed.check_complete(files)
         return files
 
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
         return [file for file in (self.base() / _FEATURES, *sorted(self.base().glob(f"*{_LABELS}"))) if file.is_file()]
 
     def class_names(self, files: Sequence[Path], targets: Targets) -> list[str] | None:
-        text = None if targets else read_text(self.base() / f"{self._features()[1]}{_LABELS}")
+        text = None if targets else indexed.read_text(self.base() / f"{self._features()[1]}{_LABELS}")
         return None if text is None else [name.strip() for name in text.split("\n") if name.strip()]
 
     def _features(self) -> tuple[str, str, str]:
@@ -257,7 +248,7 @@ class TFRecordSource(IndexedSource):
         key = next((name for name in _KEYS if kinds.get(name) == "Text"), "")
         return one("Image", "image"), one("ClassLabel", "label"), key if config.key == usual.key else config.key
 
-    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
+    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[indexed.Entry]:
         file, (image_in, label_in, key_in) = files[number], self._features()
         for count, (offset, data) in enumerate(_records(file)):
             key = b""
@@ -272,7 +263,7 @@ class TFRecordSource(IndexedSource):
             key = key or f"{file.name}/{count}".encode(errors="surrogateescape")
             # The record's checksum can't verify the image alone: it gets its own, for 5 % of the scan's time.
             checksum = crc32c(data[start:end])
-            yield Entry(key, label, number, offset + start, end - start, checksum, target)
+            yield indexed.Entry(key, label, number, offset + start, end - start, checksum, target)
 
     def _learned(self, example: Example, feature: str, targets: Targets) -> tuple[int, bytes]:
         """Label and target of a record, as of `Record`."""
@@ -287,7 +278,7 @@ class TFRecordSource(IndexedSource):
 
     @classmethod
     def claims(cls, root: Path) -> bool:
-        first = any_shard(root, _ENDINGS)
+        first = indexed.any_shard(root, _ENDINGS)
         if first is None:
             return False
         with open(first, "rb") as file:
@@ -301,21 +292,21 @@ class TFRecordSource(IndexedSource):
 def write_tfrecord(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
     """A folder: SPLIT-00000-of-00003.tfrecord and so on with DALI's index of each, SPLIT.index, and classes.txt."""
     path.mkdir()
-    write_names(path, dataset)
+    indexed.write_names(path, dataset)
     for split in dataset.splits:
-        index = IndexWriter.of(dataset, path)
+        index = indexed.IndexWriter.of(dataset, path)
         files = _write_shards(path / split, dataset, shard_bytes, index)
-        write_index(path, split, dataset, files, index)
+        indexed.write_index(path, split, dataset, files, index)
 
 
-def _write_shards(base: Path, dataset: Dataset, shard_bytes: int, index: IndexWriter) -> list[Path]:
+def _write_shards(base: Path, dataset: Dataset, shard_bytes: int, index: indexed.IndexWriter) -> list[Path]:
     """Write the files of the split `base.name`, each with a `file.idx` that has a line "offset size" per record."""
     records, count, files = iter(dataset.splits[base.name]), 0, []
     for first in records:
         with open(f"{base}-{count:05}", "wb") as file, open(f"{base}-{count:05}.idx", "w") as offsets:
             for record in chain([first], records):
                 start, example = file.tell(), encode_example(record, dataset.classes, dataset.targets)
-                index.add_entry(Entry.of(record, count, start + _HEAD.size + len(example) - len(record.data)))
+                index.add_entry(indexed.Entry.of(record, count, start + _HEAD.size + len(example) - len(record.data)))
                 length = len(example).to_bytes(8, "little")
                 file.write(length + _CHECK.pack(_masked(length)) + example + _CHECK.pack(_masked(example)))
                 offsets.write(f"{start} {file.tell() - start}\n")

@@ -30,15 +30,7 @@ from effloop.data.image.header import Encoded
 from effloop.data.source.base import sources
 from effloop.data.source.formats.arrays import ArrayNames, ArraysConfig, StoredArray, contents_of, has_split
 from effloop.data.source.root import files_in, root_folder
-from effloop.data.source.storage.arrays import (
-    DTYPES,
-    INDEXES,
-    Array,
-    check_header_crc32c,
-    header_crc32c,
-    pack,
-    payload_of,
-)
+from effloop.data.source.storage import arrays as mapped
 from effloop.data.source.storage.imported import Contents, ImportedSource
 from effloop.data.source.storage.packed import Extent, MappedFiles, Split, no_split
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, Writer, register_writer
@@ -67,7 +59,6 @@ _DIALECTS = (ZARR3, ZARR2, N5)
 
 
 def _metadata(dialect: Dialect, dtype: np.dtype[Any], shape: Sequence[int], chunk: Sequence[int]) -> dict[str, Any]:
-    """Of an uncompressed array."""
     shape, chunk = [*shape], [*chunk]
     if dialect is N5:
         sizes = {"dimensions": shape[::-1], "blockSize": chunk[::-1]}
@@ -139,7 +130,7 @@ class ZarrSource(ImportedSource):
         dialect = next((each for each in _DIALECTS if HEADER in _attributes(each, folder)), None)
         if dialect is not None:
             attributes = _attributes(dialect, folder)
-            header = check_header_crc32c(attributes[HEADER], attributes.get(CHECKSUM), where)
+            header = mapped.check_header_crc32c(attributes[HEADER], attributes.get(CHECKSUM), where)
             return _open(dialect, folder, header, where)
         if not _holds_arrays(root):
             raise DataError(f"{root} is no folder of zarr, and no n5 that EffLoop wrote; set data.root=PATH")
@@ -169,9 +160,9 @@ class ZarrSource(ImportedSource):
 
 def _open(dialect: Dialect, folder: Path, header: Mapping[str, Any], where: str) -> Split:
     files: list[Path] = []
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, mapped.Array] = {}
     payload: list[Extent] | None = None
-    for name in DTYPES:
+    for name in mapped.DTYPES:
         file = folder / name / dialect.array
         meta = read_json(file)
         if meta is None:
@@ -188,8 +179,8 @@ def _open(dialect: Dialect, folder: Path, header: Mapping[str, Any], where: str)
             payload = extents
         elif len(extents) > 1:
             raise DataError(f"{folder / name} is in several chunks, only one can be mapped; convert it again")
-        arrays[name] = Array(len(files) - len(extents), before, dtype, math.prod(shape), len(shape))
-    return pack(header, where, MappedFiles(files), arrays, payload)
+        arrays[name] = mapped.Array(len(files) - len(extents), before, dtype, math.prod(shape), len(shape))
+    return mapped.pack(header, where, MappedFiles(files), arrays, payload)
 
 
 def _checked(path: Path, expected: int) -> Path:
@@ -209,17 +200,17 @@ def _writer(dialect: Dialect) -> Writer:
         for split, records in dataset.splits.items():
             folder, collected, size = path / split, SplitColumns.of(dataset, path), records.num_bytes
             chunks = max(1, -(-size // min(shard_bytes, _CHUNK)))  # of nearly equal length: the last needs no padding
-            payload, rows = payload_of(records, collected), -(-size // chunks)
+            payload, rows = mapped.payload_of(records, collected), -(-size // chunks)
             _write_array(dialect, folder / "payload", np.dtype(np.uint8), [size], rows, payload)
             columns = collected.columns()
             if "entropy" in columns and columns["entropy"].size > _LARGEST:
-                columns = {name: values for name, values in columns.items() if name not in INDEXES}
+                columns = {name: values for name, values in columns.items() if name not in mapped.INDEXES}
             for name, values in columns.items():
                 dtype, flat = values.dtype.newbyteorder(dialect.order), values.reshape(-1)  # type: ignore[arg-type]
                 blocks = (flat[at : at + _BLOCK].astype(dtype).tobytes() for at in range(0, flat.size, _BLOCK))
                 _write_array(dialect, folder / name, dtype, values.shape, len(values), blocks)
             header = dataset.header(collected.fingerprint(), collected.checksums())
-            _write_group(dialect, folder, {HEADER: header, CHECKSUM: header_crc32c(header)})
+            _write_group(dialect, folder, {HEADER: header, CHECKSUM: mapped.header_crc32c(header)})
 
     return write
 
@@ -273,7 +264,6 @@ def _write_array(
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write metadata, as all three formats have it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n")
 

@@ -24,16 +24,9 @@ from rich.filesize import decimal
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.source.base import printable
 from effloop.data.source.root import expand_root
+from effloop.data.source.storage import packed
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.kept import file_state, open_kept
-from effloop.data.source.storage.packed import (
-    PackedConfig,
-    PackedSource,
-    Split,
-    open_stored,
-    write_columns,
-    write_images,
-)
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
 from effloop.errors import PROGRAM, ConfigError, DataError, printable_lines
@@ -64,10 +57,10 @@ def raw_image(pixels: NDArray[np.uint8]) -> bytes:
     return pnm_header(height, width, channels[0] if channels else 1) + pixels.tobytes()
 
 
-class ImportedSource(PackedSource):
+class ImportedSource(packed.PackedSource):
     """A split that is copied when it is opened first; a format names its files and reads them."""
 
-    config: PackedConfig
+    config: packed.PackedConfig
     _copied: Path | None = None
 
     @abstractmethod
@@ -78,7 +71,7 @@ class ImportedSource(PackedSource):
     def contents(self, files: Sequence[Path]) -> Contents:
         """What is to be copied of these files, which errors name; called only when there is no copy yet."""
 
-    def open_split(self) -> Split:
+    def open_split(self) -> packed.Split:
         return self.open_copy()
 
     def _check(self, index: int, data: Encoded) -> None:
@@ -89,7 +82,7 @@ class ImportedSource(PackedSource):
                 raise
             raise DataError(f"{error}: remove {self._copied}, and it is copied again") from None
 
-    def open_copy(self) -> Split:
+    def open_copy(self) -> packed.Split:
         """The copy of `self.split`, kept from an earlier run or made now."""
         files = [Path(os.path.abspath(file)) for file in self.originals()]
         states = [_state(file, ends=len(files) <= _MOST_ENDS) for file in files]
@@ -111,7 +104,7 @@ class ImportedSource(PackedSource):
 
         copy = open_kept(self.config.name, self.config.index_dir, identity, write, is_current)
         self._copied = copy.path
-        return open_stored(copy, self.split)
+        return packed.open_stored(copy, self.split)
 
     def _write(self, path: Path, files: Sequence[Path], states: list[Any]) -> None:
         """Make the copy, and say so."""
@@ -134,9 +127,9 @@ class ImportedSource(PackedSource):
         with ColumnWriter(path, {"splits": splits, "files": states}) as writer:
             with Meter(stderr=True) as meter:
                 records = meter.track(self.read_originals(found.records), f"{self.where}: copying", found.count)
-                write_images(writer, self.split, records, columns)
+                packed.write_images(writer, self.split, records, columns)
             self._check_columns(columns, found)
-            write_columns(writer, self.split, columns)
+            packed.write_columns(writer, self.split, columns)
             classes = found.targets.classes if found.targets else found.classes
             dataset = Dataset(classes, {}, found.about, found.targets)
             splits[self.split] = dataset.header(columns.fingerprint())
@@ -148,7 +141,6 @@ class ImportedSource(PackedSource):
         print(f"effloop: {printable_lines(line)}", file=sys.stderr, flush=True)
 
     def _check_columns(self, columns: SplitColumns, found: Contents) -> None:
-        """Refuse keys that come twice, and labels without a class."""
         if again := columns.duplicate():
             raise DataError(f"{self.where}: the key '{printable(again[0])}' comes twice; remove one of the two")
         if not found.targets:

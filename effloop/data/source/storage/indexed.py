@@ -18,20 +18,9 @@ import numpy as np
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, printable
 from effloop.data.source.root import root_folder
+from effloop.data.source.storage import packed
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter, crc32c, crc32c_of_ends, crc32c_of_file
 from effloop.data.source.storage.kept import file_state, listing, open_kept, said
-from effloop.data.source.storage.packed import (
-    MappedFiles,
-    PackedConfig,
-    PackedSource,
-    Payload,
-    ScatteredPayload,
-    Split,
-    check_header,
-    is_count,
-    open_columns,
-    targets_in,
-)
 from effloop.data.source.storage.targets import Targets, read_targets, write_targets
 from effloop.data.source.storage.writing import NAMES, Dataset, Record, SplitColumns
 from effloop.errors import DataError
@@ -129,11 +118,13 @@ def open_index(root: Path, split: str) -> tuple[ColumnFile, list[Path]] | None:
     if not path.is_file():
         return None
     index = ColumnFile(path)
-    check_header(index.meta.get("header"), str(path))
+    packed.check_header(index.meta.get("header"), str(path))
     files, states = [], index.meta.get("files")
     for number, state in enumerate(states if isinstance(states, list) else [None]):
         name = state.get("name") if isinstance(state, dict) else None
-        counts = [is_count(state.get(field)) for field in ("size", "ends", "crc32c")] if isinstance(name, str) else []
+        counts = (
+            [packed.is_count(state.get(field)) for field in ("size", "ends", "crc32c")] if isinstance(name, str) else []
+        )
         if not isinstance(name, str) or "\0" in name or not all(counts):
             raise DataError(f"{path} is damaged: it doesn't say which files it is of; convert again")
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
@@ -263,7 +254,7 @@ def _files(folder: Path, endings: Iterable[str]) -> list[Path]:
     return sorted({file for ending in endings for file in folder.glob(ending) if file.is_file()})
 
 
-class IndexedSource(PackedSource):
+class IndexedSource(packed.PackedSource):
     """Files with an index beside them; otherwise they are scanned once, and what is found is kept in `data.index_dir`.
 
     A format finds the files of a split (`shards`), by their names alone, and scans each of them (`scan_file`).
@@ -272,7 +263,7 @@ class IndexedSource(PackedSource):
         duplicate_fix: what to do about two samples with the same key.
     """
 
-    config: PackedConfig
+    config: packed.PackedConfig
     duplicate_fix: ClassVar[str] = "remove one of the two"
 
     @abstractmethod
@@ -308,9 +299,9 @@ class IndexedSource(PackedSource):
         """The part of a key that must be unique in a split."""
         return key
 
-    def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
+    def payload(self, files: packed.MappedFiles, index: ColumnFile) -> packed.Payload:
         """How samples are read; overridden by a format whose samples may be in parts."""
-        return ScatteredPayload(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
+        return packed.ScatteredPayload(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
 
     def find(self, root: Path, endings: Sequence[str]) -> list[Path]:
         """`find_shards` for this split."""
@@ -318,7 +309,6 @@ class IndexedSource(PackedSource):
 
     @property
     def _splits(self) -> set[str]:
-        """Names of the training and validation split."""
         return {self.config.train_split, *filter(None, [self.config.val_split])}
 
     def _counted(self) -> set[str]:
@@ -332,7 +322,6 @@ class IndexedSource(PackedSource):
         return splits
 
     def _all_files(self) -> list[Path]:
-        """The files of all splits."""
         return [*dict.fromkeys(chain(*map(self._files_of, sorted({*self._counted(), self.split}))))]
 
     def _files_of(self, split: str) -> list[Path]:
@@ -368,7 +357,7 @@ class IndexedSource(PackedSource):
     def _write_scan(self, path: Path, files: Sequence[Path], states: list[Any], targets: Targets) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         own = self.embedded_header(files)
-        targets = targets_in(own) if own else targets
+        targets = packed.targets_in(own) if own else targets
         if targets.kind is Kind.masks:
             raise DataError(
                 f"{self.where} has masks, which are in {self.split}.index beside its files, and that is not there: put "
@@ -425,17 +414,17 @@ class IndexedSource(PackedSource):
                 f"classes one a line, {MAX_UNNAMED - 1} is the largest: correct the label or write that file"
             )
 
-    def open_split(self) -> Split:
+    def open_split(self) -> packed.Split:
         root = self.base()
         index, files = open_index(root, self.split) or self._kept_index(root)
         header = index.meta["header"]
         if header["classes"] is None:
             header = {**header, "classes": self._class_names(root, index)}
-        masks: ScatteredPayload | None = None
-        if targets_in(header).kind is Kind.masks and "mask_offset" in index:  # in the files, beside their images
+        masks: packed.ScatteredPayload | None = None
+        if packed.targets_in(header).kind is Kind.masks and "mask_offset" in index:  # in the files, beside their images
             places = map(index.unsigned, ("file", "mask_offset", "mask_size"))
-            masks = ScatteredPayload(MappedFiles(files), *places)
-        return open_columns(index, header, self.payload(MappedFiles(files), index), masks=masks)
+            masks = packed.ScatteredPayload(packed.MappedFiles(files), *places)
+        return packed.open_columns(index, header, self.payload(packed.MappedFiles(files), index), masks=masks)
 
     def verify_index(self) -> None:
         """Compare also the files with the checksums in the index beside them, if there is one."""

@@ -253,7 +253,6 @@ def find_image(folder: bytes, name: bytes) -> tuple[bytes, os.stat_result] | Non
 
 
 def _status(path: bytes) -> os.stat_result | None:
-    """The status of a file; None if there is no such file."""
     with suppress(OSError, ValueError):  # ValueError: a null byte in it
         status = os.stat(path)
         return status if stat.S_ISREG(status.st_mode) else None
