@@ -392,7 +392,9 @@ def check_writable(out: Path) -> None:
         raise ConfigError(f"out: '{out}' is no table's file; set out=NAME with {either(TABLES)}")
     folder = out.absolute().parent
     if out.is_dir() or not folder.is_dir():
-        raise ConfigError(f"out: '{out}' {'is a folder' if out.is_dir() else 'is in no folder'}; set out=FILE")
+        raise ConfigError(
+            f"out: '{out}' {'is a folder' if out.is_dir() else 'is in no folder that exists'}; set out=FILE"
+        )
     with _explained("out", out, "FILE"), TemporaryFile(dir=folder):
         pass
 

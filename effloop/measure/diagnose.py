@@ -397,7 +397,7 @@ def _measured_at_end(config: Config, trainer: Trainer, loader: Loader, efficienc
     )
 
 
-def _findings(found: Measured, config: Config, bound: str) -> list[str]:
+def _findings(found: Measured, config: Config, bound: str, late: Sequence[str] = ()) -> list[str]:
     """Lines about what an override doesn't help with."""
     lines = []
     if (busy := found.loading.queued_s / max(found.loading.total.wall_s, 1e-9)) > _BUSY:
@@ -418,12 +418,10 @@ def _findings(found: Measured, config: Config, bound: str) -> list[str]:
         lines.append(f"measured without parallel={config.parallel.name}, in one process: ranks share cores and storage")
     if len(config.progressive) > 1:
         lines.append(f"measured at image_size={config.size.word} throughout, without progressive")
+    if late:
+        seconds = found.config.batch_size * found.config.accumulate / found.images_per_s
+        lines.append(f"there was no time to try {', '.join(late)}: an update takes {seconds:.1f} s")
     return lines
-
-
-def _not_tried(found: Measured, late: Sequence[str]) -> list[str]:
-    seconds = found.config.batch_size * found.config.accumulate / found.images_per_s
-    return [f"there was no time to try {', '.join(late)}: an update takes {seconds:.1f} s"] if late else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -478,7 +476,7 @@ def diagnose(config: Config, command: Sequence[str], seconds: float, *, top: int
             stages=stages(found),
             evaluation=found.evaluation,
             verdict=held,
-            findings=[*_findings(found, config, held.bound), *_not_tried(found, late)],
+            findings=_findings(found, config, held.bound, late),
             overrides=overrides,
             memory=found.memory,
         )

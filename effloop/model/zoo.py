@@ -176,7 +176,8 @@ class TimmZoo(Zoo):
         import timm
 
         base, _, tag = self.arch.partition(".")
-        return ["DEFAULT", *([tag] if tag else _timm_tags(base))] if timm.is_model_pretrained(self.arch) else []
+        tags = [tag] if tag else [name.partition(".")[2] for name in timm.list_pretrained(f"{base}.*")]
+        return ["DEFAULT", *tags] if timm.is_model_pretrained(self.arch) else []
 
     def weights(self, name: str, image_size: Any) -> tuple[Mapping[str, Tensor], Normalisation]:
         import timm
@@ -186,12 +187,6 @@ class TimmZoo(Zoo):
         with downloading("model.weights", arch, f"huggingface.co/{entry.hf_hub_id}", _ELSEWHERE):
             model: nn.Module = timm.create_model(arch, pretrained=True, **_timm_options(arch, image_size))
         return model.state_dict(), (entry.mean, entry.std)
-
-
-def _timm_tags(base: str) -> list[str]:
-    import timm
-
-    return [name.partition(".")[2] for name in timm.list_pretrained(f"{base}.*")]
 
 
 def _timm_options(arch: str, image_size: Any) -> dict[str, Any]:

@@ -151,7 +151,9 @@ class LibraryAugment(Augment):
                     top, left, height, width = draws.boxes[row].tolist()
                     image, mask = step.op.resize(image, mask[top : top + height, left : left + width])
                 if image.dtype != np.uint8 or image.shape[2:] != (3,):
-                    raise ValueError(f"it gives {image.dtype} of shape {image.shape}, a recipe's images are uint8 RGB")
+                    raise ValueError(
+                        f"it gives {image.dtype} of shape {image.shape}, and a recipe's images are uint8 RGB"
+                    )
             except recipe.FAILURES as error:
                 raise _failure(step, error) from error
         return image, mask

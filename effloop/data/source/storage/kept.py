@@ -111,7 +111,19 @@ def open_kept(
     elif not isinstance(identity, bytes):
         identity = json.dumps(identity, sort_keys=True, default=str).encode()
     path = kept_folder(index_dir) / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.index"
-    return once(path, lambda: _current(path, is_current) or _written(path, write))
+
+    def make() -> ColumnFile:
+        if found := _current(path, is_current):
+            return found
+        try:
+            write(path)
+        except OSError as error:
+            raise ConfigError(
+                f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"
+            ) from None
+        return ColumnFile(path)
+
+    return once(path, make)
 
 
 def _current(path: Path, is_current: Callable[[ColumnFile], bool]) -> ColumnFile | None:
@@ -125,16 +137,6 @@ def _current(path: Path, is_current: Callable[[ColumnFile], bool]) -> ColumnFile
         return None
     except DataError:
         return None  # missing or of another version: it is written again
-
-
-def _written(path: Path, write: Callable[[Path], None]) -> ColumnFile:
-    try:
-        write(path)
-    except OSError as error:
-        raise ConfigError(
-            f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"
-        ) from None
-    return ColumnFile(path)
 
 
 def file_state(file: Path) -> dict[str, Any]:

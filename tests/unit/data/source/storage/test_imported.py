@@ -12,7 +12,7 @@ from disks import small_disk
 from plans import open_source, read_bytes
 from stores import make_splits, write_npz
 
-from effloop.data.source.storage import imported
+from effloop.data.source.storage import packed
 from effloop.data.source.storage.packed import write_columns
 from effloop.errors import ConfigError, DataError
 
@@ -75,7 +75,7 @@ def test_a_damaged_image_says_which_file_to_remove(root: Path, cache: Path) -> N
 def test_a_kill_leaves_nothing_that_is_read_or_stays(root: Path, cache: Path) -> None:
     child = os.fork()
     if not child:
-        imported.write_columns = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        packed.write_columns = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         open_source("npz", root)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -92,7 +92,7 @@ def test_another_process_waits(root: Path, cache: Path, capfd: pytest.CaptureFix
     children = []
     for _ in range(2):
         if not (child := os.fork()):
-            imported.write_columns = write_slowly
+            packed.write_columns = write_slowly
             os._exit(len(open_source("npz", root)) != 16)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
