@@ -246,9 +246,8 @@ def _values(data: headers.Encoded) -> NDArray[np.uint8]:
             return _png_values(data)
         except DataError as error:
             raise DataError(f"has a mask that {error}") from None
-    raise DataError(
-        f"has a mask in {headers.read_header(data).format}; allowed are PNG and PNM, lossless: write it as PNG"
-    )
+    form = headers.read_header(data).format
+    raise DataError(f"has a mask in {form}; allowed are PNG and PNM, which lose nothing: write it as PNG")
 
 
 def _encode_runs(mask: NDArray[np.uint8]) -> bytes:

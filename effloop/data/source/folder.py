@@ -20,10 +20,8 @@ from effloop.data.image.mask import decode_mask, png_bytes
 from effloop.data.source.base import Kind, NoSplitError, Source, class_counts, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.root import root_folder
-from effloop.data.source.storage import loose
-from effloop.data.source.storage.kept import folder_times
+from effloop.data.source.storage import kept, loose, writing
 from effloop.data.source.storage.targets import Targets, write_targets
-from effloop.data.source.storage.writing import NAMES, SHARD_BYTES, Dataset, Records, register_writer
 from effloop.errors import ConfigError, DataError
 
 
@@ -84,7 +82,7 @@ def _listing(root: Path, split: str, config: DataConfig) -> str:
 
 
 def _scan(root: bytes) -> loose.Listing:
-    visited, files = {root: folder_times(root)}, loose.Listed()
+    visited, files = {root: kept.folder_times(root)}, loose.Listed()
     classes = sorted((entry.name for entry in loose.entries(root) if loose.is_folder(entry)), key=os.fsdecode)
     if not classes:
         raise DataError(
@@ -95,7 +93,7 @@ def _scan(root: bytes) -> loose.Listing:
     for label, name in enumerate(classes):
         before = len(files)
         for folder in sorted(loose.folders(os.path.join(root, name)), key=os.fsdecode):
-            visited[folder] = folder_times(folder)  # before it is read: what is added meanwhile changes them
+            visited[folder] = kept.folder_times(folder)  # before it is read: what is added meanwhile changes them
             for entry in loose.images_in(folder, kinds):
                 files.add(entry.path[len(root) + 1 :], label, loose.size_of(entry.path))
         if len(files) == before:
@@ -110,8 +108,8 @@ TABLE, _FILE_NAME = "metadata.csv", "file_name"
 """The table beside images whose targets aren't classes, and its column with their paths."""
 
 
-@register_writer("folder")
-def write_folder(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+@writing.register_writer("folder")
+def write_folder(path: Path, dataset: writing.Dataset, shard_bytes: int = writing.SHARD_BYTES) -> None:
     """ROOT/SPLIT/CLASS/NAME: a sample's key if it is such a path, otherwise CLASS and its number.
 
     Classes are read as the sorted names of the folders, which must give every sample the label it had. Targets that
@@ -153,21 +151,21 @@ def _write_image(folder: Path, name: bytes, data: Encoded) -> None:
         raise DataError(f"{printable(file)} would be written twice; its key is another sample's") from None
 
 
-def _write_masked(path: Path, dataset: Dataset) -> None:
+def _write_masked(path: Path, dataset: writing.Dataset) -> None:
     """The images of each split, and the masks, whose paths differ in their extension."""
     for name in dataset.classes:
         if [name] != name.strip().splitlines():
-            raise DataError(f"the class {name!r} can't be a line of {NAMES}; set data.classes=[NAME,NAME]")
+            raise DataError(f"the class {name!r} can't be a line of {writing.NAMES}; set data.classes=[NAME,NAME]")
     for split, records in dataset.splits.items():
         for number, record in enumerate(records):
             place = _place(record.key, number, record.data)
             _write_image(path / split / "images", place, record.data)
             mask = png_bytes(decode_mask(record.mask))
             _write_image(path / split / "masks", place[: place.rfind(b".")] + b".png", mask)
-    (path / NAMES).write_text("".join(f"{name}\n" for name in dataset.classes), encoding="utf-8")
+    (path / writing.NAMES).write_text("".join(f"{name}\n" for name in dataset.classes), encoding="utf-8")
 
 
-def _write_table(folder: Path, records: Records, targets: Targets) -> None:
+def _write_table(folder: Path, records: writing.Records, targets: Targets) -> None:
     """The images of a split, and a table with a line for each: its path, and its flags or numbers."""
     columns = [_FILE_NAME, *targets.names]
     for name, count in Counter(name.casefold() for name in columns).items():

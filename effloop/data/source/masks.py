@@ -276,9 +276,8 @@ def _names_in(path: Path) -> tuple[str, ...]:
     while names and not names[-1]:
         names.pop()
     if not names or not all(names) or len({*names}) < len(names) or len(names) > coded.MOST_CLASSES:
-        raise DataError(
-            f"{path} has {len(names)} lines, should be 1 to {coded.MOST_CLASSES} with a class's name each, once"
-        )
+        most = coded.MOST_CLASSES
+        raise DataError(f"{path} has {len(names)} lines, should be 1 to {most} with a class's name each, once")
     return tuple(names)
 
 
@@ -350,12 +349,8 @@ def _index(config: MasksConfig, root: Path, split: str, layout: Layout, form: co
         for (image, mask), seen in in_parallel(found, lambda pair: look_at_file(os.path.join(masks, pair[1]), form)):
             files.add(image, 0, loose.size_of(os.path.join(images, image)), target=seen.digest)
             files.add_mask_file(mask, os.path.join(masks, mask), seen)
-        return (
-            files.meta() | {"kinds": loose.kinds_of(kinds)},
-            {"": files},
-            {each: folder_times(each) for each in visited},
-        )
+        times = {each: folder_times(each) for each in visited}
+        return files.meta() | {"kinds": loose.kinds_of(kinds)}, {"": files}, times
 
-    return loose.open_listing(
-        config, identity, {"files": states}, "kinds", read, lambda _: {"": os.fsencode(layout.masks)}
-    )
+    of_masks = {"": os.fsencode(layout.masks)}
+    return loose.open_listing(config, identity, {"files": states}, "kinds", read, lambda _: of_masks)

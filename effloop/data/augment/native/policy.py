@@ -124,9 +124,8 @@ class Policy(PixelOperation):
         for step in range(drawn.choice.shape[1]):
             if len(some := np.flatnonzero(_warps(drawn.choice[:, step]))):
                 rows = to_device(some, masks)
-                masks = masks.index_copy(
-                    0, rows, affine.warp_masks(masks.index_select(0, rows), drawn.matrix[some, step])
-                )
+                warped = affine.warp_masks(masks.index_select(0, rows), drawn.matrix[some, step])
+                masks = masks.index_copy(0, rows, warped)
         return masks
 
     def _step(self, images: Tensor, drawn: PolicyDraws, step: int) -> Tensor:

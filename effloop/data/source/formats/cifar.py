@@ -15,9 +15,7 @@ import numpy as np
 from effloop.data.source.base import NoSplitError, sources
 from effloop.data.source.formats.pickles import Array, unpickle
 from effloop.data.source.root import expand_root
-from effloop.data.source.storage.imported import RAW, Contents, ImportedSource, raw_image
-from effloop.data.source.storage.packed import PackedConfig
-from effloop.data.source.storage.writing import Record
+from effloop.data.source.storage import imported, packed, writing
 from effloop.errors import ConfigError, DataError
 
 _SIDE = 32
@@ -33,8 +31,8 @@ _FILES: dict[str, dict[str, list[str]]] = {
 """Of the splits, and of the names of the classes, by the folder that the archive unpacks."""
 
 
-@sources.register("cifar", PackedConfig)
-class CifarSource(ImportedSource):
+@sources.register("cifar", packed.PackedConfig)
+class CifarSource(imported.ImportedSource):
     """CIFAR-10 and CIFAR-100, in the python version, or a folder that has one of them in its own."""
 
     @classmethod
@@ -57,7 +55,7 @@ class CifarSource(ImportedSource):
             raise DataError(f"{missing[0]} is missing; unpack the archive again")
         return paths
 
-    def contents(self, files: Sequence[Path]) -> Contents:
+    def contents(self, files: Sequence[Path]) -> imported.Contents:
         *batches, names = files
         prefix = "" if names.name == "batches.meta" else "fine_"
         found = [_batch(file, f"{prefix}labels") for file in batches]
@@ -67,13 +65,13 @@ class CifarSource(ImportedSource):
         classes = [text if isinstance(text, str) else text.decode("utf-8", "backslashreplace") for text in texts]
         count = sum(map(len, found))
 
-        def records() -> Iterator[Record]:
+        def records() -> Iterator[writing.Record]:
             for file, batch in zip(batches, found, strict=True):
                 for number, (label, planes) in enumerate(batch):
-                    image = raw_image(planes.reshape(3, _SIDE, _SIDE).transpose(1, 2, 0))
-                    yield Record(f"{file.name}/{number:05}".encode(), label, image)
+                    image = imported.raw_image(planes.reshape(3, _SIDE, _SIDE).transpose(1, 2, 0))
+                    yield writing.Record(f"{file.name}/{number:05}".encode(), label, image)
 
-        return Contents(records(), count, count * (_BYTES + 16), classes, about=RAW)
+        return imported.Contents(records(), count, count * (_BYTES + 16), classes, about=imported.RAW)
 
 
 def _found(root: Path) -> Mapping[Path, Mapping[str, list[str]]]:

@@ -61,9 +61,8 @@ class Hdf5Source(ArraysSource):
             group = file.get(self.split)
             if _is_split(group):
                 header = stored.check_header_crc32c(json.loads(group.attrs[HEADER]), group.attrs.get(CHECKSUM), where)
-                arrays = {
-                    name: _located(group[name], path, f"{where}/{name}") for name in stored.DTYPES if name in group
-                }
+                names = [name for name in stored.DTYPES if name in group]
+                arrays = {name: _located(group[name], path, f"{where}/{name}") for name in names}
             elif there := [name for name in islice(file, 64) if _is_split(file.get(name))]:
                 raise no_split(path, self.split, there)
         return super().open_split() if header is None else stored.pack(header, where, MappedFiles([path]), arrays)

@@ -22,12 +22,9 @@ from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Encoded
 from effloop.data.source.base import Kind, printable, sources
 from effloop.data.source.root import begins_with
-from effloop.data.source.storage import indexed
-from effloop.data.source.storage.columns import ColumnFile, crc32c
-from effloop.data.source.storage.packed import MappedFiles, PackedConfig, Payload, ScatteredPayload, targets_in
+from effloop.data.source.storage import columns, indexed, packed, writing
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import Targets, row_of
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
 from effloop.errors import DataError
 
 
@@ -54,7 +51,7 @@ _LONGEST = (1 << 29) - 1  # bytes of a record, dmlc's limit
 _LARGEST_LABEL = 1 << 24  # up to here a float32 holds every integer
 
 
-@sources.register("recordio", PackedConfig)
+@sources.register("recordio", packed.PackedConfig)
 class RecordIOSource(indexed.IndexedSource):
     """MXNet's RecordIO (.rec) of images with their labels; .lst names the samples, if it is there."""
 
@@ -65,7 +62,7 @@ class RecordIOSource(indexed.IndexedSource):
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
         return [other for file in files if (other := file.with_suffix(".lst")).is_file()]
 
-    def payload(self, files: MappedFiles, index: ColumnFile) -> Payload:
+    def payload(self, files: packed.MappedFiles, index: columns.ColumnFile) -> packed.Payload:
         return _FramedPayload(files, index)
 
     def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[indexed.Entry]:
@@ -83,7 +80,7 @@ class RecordIOSource(indexed.IndexedSource):
                 raise DataError(f"{path}: the record at byte {start:,} {error}") from None
             # Frames start at multiples of 4: an odd offset marks a sample in several frames from offset - 1 on.
             offset = start + 1 if len(parts) > 1 else parts[0][0] + payload
-            size, checksum = len(record) - payload, crc32c(record[payload:])
+            size, checksum = len(record) - payload, columns.crc32c(record[payload:])
             yield indexed.Entry(key, label, number, offset, size, checksum, target)
 
     @classmethod
@@ -92,12 +89,12 @@ class RecordIOSource(indexed.IndexedSource):
         return first is not None and begins_with(first, _MAGIC)
 
 
-class _FramedPayload(ScatteredPayload):
+class _FramedPayload(packed.ScatteredPayload):
     """Samples at (file, offset, size); an odd offset is that of the first of several frames, plus 1."""
 
-    def __init__(self, files: MappedFiles, index: ColumnFile) -> None:
+    def __init__(self, files: packed.MappedFiles, index: columns.ColumnFile) -> None:
         super().__init__(files, *(index.unsigned(name) for name in ("file", "offset", "size")))
-        self._labels = len(targets_in(index.meta["header"]).names) or 1
+        self._labels = len(packed.targets_in(index.meta["header"]).names) or 1
 
     def __getitem__(self, index: int) -> Encoded:
         ((file, offset, size),) = self.parts(index)
@@ -111,12 +108,12 @@ class _FramedPayload(ScatteredPayload):
 
     def run(self, samples: NDArray[np.int64]) -> EncodedImages:
         if (self._offset[samples] % 2).any():
-            return Payload.run(self, samples)
+            return packed.Payload.run(self, samples)
         return super().run(samples)
 
 
-@register_writer("recordio")
-def write_recordio(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+@writing.register_writer("recordio")
+def write_recordio(path: Path, dataset: writing.Dataset, shard_bytes: int = writing.SHARD_BYTES) -> None:
     """A folder: SPLIT.rec, SPLIT.idx and SPLIT.lst as im2rec writes them, SPLIT.index, and classes.txt."""
     path.mkdir()
     indexed.write_names(path, dataset)
@@ -137,7 +134,7 @@ def write_recordio(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES)
                 # In the .lst; nine digits give a float32 back.
                 text = b"\t".join(b"%.9g" % label for (label,) in _LABEL.iter_unpack(labels)) or b"%f" % record.label
                 # The checksum is informational: tools that replace the image keep the header, so nothing relies on it.
-                header = _HEADER.pack(len(labels) // _LABEL.size, record.label, number, crc32c(data)) + labels
+                header = _HEADER.pack(len(labels) // _LABEL.size, record.label, number, columns.crc32c(data)) + labels
                 frames = _frames_of(header + data, record)
                 offset = start + 1 if len(frames) > 1 else start + _FRAME.size + len(header)
                 index.add_entry(indexed.Entry.of(record, 0, offset))
@@ -153,7 +150,7 @@ def _name(key: bytes, number: int) -> bytes:
     return key if text.encode() == key and text.isprintable() and text.strip() == text != "" else b"%d" % number
 
 
-def _frames_of(data: bytes, record: Record) -> list[bytes]:
+def _frames_of(data: bytes, record: writing.Record) -> list[bytes]:
     if len(data) > _LONGEST:
         raise DataError(
             f"{printable(record.key)} has {len(record.data):,} bytes; a record of RecordIO takes {_LONGEST:,} in all: "
@@ -176,7 +173,7 @@ def _records(path: Path) -> Iterator[tuple[int, list[tuple[int, int]], bytes]]:
     """Where each record starts, its parts (first byte, end), and its bytes."""
     if not path.stat().st_size:
         return
-    file, at = MappedFiles([path])[0], 0
+    file, at = packed.MappedFiles([path])[0], 0
     while at < len(file):
         start = at
         try:

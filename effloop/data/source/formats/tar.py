@@ -29,11 +29,8 @@ from effloop.data.image import header
 from effloop.data.image.header import Encoded, extension
 from effloop.data.image.mask import decode_mask, png_bytes
 from effloop.data.source.base import Kind, printable, sources
-from effloop.data.source.storage.indexed import Entry, IndexedSource, IndexWriter, read_names, write_index, write_names
-from effloop.data.source.storage.loose import EXTENSIONS, SOUGHT
-from effloop.data.source.storage.packed import MappedFiles, PackedConfig
+from effloop.data.source.storage import indexed, loose, packed, writing
 from effloop.data.source.storage.targets import CLASSES, Targets, row_of
-from effloop.data.source.storage.writing import NAMES, SHARD_BYTES, Dataset, Record, Records, register_writer
 from effloop.errors import DataError
 
 Member = tuple[bytes, int, int]
@@ -63,7 +60,7 @@ MASK = "mask.png"  # extension of masks
 
 
 @dataclass
-class TarConfig(PackedConfig):
+class TarConfig(packed.PackedConfig):
     """Fields of `data=tar`; an extension is what follows the first dot of a member's base name, in any case.
 
     Attributes:
@@ -78,7 +75,7 @@ class TarConfig(PackedConfig):
 
 
 @sources.register("tar", TarConfig)
-class TarSource(IndexedSource):
+class TarSource(indexed.IndexedSource):
     """Tar shards in WebDataset's naming, KEY.jpg and KEY.cls, read at random places."""
 
     config: TarConfig
@@ -101,13 +98,13 @@ class TarSource(IndexedSource):
         compressed = ("*.tar.gz", "*.tgz", "*.tar.bz2", "*.tar.xz", "*.tar.zst", "*.tar.lz4")
         return found or self.find(root, compressed)  # which are refused
 
-    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[Entry]:
+    def scan_file(self, files: Sequence[Path], number: int, targets: Targets) -> Iterator[indexed.Entry]:
         path = files[number]
-        data = MappedFiles([path])[0]
+        data = packed.MappedFiles([path])[0]
         learned = iter(self._in_json.get(path, ()))
         for (name, offset, size), member in self._samples(path, data, targets):
             label, target = next(learned, None) or _learned(data, member, str(path), targets)
-            yield Entry(name, label, number, offset, size, target=target)
+            yield indexed.Entry(name, label, number, offset, size, target=target)
 
     def _write_scan(self, path: Path, files: Sequence[Path], states: list[Any], targets: Targets) -> None:
         learned: dict[Path, list[tuple[int, bytes]]] = {}
@@ -116,7 +113,7 @@ class TarSource(IndexedSource):
 
             values = {file: self._json_values(file, keys) for file in self._all_files()}
             try:
-                found = infer_targets([*values.values()], keys, read_names(self.base()), targets, typed=True)
+                found = infer_targets([*values.values()], keys, indexed.read_names(self.base()), targets, typed=True)
                 for file in files:
                     labels, rows = found.take(values[file])
                     stored = repeat(b"") if rows is None else map(bytes, rows)
@@ -130,7 +127,7 @@ class TarSource(IndexedSource):
 
     def _json_values(self, path: Path, keys: str) -> NDArray[Any]:
         """What each sample of a file has at some keys of its JSON, as `infer_targets` takes it."""
-        data, values = MappedFiles([path])[0], list[Any]()
+        data, values = packed.MappedFiles([path])[0], list[Any]()
         for _, (name, offset, size) in self._samples(path, data, CLASSES):
             found = None
             with suppress(ValueError, LookupError, TypeError, RecursionError):
@@ -149,7 +146,7 @@ class TarSource(IndexedSource):
 
     def sidecars(self, files: Sequence[Path]) -> list[Path]:
         """What else says which classes there are."""
-        others = [self.base() / NAMES, *self._all_files()] if self._label[1] else []
+        others = [self.base() / writing.NAMES, *self._all_files()] if self._label[1] else []
         return [file for file in others if file not in files and file.is_file()]
 
     @property
@@ -168,7 +165,7 @@ class TarSource(IndexedSource):
         and others than these two are skipped.
         """
         where, config = str(path), self.config
-        image_ends = EXTENSIONS if config.image is None else (f".{config.image.lstrip('.')}".lower().encode(),)
+        image_ends = loose.EXTENSIONS if config.image is None else (f".{config.image.lstrip('.')}".lower().encode(),)
         end = LISTS if targets and config.label == TarConfig.label else self._label[0]
         label_end = f".{end.lstrip('.')}".lower().encode()
         key, image, label = b"", None, None
@@ -177,7 +174,7 @@ class TarSource(IndexedSource):
             if image is not None and label is not None:
                 return image, label
             what, ending = ("image", config.image) if image is None else ("label", end)
-            sought = f"looked for .{ending}" if ending else SOUGHT
+            sought = f"looked for .{ending}" if ending else loose.SOUGHT
             raise DataError(
                 f"{where}: the sample '{printable(key)}' has no {what} ({sought}); "
                 f"its members must stand together: set data.{what}=EXTENSION{' or json.KEY' * (image is not None)}, or "
@@ -339,22 +336,22 @@ def tar_header(name: bytes, size: int) -> bytes:
     return block[:148] + b"%06o\0 " % sum(block) + block[156:]
 
 
-@register_writer("tar")
-def write_tar(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+@writing.register_writer("tar")
+def write_tar(path: Path, dataset: writing.Dataset, shard_bytes: int = writing.SHARD_BYTES) -> None:
     """A folder: shards SPLIT-000000.tar and so on, SPLIT.index, and classes.txt."""
     path.mkdir()
     for split, records in dataset.splits.items():
-        index, shards = IndexWriter.of(dataset, path), _ShardWriter(path, split, shard_bytes)
+        index, shards = indexed.IndexWriter.of(dataset, path), _ShardWriter(path, split, shard_bytes)
         try:
             for entry in _write_records(records, shards, dataset.targets):
                 index.add_entry(entry)
         finally:
             shards.close()
-        write_index(path, split, dataset, shards.files, index)
-    write_names(path, dataset)
+        indexed.write_index(path, split, dataset, shards.files, index)
+    indexed.write_names(path, dataset)
 
 
-def _write_records(records: Records, shards: _ShardWriter, targets: Targets) -> Iterator[Entry]:
+def _write_records(records: writing.Records, shards: _ShardWriter, targets: Targets) -> Iterator[indexed.Entry]:
     """Write all records; yields where the image of each one is."""
     stems = set[bytes]()  # digests of them
     for number, record in enumerate(records):
@@ -369,7 +366,7 @@ def _write_records(records: Records, shards: _ShardWriter, targets: Targets) -> 
         else:
             stems.add(digest)
         offset = shards.add(stem + _extension(record), record.data)
-        entry = Entry.of(record, len(shards.files) - 1, offset)
+        entry = indexed.Entry.of(record, len(shards.files) - 1, offset)
         if targets.kind is Kind.masks:
             mask = png_bytes(decode_mask(record.mask))  # which any reader can decode
             entry = entry._replace(mask=mask, mask_offset=shards.add(stem + f".{MASK}".encode(), mask))
@@ -422,16 +419,16 @@ _UNSAFE = re.compile(
 
 def _is_safe(key: bytes, stem: bytes) -> bool:
     """Whether webdataset, DALI, its `wds2idx` and Python's tarfile all read this name unchanged from a ustar header."""
-    if not key.lower().endswith(EXTENSIONS) or _UNSAFE.search(stem):
+    if not key.lower().endswith(loose.EXTENSIONS) or _UNSAFE.search(stem):
         return False
     length, cut = len(stem) + len(b".jpeg"), stem.rfind(b"/", 0, _PREFIX + 1)
     fits = length <= _NAME or (cut > 0 and length - cut - 1 <= _NAME)
     return fits and printable(key) == key.decode("utf-8", "replace")
 
 
-def _extension(record: Record) -> bytes:
+def _extension(record: writing.Record) -> bytes:
     """The key's own extension if it matches the image or it isn't an image, otherwise the image's."""
-    own = record.key[record.key.rfind(b".") :] if record.key.lower().endswith(EXTENSIONS) else b""
+    own = record.key[record.key.rfind(b".") :] if record.key.lower().endswith(loose.EXTENSIONS) else b""
     try:
         found = f".{extension(record.data)}"
     except DataError:

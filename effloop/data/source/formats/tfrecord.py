@@ -20,11 +20,9 @@ import numpy as np
 
 from effloop.data.image.header import Encoded, read_header
 from effloop.data.source.base import Kind, printable, sources
-from effloop.data.source.storage import indexed
-from effloop.data.source.storage.columns import crc32c
+from effloop.data.source.storage import columns, indexed, writing
 from effloop.data.source.storage.packed import MappedFiles, PackedConfig
 from effloop.data.source.storage.targets import CLASSES, Targets, flags_of, row_of
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, register_writer
 from effloop.errors import DataError
 
 _SCHEMA = """
@@ -127,7 +125,7 @@ def _fix(key: str) -> str:
     return f"set data=tfrecord data.{key}=NAME"
 
 
-def encode_example(record: Record, classes: Sequence[str], targets: Targets = CLASSES) -> bytes:
+def encode_example(record: writing.Record, classes: Sequence[str], targets: Targets = CLASSES) -> bytes:
     """The Example of a record, which its image ends."""
     if len(record.data) > _LONGEST - _ROOM:
         raise DataError(
@@ -262,7 +260,7 @@ class TFRecordSource(indexed.IndexedSource):
                 raise DataError(f"{file}: record {count}{name} {error}") from None
             key = key or f"{file.name}/{count}".encode(errors="surrogateescape")
             # The record's checksum can't verify the image alone: it gets its own, for 5 % of the scan's time.
-            checksum = crc32c(data[start:end])
+            checksum = columns.crc32c(data[start:end])
             yield indexed.Entry(key, label, number, offset + start, end - start, checksum, target)
 
     def _learned(self, example: Example, feature: str, targets: Targets) -> tuple[int, bytes]:
@@ -288,8 +286,8 @@ class TFRecordSource(indexed.IndexedSource):
         return len(head) == _HEAD.size and _masked(head[:8]) == _HEAD.unpack(head)[1]
 
 
-@register_writer("tfrecord")
-def write_tfrecord(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+@writing.register_writer("tfrecord")
+def write_tfrecord(path: Path, dataset: writing.Dataset, shard_bytes: int = writing.SHARD_BYTES) -> None:
     """A folder: SPLIT-00000-of-00003.tfrecord and so on with DALI's index of each, SPLIT.index, and classes.txt."""
     path.mkdir()
     indexed.write_names(path, dataset)
@@ -299,7 +297,7 @@ def write_tfrecord(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES)
         indexed.write_index(path, split, dataset, files, index)
 
 
-def _write_shards(base: Path, dataset: Dataset, shard_bytes: int, index: indexed.IndexWriter) -> list[Path]:
+def _write_shards(base: Path, dataset: writing.Dataset, shard_bytes: int, index: indexed.IndexWriter) -> list[Path]:
     """Write the files of the split `base.name`, each with a `file.idx` that has a line "offset size" per record."""
     records, count, files = iter(dataset.splits[base.name]), 0, []
     for first in records:
@@ -349,5 +347,5 @@ def _records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _masked(data: bytes) -> int:
     """The checksum that TFRecord stores: masked, because a CRC of data that contains CRCs is weak."""
-    checksum = crc32c(data)
+    checksum = columns.crc32c(data)
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF

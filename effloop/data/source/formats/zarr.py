@@ -31,9 +31,7 @@ from effloop.data.source.base import sources
 from effloop.data.source.formats.arrays import ArrayNames, ArraysConfig, StoredArray, contents_of, has_split
 from effloop.data.source.root import files_in, root_folder
 from effloop.data.source.storage import arrays as mapped
-from effloop.data.source.storage.imported import Contents, ImportedSource
-from effloop.data.source.storage.packed import Extent, MappedFiles, Split, no_split
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, Writer, register_writer
+from effloop.data.source.storage import imported, packed, writing
 from effloop.errors import DataError, optional_package, reason
 
 HEADER, CHECKSUM = "effloop", "effloop_crc32c"  # attributes of a split's group: the header, and the CRC-32C of its JSON
@@ -119,12 +117,12 @@ def _attributes(dialect: Dialect, folder: Path) -> Mapping[str, Any]:
 
 
 @sources.register("zarr", ArraysConfig)
-class ZarrSource(ImportedSource):
+class ZarrSource(imported.ImportedSource):
     """A folder of zarr v3, v2 or n5: EffLoop's chunks are mapped, zarr's arrays of other programs are copied once."""
 
     config: ArraysConfig
 
-    def open_split(self) -> Split:
+    def open_split(self) -> packed.Split:
         root = root_folder(self.config)
         folder, where = root / self.split, f"{root}:{self.split}"
         dialect = next((each for each in _DIALECTS if HEADER in _attributes(each, folder)), None)
@@ -136,7 +134,7 @@ class ZarrSource(ImportedSource):
             raise DataError(f"{root} is no folder of zarr, and no n5 that EffLoop wrote; set data.root=PATH")
         there = [each for each in sorted(root.iterdir()) if any(HEADER in _attributes(of, each) for of in _DIALECTS)]
         if there:
-            raise no_split(root, self.split, [each.name for each in there])
+            raise packed.no_split(root, self.split, [each.name for each in there])
         return super().open_split()
 
     @classmethod
@@ -146,7 +144,7 @@ class ZarrSource(ImportedSource):
     def originals(self) -> Sequence[Path]:
         return files_in(root_folder(self.config))
 
-    def contents(self, files: Sequence[Path]) -> Contents:
+    def contents(self, files: Sequence[Path]) -> imported.Contents:
         root, arrays = Path(os.path.abspath(root_folder(self.config))), dict[str, StoredArray]()
         for file in files:
             meta = (read_json(file) or {}) if file.name in (ZARR2.array, ZARR3.array) else {}
@@ -158,29 +156,29 @@ class ZarrSource(ImportedSource):
         return contents_of(names, self.split, self.config, arrays.__getitem__)
 
 
-def _open(dialect: Dialect, folder: Path, header: Mapping[str, Any], where: str) -> Split:
+def _open(dialect: Dialect, folder: Path, header: Mapping[str, Any], where: str) -> packed.Split:
     files: list[Path] = []
     arrays: dict[str, mapped.Array] = {}
-    payload: list[Extent] | None = None
+    payload: list[packed.Extent] | None = None
     for name in mapped.DTYPES:
         file = folder / name / dialect.array
         meta = read_json(file)
         if meta is None:
             continue
         dtype, shape, chunk = _layout(dialect, file, meta)
-        before, extents = len(_chunk_header(dialect, [0] * len(shape))), list[Extent]()
+        before, extents = len(_chunk_header(dialect, [0] * len(shape))), list[packed.Extent]()
         for number, start in enumerate(range(0, shape[0], chunk[0])):
             rows = min(chunk[0], shape[0] - start)
             stored = rows if dialect is N5 else chunk[0]  # of n5 the last one is shorter, not padded
             size = before + stored * math.prod(shape[1:]) * dtype.itemsize
-            extents.append(Extent(len(files), before, rows))
+            extents.append(packed.Extent(len(files), before, rows))
             files.append(_checked(_chunk_path(dialect, folder / name, number, len(shape)), size))
         if name == "payload":
             payload = extents
         elif len(extents) > 1:
             raise DataError(f"{folder / name} is in several chunks, only one can be mapped; convert it again")
         arrays[name] = mapped.Array(len(files) - len(extents), before, dtype, math.prod(shape), len(shape))
-    return mapped.pack(header, where, MappedFiles(files), arrays, payload)
+    return mapped.pack(header, where, packed.MappedFiles(files), arrays, payload)
 
 
 def _checked(path: Path, expected: int) -> Path:
@@ -194,11 +192,11 @@ def _checked(path: Path, expected: int) -> Path:
     return path
 
 
-def _writer(dialect: Dialect) -> Writer:
-    def write(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+def _writer(dialect: Dialect) -> writing.Writer:
+    def write(path: Path, dataset: writing.Dataset, shard_bytes: int = writing.SHARD_BYTES) -> None:
         _write_group(dialect, path, {"n5": "4.0.0"} if dialect is N5 else {})
         for split, records in dataset.splits.items():
-            folder, collected, size = path / split, SplitColumns.of(dataset, path), records.num_bytes
+            folder, collected, size = path / split, writing.SplitColumns.of(dataset, path), records.num_bytes
             chunks = max(1, -(-size // min(shard_bytes, _CHUNK)))  # of nearly equal length: the last needs no padding
             payload, rows = mapped.payload_of(records, collected), -(-size // chunks)
             _write_array(dialect, folder / "payload", np.dtype(np.uint8), [size], rows, payload)
@@ -216,7 +214,7 @@ def _writer(dialect: Dialect) -> Writer:
 
 
 for _name, _dialect in (("zarr", ZARR3), ("zarr2", ZARR2), ("n5", N5)):
-    register_writer(_name)(_writer(_dialect))
+    writing.register_writer(_name)(_writer(_dialect))
 
 
 def _write_group(dialect: Dialect, folder: Path, attributes: Mapping[str, Any]) -> None:

@@ -10,16 +10,13 @@ from effloop.data.image.header import EXTENSIONS
 from effloop.data.source.base import WHOLE, NoSplitError, sources
 from effloop.data.source.formats.npz import DAMAGED
 from effloop.data.source.root import begins_with, root_file
-from effloop.data.source.storage.imported import Contents, ImportedSource
-from effloop.data.source.storage.loose import MAX_BYTES
-from effloop.data.source.storage.packed import PackedConfig
-from effloop.data.source.storage.writing import Record
+from effloop.data.source.storage import imported, loose, packed, writing
 from effloop.data.source.vocabulary import SPLIT_WORDS
 from effloop.errors import DataError, reason
 
 
-@sources.register("zip", PackedConfig)
-class ZipSource(ImportedSource):
+@sources.register("zip", packed.PackedConfig)
+class ZipSource(imported.ImportedSource):
     """A ZIP archive of images in class folders, SPLIT/CLASS/NAME.jpg."""
 
     @classmethod
@@ -35,7 +32,7 @@ class ZipSource(ImportedSource):
     def originals(self) -> Sequence[Path]:
         return [root_file(self.config)]
 
-    def contents(self, files: Sequence[Path]) -> Contents:
+    def contents(self, files: Sequence[Path]) -> imported.Contents:
         try:
             with zipfile.ZipFile(files[0]) as archive:
                 images = _images(archive)
@@ -50,22 +47,22 @@ class ZipSource(ImportedSource):
                 f"{files[0]} has no images in {self.split}/CLASS/; set data.train_split or data.val_split to one of "
                 f"{', '.join(sorted({*splits.values()})[:8]) or 'others'}"
             )
-        if large := next((path for path, info in found.items() if info.file_size > MAX_BYTES), None):
-            raise DataError(f"{files[0]}: {large} has more than {MAX_BYTES:,} bytes; leave it out")
+        if large := next((path for path, info in found.items() if info.file_size > loose.MAX_BYTES), None):
+            raise DataError(f"{files[0]}: {large} has more than {loose.MAX_BYTES:,} bytes; leave it out")
         order = sorted(found, key=lambda path: path.as_posix().encode())
         classes = list(dict.fromkeys(sorted((path.parent.name for path in order), key=str.encode)))
         places = {name: place for place, name in enumerate(classes)}
 
-        def records() -> Iterator[Record]:
+        def records() -> Iterator[writing.Record]:
             with zipfile.ZipFile(files[0]) as archive:
                 for path in order:
                     try:
                         data = archive.read(found[path])
                     except DAMAGED as error:
                         raise DataError(f"{files[0]}: {path} is damaged: {reason(error)}; get it again") from None
-                    yield Record("/".join(path.parts[-2:]).encode(), places[path.parent.name], data)
+                    yield writing.Record("/".join(path.parts[-2:]).encode(), places[path.parent.name], data)
 
-        return Contents(records(), len(order), sum(info.file_size for info in found.values()), classes)
+        return imported.Contents(records(), len(order), sum(info.file_size for info in found.values()), classes)
 
 
 def _images(archive: zipfile.ZipFile) -> Mapping[PurePosixPath, zipfile.ZipInfo]:

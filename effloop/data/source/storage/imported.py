@@ -24,11 +24,9 @@ from rich.filesize import decimal
 from effloop.data.image.header import Encoded, pnm_header
 from effloop.data.source.base import printable
 from effloop.data.source.root import expand_root
-from effloop.data.source.storage import packed
+from effloop.data.source.storage import kept, packed, writing
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
-from effloop.data.source.storage.kept import file_state, open_kept
 from effloop.data.source.storage.targets import CLASSES, Targets
-from effloop.data.source.storage.writing import Dataset, Record, SplitColumns
 from effloop.errors import PROGRAM, ConfigError, DataError, printable_lines
 from effloop.system.files import locked, remove_stale
 
@@ -43,7 +41,7 @@ ORIGINAL: Mapping[str, Any] = {"payload": "original"}  # `Contents.about` of enc
 class Contents:
     """What is to be copied of a split."""
 
-    records: Iterable[Record]  # in order, in bounded memory; iterated once. Their keys are unique
+    records: Iterable[writing.Record]  # in order, in bounded memory; iterated once. Their keys are unique
     count: int  # of these, for the progress
     num_bytes: int  # of their images together, about; compared with the free disk
     classes: Sequence[str] = ()  # in the order of their labels; looked at when all records were read
@@ -102,7 +100,7 @@ class ImportedSource(packed.PackedSource):
                         return
                 self._write(path, files, states)
 
-        copy = open_kept(self.config.name, self.config.index_dir, identity, write, is_current)
+        copy = kept.open_kept(self.config.name, self.config.index_dir, identity, write, is_current)
         self._copied = copy.path
         return packed.open_stored(copy, self.split)
 
@@ -123,7 +121,7 @@ class ImportedSource(packed.PackedSource):
                 f"{path.parent} has {decimal(free)} free; make room, or set data.index_dir=PATH"
             )
         splits: dict[str, Any] = {}
-        columns = SplitColumns(folder=path.parent, targets=found.targets)
+        columns = writing.SplitColumns(folder=path.parent, targets=found.targets)
         with ColumnWriter(path, {"splits": splits, "files": states}) as writer:
             with Meter(stderr=True) as meter:
                 records = meter.track(self.read_originals(found.records), f"{self.where}: copying", found.count)
@@ -131,7 +129,7 @@ class ImportedSource(packed.PackedSource):
             self._check_columns(columns, found)
             packed.write_columns(writer, self.split, columns)
             classes = found.targets.classes if found.targets else found.classes
-            dataset = Dataset(classes, {}, found.about, found.targets)
+            dataset = writing.Dataset(classes, {}, found.about, found.targets)
             splits[self.split] = dataset.header(columns.fingerprint())
         line = (
             f"{self.where} can't be read in place: {len(columns):,} samples were copied to {path} "
@@ -140,7 +138,7 @@ class ImportedSource(packed.PackedSource):
         )
         print(f"effloop: {printable_lines(line)}", file=sys.stderr, flush=True)
 
-    def _check_columns(self, columns: SplitColumns, found: Contents) -> None:
+    def _check_columns(self, columns: writing.SplitColumns, found: Contents) -> None:
         if again := columns.duplicate():
             raise DataError(f"{self.where}: the key '{printable(again[0])}' comes twice; remove one of the two")
         if not found.targets:
@@ -155,6 +153,6 @@ class ImportedSource(packed.PackedSource):
 def _state(file: Path, *, ends: bool) -> dict[str, Any]:
     """`file_state`, or without reading the file."""
     if ends:
-        return file_state(file)
+        return kept.file_state(file)
     status = file.stat()
     return {"name": str(file), "state": [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]}

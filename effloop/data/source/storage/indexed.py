@@ -122,10 +122,8 @@ def open_index(root: Path, split: str) -> tuple[ColumnFile, list[Path]] | None:
     files, states = [], index.meta.get("files")
     for number, state in enumerate(states if isinstance(states, list) else [None]):
         name = state.get("name") if isinstance(state, dict) else None
-        counts = (
-            [packed.is_count(state.get(field)) for field in ("size", "ends", "crc32c")] if isinstance(name, str) else []
-        )
-        if not isinstance(name, str) or "\0" in name or not all(counts):
+        counts = ("size", "ends", "crc32c")
+        if not isinstance(name, str) or "\0" in name or not all(packed.is_count(state.get(each)) for each in counts):
             raise DataError(f"{path} is damaged: it doesn't say which files it is of; convert again")
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
             raise DataError(f"{path} is damaged: it names a file outside its folder, {name!r}; convert again")

@@ -27,11 +27,8 @@ from effloop.data.image.mask import NO_DIGEST, PLAIN, MaskFormat
 from effloop.data.in_progress import in_progress
 from effloop.data.source.base import Kind, printable
 from effloop.data.source.config import DataConfig
+from effloop.data.source.storage import kept, packed, targets, writing
 from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter, span, spans
-from effloop.data.source.storage.kept import RACY_NS, folders_unchanged, open_kept, times_digest
-from effloop.data.source.storage.packed import Payload, Split, TableSource
-from effloop.data.source.storage.targets import Targets
-from effloop.data.source.storage.writing import SplitColumns
 from effloop.errors import ConfigError, DataError
 from effloop.native import address, function
 
@@ -112,7 +109,7 @@ def read_files(folder: bytes, names: EncodedImages, sizes: NDArray[np.int64]) ->
     return EncodedImages.of(found)
 
 
-class Files(Payload):
+class Files(packed.Payload):
     """N image files below a folder, by their names; `ends` is where each would end if all stood end to end, None where
     only single ones are read.
     """
@@ -282,7 +279,7 @@ def mask_state(path: bytes) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-class Listed(SplitColumns):
+class Listed(writing.SplitColumns):
     """The rows of a split whose images are files: their paths, and those of masks, where these are the targets."""
 
     def __post_init__(self) -> None:
@@ -337,7 +334,7 @@ def open_listing(
         meta = index.meta
         if needed not in meta or any(meta.get(key) != value for key, value in same.items()):
             return False
-        return folders_unchanged(index) and all(_masks_unchanged(index, *each) for each in masks(index).items())
+        return kept.folders_unchanged(index) and all(_masks_unchanged(index, *each) for each in masks(index).items())
 
     def write(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -361,13 +358,13 @@ def open_listing(
             writer.add("folder_mtime_ns", times[:, 0])
             writer.add("folder_ctime_ns", times[:, 1])
 
-    return open_kept(config.name, config.index_dir, identity, write, is_current)
+    return kept.open_kept(config.name, config.index_dir, identity, write, is_current)
 
 
 def _masks_unchanged(index: ColumnFile, prefix: str, folder: bytes) -> bool:
     """Whether no mask was written since it was looked at: 0.1 s for 20,000."""
     masks, known = index.blobs(f"{prefix}mask"), index[f"{prefix}mask_state"].reshape(-1, 3)
-    if len(known) and known[:, 2].max() >= index.meta["scanned_ns"] - RACY_NS:
+    if len(known) and known[:, 2].max() >= index.meta["scanned_ns"] - kept.RACY_NS:
         return False
     now = array("q")
     for number in range(len(masks)):
@@ -390,7 +387,7 @@ class Facts:
     mask_format: MaskFormat = PLAIN
 
 
-class LooseSource(TableSource):
+class LooseSource(packed.TableSource):
     """Images in files of their own, and masks, where these are the targets; an index has their paths."""
 
     any_kind = False
@@ -412,10 +409,10 @@ class LooseSource(TableSource):
         if facts.kind is Kind.masks:
             self._mask_files = Files(facts.mask_folder, index.blobs(f"{self._prefix}mask"))
         header: dict[str, Any] = {"classes": facts.names, "fingerprint": splits[split]["fingerprint"]}
-        if form := Targets(facts.kind, facts.names):
+        if form := targets.Targets(facts.kind, facts.names):
             header |= {"classes": form.classes, "targets": form.header()}
         rows = index[f"{self._prefix}{'target' if form else 'label'}"]
-        self._take(Split(header, rows, keys, self._files, masks=self._mask_files))
+        self._take(packed.Split(header, rows, keys, self._files, masks=self._mask_files))
 
     def column(self, name: str, start: int, stop: int) -> Sequence[bytes]:
         return self._index.blobs(f"{self._prefix}column/{name}").run(np.arange(start, stop)).items()
@@ -428,7 +425,7 @@ class LooseSource(TableSource):
         return self._facts.where
 
     def identity(self) -> dict[str, Any]:
-        return {**self.fingerprint(), **self._facts.identity, "folders": times_digest(self._index)}
+        return {**self.fingerprint(), **self._facts.identity, "folders": kept.times_digest(self._index)}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"opened": self._opened, "fingerprint": self.fingerprint()}
