@@ -198,9 +198,7 @@ def _optimizer(
 
 
 def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[networks.Layer], list[str]]:
-    """The layers with their learning rates for updates of so many images, and lines for users; nothing where all have
-    the same rate.
-    """
+    """Layers' learning rates for updates of so many images, and lines for users; none where all have one rate."""
     optim = config.optim
     if optim.layer_decay is None and optim.head_lr is None and not optim.lr_factors:
         return [], []
@@ -215,9 +213,7 @@ def _rates(config: Resolved, images: int, model: nn.Module) -> tuple[list[networ
 
 
 def _head(config: Resolved, model: nn.Module) -> list[str]:
-    """The modules that have the rate of `optim.head_lr`: the last layer, or of a model of pixels all above its
-    backbone.
-    """
+    """Modules that have the rate of `optim.head_lr`: the last layer, or of a model of pixels all above its backbone."""
     what = "doesn't end with a linear layer"
     if is_spatial(config.task.name):
         if modules := networks.modules_above_backbone(model):

@@ -81,9 +81,7 @@ def build_loader(
 
 
 def _check(config: Resolved, parallel: Slice, loaders: Mapping[str, Loader]) -> str:
-    """Check samples before the first step, and warn of those that will be skipped; returns a line about those that EXIF
-    turns, and raises as `check_samples`.
-    """
+    """As `check_samples`, and warn of those that will be skipped; returns a line about those that EXIF turns."""
     words = {"data": config.data.name.replace("auto", ""), "data.root": config.data.root}
     line, turned = check_samples(
         {split: loader.plan for split, loader in loaders.items()},

@@ -114,9 +114,7 @@ def _refuse_flags(asked: Command, words: list[str]) -> None:
 
 
 def _without_plugins(args: list[str]) -> list[str]:
-    """The arguments but `plugins=[FILE,...]`, whose files are used: a config, which may be somebody else's, has no such
-    key.
-    """
+    """The arguments but `plugins=[FILE,...]`, whose files are used: a config, maybe of others, has no such key."""
     typed = [word for word in args if word.startswith("plugins=")]
     names = [name.strip(" '\"") for word in typed for name in word.removeprefix("plugins=").strip("[]").split(",")]
     if typed:

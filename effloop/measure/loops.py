@@ -178,9 +178,7 @@ class Loop:
         return self.trainer.train
 
     def turn(self, seconds: float | None = None) -> Turn:
-        """Train for a turn, in an epoch of its own, or in one of each image size, with the process's flags as this
-        side's config sets them.
-        """
+        """Train for a turn in an epoch of its own, or one of each image size, with this side's flags of the process."""
         set_process_flags(self._flags)
         epochs, parts = next(self._epochs), list[Turn]()
         for epoch in epochs:

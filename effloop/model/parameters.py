@@ -199,9 +199,7 @@ def _keeping(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
 
 
 def find_head(model: nn.Module, size: ImageSize, channels: int = 3) -> str:
-    """The name of the linear layer whose output is the model's, which is in evaluation mode; a ConfigError if it ends
-    with something else.
-    """
+    """Name of the linear layer that gives the model's output, in evaluation mode; a ConfigError if there is none."""
     calls: list[tuple[str, Tensor, Tensor]] = []
     handles = [
         module.register_forward_hook(lambda _, inputs, output, name=name: calls.append((name, inputs[0], output)))

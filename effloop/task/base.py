@@ -170,9 +170,7 @@ class Task(ABC):
         """Outputs of the model that is trained, as it gives them, and targets -> () mean loss of a training batch."""
 
     def scored_outputs(self, outputs: Any) -> Tensor:
-        """Outputs of the model in training -> as all but `loss` take them: in the targets' units, without auxiliary
-        heads.
-        """
+        """Outputs of the model in training -> as all but `loss` take them: in the targets' units, no extra heads."""
         found: Tensor = outputs
         return found
 

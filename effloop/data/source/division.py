@@ -90,9 +90,7 @@ def held_out(source: Source, config: DataConfig) -> NDArray[np.bool_]:
 
 
 def _strata(source: Source) -> NDArray[Any]:
-    """(N,) what is divided alike: the class; of flags, the one that is rarest in the data; all, where targets are
-    numbers or masks.
-    """
+    """(N,) what is divided alike: the class; of flags the rarest; all, where targets are numbers or masks."""
     if not source.classes or source.kind is Kind.masks:
         return np.zeros(len(source), np.uint8)
     if source.kind is Kind.classes:

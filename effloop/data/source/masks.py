@@ -131,9 +131,7 @@ def _lacking(root: Path, split: str, config: MasksConfig) -> NoSplitError:
 
 
 def pairs(layout: Layout, visit: list[bytes], kinds: Counter[bytes]) -> list[tuple[bytes, bytes]]:
-    """Paths of the images and of their masks, in the images' order; `visit` gets the folders that were read, `kinds`
-    counts files.
-    """
+    """Paths of images and their masks, in the images' order; `visit` gets the folders read, `kinds` counts files."""
     images = _files(layout.images, layout.image_end, visit, kinds)
     masks = _files(layout.masks, layout.mask_end, visit, kinds)
     if not masks or not images:

@@ -98,9 +98,7 @@ _LISTED, _SHOWN = 3, 200
 
 
 def find_tables(config: CsvConfig, split: str) -> dict[str | None, Path]:
-    """{split: its table} of the training and the validation split, and `split` if it is another; the split is None
-    where one table has all.
-    """
+    """{split: its table} of training, validation and `split`; the split is None where one table has all."""
     root = expand_root(config).absolute()
     if config.val_root:
         if root.is_dir():

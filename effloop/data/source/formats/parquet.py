@@ -191,9 +191,7 @@ class ParquetSource(IndexedSource, ImportedSource):
         return [str(number) for number in range(largest + 1)]
 
     def _key_of(self, files: Sequence[Path]) -> Callable[[Path, int, str | None], bytes]:
-        """What makes a key of a file, a row and the path that is stored with the image: this, if all have one, and no
-        two the same.
-        """
+        """Makes a key of a file, a row and the path stored with the image: the path, if all have one of their own."""
         paths, unique = Spool("q"), True
         for file in files:
             with self._table(file) as table:

@@ -151,9 +151,7 @@ class ColumnWriter:
 
     @contextmanager
     def blobs(self, name: str) -> Iterator[Callable[[bytes], None]]:
-        """Write byte strings end to end as column `name`, and where each ends as `name_end`; yields the function
-        that appends one.
-        """
+        """Write byte strings end to end as column `name`, and their ends as `name_end`; yields what appends one."""
         ends, end, checksum = array("Q"), 0, 0
         with self.stream(name) as add:
 

@@ -87,9 +87,7 @@ def read_file(path: bytes) -> bytes:
 
 
 def read_files(folder: bytes, names: EncodedImages, sizes: NDArray[np.int64]) -> EncodedImages:
-    """The bytes of (N,) image files, of those with the (N,) expected sizes in one call without the GIL; raises as
-    `read_file`.
-    """
+    """The bytes of (N,) image files, those of the expected sizes in one call without the GIL; raises as `read_file`."""
     count, ends = len(names), np.cumsum(sizes)
     whole = np.zeros(count, np.uint8)
     memory = np.empty(1, np.uint8)
