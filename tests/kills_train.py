@@ -195,9 +195,7 @@ def check_same(folder: Path, reference: Path) -> None:
     assert rows(ours) == rows(theirs), folder
     spans = [[(row["span"], row["step"]) for row in rows(run, "perf.jsonl")] for run in (ours, theirs)]
     assert spans[0] == spans[1], folder
-    tables = [
-        [line.split(",")[:-3] for line in (run / "metrics.csv").read_text().splitlines()] for run in (ours, theirs)
-    ]
+    tables = [[x.split(",")[:-3] for x in (run / "metrics.csv").read_text().splitlines()] for run in (ours, theirs)]
     assert tables[0] == tables[1], folder
     one, other = (json.loads((run / "summary.json").read_text()) for run in (ours, theirs))
     assert [one[key] for key in ("best", "last", "step")] == [other[key] for key in ("best", "last", "step")]

@@ -17,36 +17,13 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import stores
 import torch
 import zarr
 from arrays import BOMB
 from images import encode
 from plans import line, make_decoder, open_source, read_bytes
 from runs import train
-from stores import (
-    Splits,
-    cifar_batch,
-    folder2lmdb,
-    jpeg_of,
-    make_splits,
-    pickled,
-    put,
-    tensors,
-    write_beton,
-    write_cifar10,
-    write_hdf5,
-    write_hdf5_files,
-    write_idx,
-    write_nested,
-    write_npy,
-    write_npz,
-    write_pairs,
-    write_planes,
-    write_zarr,
-    write_zarr2,
-    write_zarr_folders,
-    write_zip,
-)
 
 from effloop.cli.main import main
 from effloop.data.image.header import pnm_header, read_header
@@ -54,30 +31,30 @@ from effloop.data.source import Kind, NoSplitError, sources
 from effloop.data.source.folder import FolderSource
 from effloop.errors import DataError, EffLoopError
 
-SPLITS = make_splits(train=16, test=8)
+SPLITS = stores.make_splits(train=16, test=8)
 IMAGES, LABELS = SPLITS["train"]
-STORES: dict[str, tuple[str, Callable[[Path, Splits], Path]]] = {
-    "set.npz": ("npz", write_npz),
-    "npy": ("npz", write_npy),
-    "mnist": ("idx", write_idx),
-    "set.h5": ("hdf5", write_hdf5),
-    "files": ("hdf5", write_hdf5_files),
-    "set.zarr": ("zarr", write_zarr),
-    "set2.zarr": ("zarr", write_zarr2),
-    "folders of zarr": ("zarr", write_zarr_folders),
-    "beton": ("beton", write_beton),
-    "pairs": ("pth", write_pairs),
-    "planes.pt": ("pth", write_planes),
-    "nested.pth": ("pth", write_nested),
-    **{f"folder2lmdb {protocol}": ("lmdb", folder2lmdb(protocol)) for protocol in range(6)},
+STORES: dict[str, tuple[str, Callable[[Path, stores.Splits], Path]]] = {
+    "set.npz": ("npz", stores.write_npz),
+    "npy": ("npz", stores.write_npy),
+    "mnist": ("idx", stores.write_idx),
+    "set.h5": ("hdf5", stores.write_hdf5),
+    "files": ("hdf5", stores.write_hdf5_files),
+    "set.zarr": ("zarr", stores.write_zarr),
+    "set2.zarr": ("zarr", stores.write_zarr2),
+    "folders of zarr": ("zarr", stores.write_zarr_folders),
+    "beton": ("beton", stores.write_beton),
+    "pairs": ("pth", stores.write_pairs),
+    "planes.pt": ("pth", stores.write_planes),
+    "nested.pth": ("pth", stores.write_nested),
+    **{f"folder2lmdb {protocol}": ("lmdb", stores.folder2lmdb(protocol)) for protocol in range(6)},
     # As pytorch-lmdb's folder_2_lmdb.py writes a split: what a `DataLoader` gives for a batch of one.
-    "lmdb of batches": ("lmdb", pickled(lambda image, label: ([encode(image, "PNG")], np.array([label])))),
-    "lmdb of dicts": ("lmdb", pickled(lambda image, label: {"label": label, "image": encode(image, "PNG")})),
-    "lmdb of bare dicts": ("lmdb", pickled(lambda image, label: {"img": encode(image, "PNG"), "y": label}, 1)),
-    "lmdb of planes": ("lmdb", pickled(lambda image, y: (np.ascontiguousarray(image.transpose(2, 0, 1)), y))),
-    "lmdb of pixels": ("lmdb", pickled(lambda image, label: (image, np.int64(label)))),
-    "set.zip": ("zip", write_zip),
-    "stored.zip": ("zip", lambda root, splits: write_zip(root, splits, "", zipfile.ZIP_STORED)),
+    "lmdb of batches": ("lmdb", stores.pickled(lambda image, label: ([encode(image, "PNG")], np.array([label])))),
+    "lmdb of dicts": ("lmdb", stores.pickled(lambda image, label: {"label": label, "image": encode(image, "PNG")})),
+    "lmdb of bare dicts": ("lmdb", stores.pickled(lambda image, label: {"img": encode(image, "PNG"), "y": label}, 1)),
+    "lmdb of planes": ("lmdb", stores.pickled(lambda image, y: (np.ascontiguousarray(image.transpose(2, 0, 1)), y))),
+    "lmdb of pixels": ("lmdb", stores.pickled(lambda image, label: (image, np.int64(label)))),
+    "set.zip": ("zip", stores.write_zip),
+    "stored.zip": ("zip", lambda root, splits: stores.write_zip(root, splits, "", zipfile.ZIP_STORED)),
 }
 NAMED = {"set.h5", "set.zip", "stored.zip"}
 """Stores whose classes are a, b and c."""
@@ -90,7 +67,7 @@ def wanted(name: str, split: str, number: int) -> bytes:
     if name.startswith(OF_PNG) or name.endswith("d.zip") or name == "set.zip":
         return encode(image, "PNG")
     if name == "beton" and number % 3 == 0:
-        return jpeg_of(number)
+        return stores.jpeg_of(number)
     if name == "mnist":
         return pnm_header(9, 8, 1) + image[:, :, 0].tobytes()
     return pnm_header(9, 8, 3) + image.tobytes()
@@ -115,9 +92,7 @@ def test_the_same_pixels_and_labels(name: str, tmp_path: Path) -> None:
         source.verify_index()
         again = pickle.loads(pickle.dumps(source))
         assert (read_bytes(again, 3), again.fingerprint()) == (found[3], source.fingerprint())
-    with pytest.raises(
-        NoSplitError, match=r"has no .*'extra'; it has .*: set data.train_split or|set data.train_split"
-    ):
+    with pytest.raises(NoSplitError, match=r"has no .*'extra'; it has.*: set data.train_split or|set data.train_split"):
         open_source(data, root, "extra")
 
 
@@ -135,7 +110,7 @@ def test_is_trained_on_and_converted(name: str, here: Path, capfd: pytest.Captur
 
 
 def test_without_a_validation_split(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = write_idx(here / "set", make_splits(train=16))
+    root = stores.write_idx(here / "set", stores.make_splits(train=16))
     assert train(root, "epochs=1") == 2
     assert "has no split 'val'; it has train: set data.train_split or data.val_split, or data.val=0.2" in " ".join(
         capsys.readouterr().err.split()
@@ -146,7 +121,7 @@ def test_without_a_validation_split(here: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_arrays_beside_folders_of_images_are_not_the_dataset(photos: Path, tmp_path: Path) -> None:
-    root = write_npy(tmp_path / "set", SPLITS)
+    root = stores.write_npy(tmp_path / "set", SPLITS)
     for split in ("train", "val"):
         (root / split).symlink_to(photos / split)
     assert type(open_source("auto", root)) is FolderSource
@@ -188,7 +163,7 @@ def cut(path: Path) -> Path:
 
 
 def cut_gzip(root: Path) -> Path:
-    file = cut(write_idx(root, SPLITS) / "train-images-idx3-ubyte.gz")
+    file = cut(stores.write_idx(root, SPLITS) / "train-images-idx3-ubyte.gz")
     return file.parent
 
 
@@ -250,7 +225,7 @@ def flipped(path: Path) -> Path:
 
 def cifar(change: Callable[[Path], object]) -> Callable[[Path], Path]:
     def make(at: Path) -> Path:
-        change(write_cifar10(at / "set") / "cifar-10-batches-py")
+        change(stores.write_cifar10(at / "set") / "cifar-10-batches-py")
         return at / "set"
 
     return make
@@ -258,7 +233,7 @@ def cifar(change: Callable[[Path], object]) -> Callable[[Path], Path]:
 
 def third(**content: Any) -> Callable[[Path], object]:
     """Other values in CIFAR's third batch."""
-    return lambda folder: (folder / "data_batch_3").write_bytes(pickle.dumps({**cifar_batch(3, 6), **content}))
+    return lambda folder: (folder / "data_batch_3").write_bytes(pickle.dumps({**stores.cifar_batch(3, 6), **content}))
 
 
 CIFAR: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -276,7 +251,7 @@ CIFAR: dict[str, tuple[Callable[[Path], object], str]] = {
 def environment(records: dict[bytes, Any]) -> Callable[[Path], Path]:
     def make(at: Path) -> Path:
         values = {key: value if isinstance(value, bytes) else pickle.dumps(value) for key, value in records.items()}
-        put(at / "train.lmdb", values)
+        stores.put(at / "train.lmdb", values)
         return at
 
     return make
@@ -343,7 +318,7 @@ BAD: dict[str, tuple[tuple[str, Callable[[Path], Path]], str]] = {
         f"{Y} holds Python objects, which only unpickling reads, and that could run code: save it anew",
     ),
     "nothing": (arrays(x_train=IMAGES[:0], y_train=LABELS[:0]), "{root}"),
-    "half an npz": (("npz", lambda at: cut(write_npz(at / "a.npz", SPLITS))), "{root} is damaged or cut short"),
+    "half an npz": (("npz", lambda at: cut(stores.write_npz(at / "a.npz", SPLITS))), "{root} is damaged or cut short"),
     "a negative shape": (
         ("npz", lambda at: negative(at / "a")),
         "{root}/x_train.npy is damaged: its shape is (-16, 9, 8); get it again",
@@ -352,10 +327,13 @@ BAD: dict[str, tuple[tuple[str, Callable[[Path], Path]], str]] = {
         ("idx", lambda at: cut_gzip(at / "a")),
         "{root}/train-images-idx3-ubyte.gz is damaged or cut short: ",
     ),
-    "half an h5": (("hdf5", lambda at: cut(write_hdf5(at / "a.h5", SPLITS))), "{root} is damaged, or no HDF5 file: "),
+    "half an h5": (
+        ("hdf5", lambda at: cut(stores.write_hdf5(at / "a.h5", SPLITS))),
+        "{root} is damaged, or no HDF5 file: ",
+    ),
     "values elsewhere": (("hdf5", lambda at: elsewhere(at / "a.h5")), f"{Y} has its values in another file; copy them"),
     "half a beton": (
-        ("beton", lambda at: cut(write_beton(at / "a", SPLITS) / "train.beton").parent),
+        ("beton", lambda at: cut(stores.write_beton(at / "a", SPLITS) / "train.beton").parent),
         "{root}/train.beton is damaged or cut short: ",
     ),
     "a pickle in zarr": (
@@ -364,7 +342,7 @@ BAD: dict[str, tuple[tuple[str, Callable[[Path], Path]], str]] = {
     ),
     "float tensors": (("pth", saved((IMAGES / 255, LABELS))), "images is float64, (16, 9, 8, 3); images are read as"),
     "a Dataset": (
-        ("pth", saved(torch.utils.data.TensorDataset(*tensors(SPLITS["train"])))),
+        ("pth", saved(torch.utils.data.TensorDataset(*stores.tensors(SPLITS["train"])))),
         "{root} holds more than tensors, numbers and text",
     ),
     "labels twice": (
@@ -378,8 +356,11 @@ BAD: dict[str, tuple[tuple[str, Callable[[Path], Path]], str]] = {
     "much memory": (("pth", lambda at: saved(expanded())(at)), ": 8.6 GB, too many for the memory, of which "),
     **{f"cifar: {name}": (("cifar", cifar(change)), message) for name, (change, message) in CIFAR.items()},
     **{f"lmdb: {name}": (("lmdb", environment(records)), message) for name, (records, message) in LMDB.items()},
-    "half a zip": (("zip", lambda at: cut(write_zip(at / "a.zip", SPLITS))), "{root} is damaged, or no ZIP archive: "),
-    "a damaged zip": (("zip", lambda at: flipped(write_zip(at / "a.zip", SPLITS))), " is damaged: "),
+    "half a zip": (
+        ("zip", lambda at: cut(stores.write_zip(at / "a.zip", SPLITS))),
+        "{root} is damaged, or no ZIP archive: ",
+    ),
+    "a damaged zip": (("zip", lambda at: flipped(stores.write_zip(at / "a.zip", SPLITS))), " is damaged: "),
 }
 
 
@@ -395,7 +376,7 @@ def test_bad_input_is_one_line(what: str, tmp_path: Path) -> None:
 
 
 def plain_idx(root: Path) -> Path:
-    packed = write_idx(root, SPLITS) / "train-images-idx3-ubyte.gz"
+    packed = stores.write_idx(root, SPLITS) / "train-images-idx3-ubyte.gz"
     file = packed.with_suffix("")
     file.write_bytes(gzip.decompress(packed.read_bytes()))
     packed.unlink()
@@ -403,11 +384,11 @@ def plain_idx(root: Path) -> Path:
 
 
 HEADERS: dict[str, tuple[str, Callable[[Path], Path], int]] = {
-    "npy": ("npz", lambda root: write_npy(root, SPLITS) / "x_train.npy", 128),
+    "npy": ("npz", lambda root: stores.write_npy(root, SPLITS) / "x_train.npy", 128),
     "idx": ("idx", plain_idx, 16),
-    "beton": ("beton", lambda root: write_beton(root, SPLITS) / "train.beton", 64),
-    "cifar": ("cifar", lambda root: write_cifar10(root, train=10) / "cifar-10-batches-py" / "data_batch_1", 260),
-    "tensors": ("pth", lambda root: write_pairs(root, SPLITS) / "training.pt", 700),
+    "beton": ("beton", lambda root: stores.write_beton(root, SPLITS) / "train.beton", 64),
+    "cifar": ("cifar", lambda root: stores.write_cifar10(root, train=10) / "cifar-10-batches-py" / "data_batch_1", 260),
+    "tensors": ("pth", lambda root: stores.write_pairs(root, SPLITS) / "training.pt", 700),
 }
 
 

@@ -10,20 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import plans
 import pytest
 import torch
 from images import encode, exif, photo
-from plans import (
-    READ_BY,
-    TABLES,
-    make_decoder,
-    make_engine,
-    make_plan,
-    open_source,
-    pairwise,
-    write_as,
-    write_table,
-)
 
 from effloop.batch import Batch
 from effloop.data.cache.cached import cached
@@ -51,7 +41,7 @@ every_decoder = pytest.mark.parametrize("decode", decoders.names())
 
 def installed(decode: str) -> bool:
     try:
-        make_decoder(decode)
+        plans.make_decoder(decode)
     except ConfigError:
         return False
     return True
@@ -67,7 +57,7 @@ AVAILABLE = (
 PAIRS = [*zip(AVAILABLE[0], itertools.cycle(AVAILABLE[1])), ("auto", "processes"), ("auto", "threads")]
 """Engines don't look at the decoder: each decoder meets one."""
 
-STORED = sorted((*writers, *(f"table.{ending}" for ending in TABLES)))
+STORED = sorted((*writers, *(f"table.{ending}" for ending in plans.TABLES)))
 """What a dataset is written as."""
 
 Opened = Callable[[str, str], Source]
@@ -98,9 +88,9 @@ def opened(mixed: Path, tmp_path_factory: pytest.TempPathFactory) -> Opened:
     def written(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
         table, _, ending = name.rpartition(".")
-        return write_table(ending, mixed, folder) if table else write_as(name, mixed, folder / "written")
+        return plans.write_table(ending, mixed, folder) if table else plans.write_as(name, mixed, folder / "written")
 
-    return lambda name, split: open_source(READ_BY.get(name, name), written(name), split)
+    return lambda name, split: plans.open_source(plans.READ_BY.get(name, name), written(name), split)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +99,7 @@ def wanted(mixed: Path) -> Callable[[str], Epochs]:
 
     @cache
     def reference(decode: str) -> Epochs:
-        folder = {split: open_source("folder", mixed, split) for split in SPLITS}
+        folder = {split: plans.open_source("folder", mixed, split) for split in SPLITS}
         return {split: one_epoch("inline", source, decoder_of(decode), split)[0] for split, source in folder.items()}
 
     return reference
@@ -117,15 +107,15 @@ def wanted(mixed: Path) -> Callable[[str], Epochs]:
 
 def decoder_of(name: str, **options: bool) -> Decoder:
     try:
-        return make_decoder(name, **options)
+        return plans.make_decoder(name, **options)
     except ConfigError as error:
         pytest.skip(str(error))
 
 
 def one_epoch(engine: str, source: Source, decoder: Decoder, split: str, times: int = 1) -> tuple[list[Batch], bool]:
     """The batches of epoch 1, by two workers, the last of `times` times; whether the engine is exact."""
-    plan = make_plan(source, decoder, train=split == "train", size=32)
-    with closing(make_engine(engine, plan, 2)) as made:
+    plan = plans.make_plan(source, decoder, train=split == "train", size=32)
+    with closing(plans.make_engine(engine, plan, 2)) as made:
         for _ in range(times):
             batches = list(made.stream(1))
         return batches, made.exact
@@ -145,10 +135,10 @@ def assert_same(got: Sequence[Batch], wanted: Sequence[Batch], *, exact: bool = 
 def test_every_source_is_among_them() -> None:
     # all but the first two have tests of their own
     rest = {"auto", "embedded", "beton", "cifar", "hf", "idx", "masks", "npz", "zip"}
-    assert {READ_BY.get(name, name) for name in STORED} == set(sources) - rest
+    assert {plans.READ_BY.get(name, name) for name in STORED} == set(sources) - rest
 
 
-@pytest.mark.parametrize(("name", "decode", "engine"), pairwise(STORED, *AVAILABLE))
+@pytest.mark.parametrize(("name", "decode", "engine"), plans.pairwise(STORED, *AVAILABLE))
 def test_every_way_to_the_same_batches(
     name: str, decode: str, engine: str, opened: Opened, wanted: Callable[[str], Epochs]
 ) -> None:
@@ -175,9 +165,7 @@ def test_decoders_are_close_to_each_other(decode: str, wanted: Callable[[str], E
 
 
 @pytest.mark.parametrize(("decode", "engine"), PAIRS)
-def test_regions_are_cut_from_the_whole(
-    decode: str, engine: str, opened: Opened, wanted: Callable[[str], Epochs]
-) -> None:
+def test_regions_are_of_the_whole(decode: str, engine: str, opened: Opened, wanted: Callable[[str], Epochs]) -> None:
     for split, batches in wanted(decode).items():
         got, exact = one_epoch(engine, opened("folder", split), decoder_of(decode, region=True), split)
         assert_same(got, batches, exact=exact)

@@ -190,9 +190,7 @@ class TestEval:
         summary = json.loads((finished / "summary.json").read_text())
         assert losses[0] == f"{summary['best']['loss']:.4f}"
         found = list(trained.loader().epoch(0))
-        targets, images = (
-            torch.cat([getattr(each, name)[each.valid] for each in found]) for name in ("targets", "images")
-        )
+        targets, images = (torch.cat([getattr(b, name)[b.valid] for b in found]) for name in ("targets", "images"))
         with torch.no_grad():
             shares = (trained.model(images).softmax(1) + trained.model(images.flip(3)).softmax(1)) / 2
         assert losses[1] == f"{float(F.nll_loss(shares.log(), targets)):.4f}"

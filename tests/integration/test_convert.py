@@ -212,9 +212,7 @@ class TestFailures:
         assert [path.name for path in here.iterdir()] == ["set"]
 
     @pytest.mark.parametrize("words", [[], ["quality=90"]])
-    def test_damaged_index(
-        self, words: list[str], photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_bad_index(self, words: list[str], photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(f"data.root={photos}", "to=memmap", "out=set") == 0
         with (here / "set").open("r+b") as file:
             file.seek(ColumnFile(here / "set").place("train/label")[2] + 3)

@@ -121,9 +121,7 @@ def template(photos: Path, finished: Path, tmp_path_factory: pytest.TempPathFact
     rows = [f"{name};{name.parts[1]};{name.parts[0]}" for name in names]
     (place / "data" / "survey.csv").write_text("\n".join(["photo;finding;split", *rows]) + "\n")
     for table, target in (("garments", "hat|shoes"), ("houses", "12.5")):  # columns: image, split, target
-        rows = [
-            f"pets/{name},{name.parts[0]},{target if number % 3 else target[:3]}" for number, name in enumerate(names)
-        ]
+        rows = [f"pets/{name},{name.parts[0]},{target if n % 3 else target[:3]}" for n, name in enumerate(names)]
         (place / "data" / f"{table}.csv").write_text("\n".join(["image,split,target", *rows]) + "\n")
     assert main(["convert", f"data.root={photos}", "to=lmdb", f"out={place}/data/pets.lmdb"]) == 0
     write_npz(place / "data" / "bloodmnist.npz", make_splits(train=24, val=8))

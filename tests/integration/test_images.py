@@ -69,9 +69,7 @@ def test_stored_turned_or_not_is_the_same_photograph(
 
 
 @pytest.mark.parametrize("lacks", [True, False])
-def test_a_run_of_before_stays_as_it_was_trained(
-    finished: Path, phones: dict[str, Path], here: Path, lacks: bool
-) -> None:
+def test_a_run_of_before_stays_as_it_was(finished: Path, phones: dict[str, Path], here: Path, lacks: bool) -> None:
     """Its config says false, or nothing."""
     path = shutil.copy(finished / "checkpoints/best.ckpt", here / "old.ckpt")
     state = torch.load(path, weights_only=False)

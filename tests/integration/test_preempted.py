@@ -89,9 +89,7 @@ def reference(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_signal_within_an_epoch(
-    reference: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signal_in_an_epoch(reference: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ten batches are five updates in an epoch: the second one."""
     with signalled(2, signal.SIGUSR1):
         preempted(photos, *WORDS)

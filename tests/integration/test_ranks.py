@@ -83,9 +83,7 @@ SCRIPT = """
 
 
 @pytest.mark.slow
-def test_a_script_of_ones_own_sees_each_sample_once(
-    by_two: tuple[Path, str, str], photos: Path, tmp_path: Path
-) -> None:
+def test_ones_own_script_sees_each_sample_once(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
     world_size, run = 3, by_two[0] / "outputs" / "run"
     overrides = [f"data.root={photos}", *DDP, "data.tail=wrap"]
     script = SCRIPT.format(overrides=overrides, checkpoint=str(run / "checkpoints" / "last.ckpt"))

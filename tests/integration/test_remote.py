@@ -391,9 +391,7 @@ def test_a_full_disk_is_one_line(server, tmp_path):
         with pytest.raises(ConfigError, match=r"has 4\.5 MB .* room for 1\.\d MB \(80 % of the free disk\)"):
             local_root("s3://d", disk / "kept")
         server.faults = [Fault(of="s-000.tar", act=lambda: fill(disk))]
-        with pytest.raises(
-            ConfigError, match=r"^data\.download_dir: .*No space left on device; 0 bytes are free there"
-        ):
+        with pytest.raises(ConfigError, match=r"^data\.download_dir: .*No space left on device; 0 bytes are free"):
             local_root(f"{server.url}/d/s-000.tar", disk / "kept")
 
 

@@ -82,9 +82,7 @@ def test_what_is_trained_again_is_listed_once(damaged: Path, tmp_path: Path, ran
     before = rows(run, "skipped.jsonl")
     bad = {row["id"]: Path(row["name"]) for row in before if row["split"] == "train"}
     mended, *_ = bad
-    bad[mended].write_bytes(
-        next(each for each in bad[mended].parent.iterdir() if each not in bad.values()).read_bytes()
-    )
+    bad[mended].write_bytes(next(p for p in bad[mended].parent.iterdir() if p not in bad.values()).read_bytes())
     for step in (8, 6):  # 8 and 6 of 10 updates: in the second epoch
         path = run / f"checkpoints/step-{step:08}.ckpt"
         if path.exists():

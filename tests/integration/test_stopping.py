@@ -84,9 +84,7 @@ def test_what_is_written_of_an_epoch_that_was_not_evaluated(seldom: Path, finish
         assert [mine[name] for name in ("epoch", "step", "lr", "train/loss")] == [
             other[name] for name in ("epoch", "step", "lr", "train/loss")
         ]
-    assert [[row[name] for name in scores] for row in ours[1:]] == [
-        [row[name] for name in scores] for row in theirs[1:]
-    ]
+    assert [[row[n] for n in scores] for row in ours[1:]] == [[row[n] for n in scores] for row in theirs[1:]]
     curves = EventAccumulator(str(seldom / "tensorboard"))
     curves.Reload()
     assert [event.step for event in curves.Scalars("val/top1")] == [10, 15]

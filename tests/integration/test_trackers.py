@@ -46,9 +46,7 @@ def check_against(client: Any, found: Any, run: Path) -> None:
     assert found.data.tags["effloop.run_dir"] == str(run.absolute())
     for split, names in {"train": ("loss", "top1", "lr"), "val": ("loss", "top1")}.items():
         for name in names:
-            history = {
-                each.step: each.value for each in client.get_metric_history(found.info.run_id, f"{split}/{name}")
-            }
+            history = {m.step: m.value for m in client.get_metric_history(found.info.run_id, f"{split}/{name}")}
             assert history == {row["step"]: row[name] for row in rows(run) if row["split"] == split}
     assert found.data.metrics["best/top1"] == summary["best"]["top1"]
     assert found.data.metrics["time/evaluation"] == summary["time"]["evaluation"]

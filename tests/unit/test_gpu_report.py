@@ -117,7 +117,7 @@ def test_without_a_gpu_it_is_one_line(report: Any, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_the_sanitizer_is_content_on_the_emulated_gpu(
+def test_the_sanitizer_is_content_on_emulated_gpus(
     report: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in emulator.environment().items():

@@ -10,13 +10,7 @@ import torch
 from torch import nn
 
 import effloop
-from effloop.assemble.checks import (
-    changed_values,
-    check_position,
-    check_resumable,
-    check_same_model,
-    check_same_tensors,
-)
+from effloop.assemble import checks
 from effloop.assemble.environment import batches_of_update, resolved
 from effloop.config import to_dict
 from effloop.errors import ConfigError
@@ -27,9 +21,9 @@ from effloop.task import TaskConfig
 def test_another_task_is_refused() -> None:
     config = effloop.compose()
     state: dict[str, Any] = {"config": to_dict(config)}
-    check_same_model(config, state)
+    checks.check_same_model(config, state)
     with pytest.raises(ConfigError, match="task: the checkpoint was trained with task=classification, not other; "):
-        check_same_model(replace(config, task=TaskConfig("other")), state)
+        checks.check_same_model(replace(config, task=TaskConfig("other")), state)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +36,7 @@ def test_another_task_is_refused() -> None:
 )
 def test_another_model_is_named(words: list[str], wanted: str) -> None:
     with pytest.raises(ConfigError) as error:
-        check_same_model(effloop.compose(words), {"config": to_dict(effloop.compose())})
+        checks.check_same_model(effloop.compose(words), {"config": to_dict(effloop.compose())})
     assert str(error.value).startswith(wanted)
 
 
@@ -50,24 +44,26 @@ def test_a_model_of_an_earlier_release_had_no_arguments() -> None:
     config = effloop.compose(["model=resnet18"])
     state = to_dict(config)
     del state["model"]["args"], state["model"]["drop_path"]
-    check_same_model(config, {"config": state})
+    checks.check_same_model(config, {"config": state})
     with pytest.raises(
         ConfigError, match=r"^model: the checkpoint holds args \{\}, not args \{'zero_init_residual': Tr"
     ):
-        check_same_model(effloop.compose(["model=resnet18", "model.args.zero_init_residual=true"]), {"config": state})
+        checks.check_same_model(
+            effloop.compose(["model=resnet18", "model.args.zero_init_residual=true"]), {"config": state}
+        )
 
 
 def test_other_values_are_one_line() -> None:
     config = effloop.compose(["seed=3"])
     state = to_dict(effloop.compose(["augment.ops.flip=null", "run=other"]))
     del state["eval_every"]  # of an earlier release, which hadn't it
-    (line,) = changed_values(config, {"config": state})
+    (line,) = checks.changed_values(config, {"config": state})
     assert line.startswith("config not what the checkpoint was trained with: ")
     assert "seed: 0 then, 3 now" in line
     assert "augment.ops.flip.p: not there then, 0.5 now" in line
     assert "run" not in line
     assert "eval_every" not in line
-    assert changed_values(config, {"config": to_dict(config)}) == []
+    assert checks.changed_values(config, {"config": to_dict(config)}) == []
 
 
 @pytest.mark.parametrize(
@@ -127,28 +123,28 @@ def test_a_global_batch_is_kept_on_other_ranks(then: tuple[int, str], now: tuple
     ranks = OwnSlice(0, now[0], now[0], torch.device("cpu"))
     config = resolved(effloop.compose(now[1].split()), ranks)
     if wanted is None:
-        check_resumable(config, state, world_size=now[0], in_place=True)
+        checks.check_resumable(config, state, world_size=now[0], in_place=True)
         return
     with pytest.raises(ConfigError, match=f"^{wanted}"):
-        check_resumable(config, state, world_size=now[0], in_place=True)
+        checks.check_resumable(config, state, world_size=now[0], in_place=True)
 
 
 def test_other_tensors_are_listed_up_to_five() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 5))
     tensors: dict[str, Any] = dict(model.state_dict())
-    check_same_tensors(model, tensors)
+    checks.check_same_tensors(model, tensors)
     tensors["0.bias"] = torch.zeros(7)
     tensors["more"] = 3
     del tensors["1.weight"]
     words = r"model: 3 of the .*: 1\.weight is missing; more is none of the model's; 0\.bias is \(7,\), not \(3,\); use"
     with pytest.raises(ConfigError, match=words):
-        check_same_tensors(model, tensors)
+        checks.check_same_tensors(model, tensors)
     with pytest.raises(ConfigError, match=r"model: 6 of .*: 0\.weight is missing; .*2\.weight is missing; and 1 more;"):
-        check_same_tensors(model, {})
+        checks.check_same_tensors(model, {})
 
 
 def test_a_position_behind_the_end_of_an_epoch() -> None:
     state = {"progress": {"epoch": 0, "samples_seen": 40, "step": 5}}
-    check_position(state, 40)
+    checks.check_position(state, 40)
     with pytest.raises(ConfigError, match="the checkpoint is 40 samples into an epoch, which has 39 here; continue"):
-        check_position(state, 39)
+        checks.check_position(state, 39)

@@ -34,9 +34,7 @@ def global_batch(number: int, batch: int, ranks: int, repeats: int = 3) -> NDArr
 @pytest.mark.parametrize(("batch", "ranks"), [(600, 1), (300, 2), (200, 3), (2000, 1), (128, 1)])
 def test_the_samples_are_those_of_timms_sampler(batch: int, ranks: int) -> None:
     """Of each global batch, in the order of ours, as theirs is not keyed."""
-    order = np.concatenate(
-        [Order(SAMPLES, batch, 5, Tail.wrap).batch(2, each)[0] for each in range(-(-SAMPLES // batch))]
-    )
+    order = np.concatenate([Order(SAMPLES, batch, 5, Tail.wrap).batch(2, n)[0] for n in range(-(-SAMPLES // batch))])
     samplers = [[*RepeatAugSampler(range(SAMPLES), ranks, rank, shuffle=False, num_repeats=3)] for rank in range(ranks)]
     for number in (0, 1, 17 * 600 // (batch * ranks)):
         places = [each[number * batch : (number + 1) * batch] for each in samplers]

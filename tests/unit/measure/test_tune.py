@@ -106,9 +106,7 @@ def tune(photos: Path, *words: str) -> int:
 
 
 @pytest.mark.nightly
-def test_what_is_found_is_taken_later(
-    photos: Path, here: Path, short: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_found_is_used_later(photos: Path, here: Path, short: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune(photos, "out=tuned") == 0
     out = capsys.readouterr().out
     result = json.loads((here / "tuned" / "tune.json").read_text())

@@ -251,9 +251,7 @@ def download(folder: Path, repository: str, state: dict[str, Tensor]) -> None:
     (kept / "refs").mkdir(parents=True)
     (kept / "refs/main").write_text("0" * 40)
     (kept / "snapshots" / ("0" * 40)).mkdir(parents=True)
-    save_file(
-        {name: each.contiguous() for name, each in state.items()}, kept / f"snapshots/{'0' * 40}/model.safetensors"
-    )
+    save_file({name: x.contiguous() for name, x in state.items()}, kept / f"snapshots/{'0' * 40}/model.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,7 @@ class TestBest:
         assert compare_runs(jobs, "images/s").best is None
 
     def test_order_and_series(self) -> None:
-        jobs = [
-            job(n, f"lr={lr}", f"seed={n}", top1=top1) for n, (lr, top1) in enumerate([(1, 0.2), (2, 0.9), (1, 0.4)])
-        ]
+        jobs = [job(n, f"lr={lr}", f"seed={n}", top1=t) for n, (lr, t) in enumerate([(1, 0.2), (2, 0.9), (1, 0.4)])]
         jobs += [job(3, "lr=2", "seed=9", state="failed", top1=1.0)]
         found = compare_runs(jobs, "val/top1")
         assert (found.order, found.series) == ([1, 2, 0, 3], [[1, 3], [2, 0]])

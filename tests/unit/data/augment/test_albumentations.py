@@ -19,21 +19,12 @@ from runs import composed
 
 import effloop
 from effloop.batch import ImageSize
-from effloop.data.augment import Augment, augments, recipe
-from effloop.data.augment.albumentations import (
-    CONTAINERS,
-    LEFT_OUT,
-    Generators,
-    KeyedRandom,
-    library,
-    names,
-    operations,
-)
+from effloop.data.augment import Augment, albumentations, augments, recipe
 from effloop.data.random import sample_keys, uniforms, words
 from effloop.errors import ConfigError
 
 pytest.importorskip("albumentations")
-A = library()
+A = albumentations.library()
 cv2 = pytest.importorskip("cv2")
 
 SIDE = 32
@@ -49,7 +40,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # where the library has no default, or on
     "RandomSizedCrop": {"min_max_height": [30, 50]},
     "SmallestMaxSize": {"max_size": 40},
     "XYMasking": {"num_masks_x": [1, 3], "mask_x_length": 5},
-    **{name: {"transforms": {"some": {"op": "Rotate"}, "ColorJitter": {"p": 1}}} for name in CONTAINERS},
+    **{name: {"transforms": {"some": {"op": "Rotate"}, "ColorJitter": {"p": 1}}} for name in albumentations.CONTAINERS},
 }
 
 
@@ -106,7 +97,7 @@ def test_a_recipe_is_what_the_library_makes_of_whole_images_by_the_same_generato
         wanted = photo(*SIZES[row].tolist())
         for step, transform in zip(augment.steps, plain, strict=True):
             key = int(step.keys(KEYS[row : row + 1])[0])
-            transform.set_random_state(np.random.Generator(np.random.Philox(key=key)), KeyedRandom(key))
+            transform.set_random_state(np.random.Generator(np.random.Philox(key=key)), albumentations.KeyedRandom(key))
             wanted = transform(image=wanted)["image"]
         np.testing.assert_array_equal(got, wanted)
 
@@ -158,8 +149,8 @@ def test_every_transform_of_images_may_be_named_or_is_left_out() -> None:
     kinds = {name: kind for name, kind in vars(A).items() if inspect.isclass(kind) and kind not in bases}
     known = {name for name, kind in kinds.items() if issubclass(kind, tuple(bases))}
     volumes = {name for name in known if issubclass(kinds[name], A.Transform3D)}
-    assert set(names()) == (known - volumes - LEFT_OUT) | set(CONTAINERS)
-    assert known >= LEFT_OUT
+    assert set(albumentations.names()) == (known - volumes - albumentations.LEFT_OUT) | set(albumentations.CONTAINERS)
+    assert known >= albumentations.LEFT_OUT
 
 
 @pytest.fixture
@@ -184,9 +175,9 @@ def global_generators() -> Any:
     assert numbers() == wanted
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", albumentations.names())
 def test_an_operation_depends_on_the_key_alone(name: str, global_generators: None) -> None:
-    made = recipe.build_operation(name, {"p": 0.9, **NEEDED.get(name, {})}, operations(), "here", SQUARE)
+    made = recipe.build_operation(name, {"p": 0.9, **NEEDED.get(name, {})}, albumentations.operations(), "here", SQUARE)
     image = photo(60, 80)
     image.flags.writeable = False
     with warnings.catch_warnings():
@@ -275,7 +266,7 @@ GENERATED = np.array([0, 1, 12345678901234567, 2**64 - 1], np.uint64)
 
 def test_pythons_numbers_are_the_keys() -> None:
     for key in GENERATED:
-        generator = KeyedRandom(int(key))
+        generator = albumentations.KeyedRandom(int(key))
         assert [generator.random() for _ in range(9)] == uniforms(np.array([key]), 9)[0].tolist()
         generator.seed(int(key))
         first, second, third = words(np.array([key]), 0, 3)[0].tolist()
@@ -285,7 +276,7 @@ def test_pythons_numbers_are_the_keys() -> None:
 
 
 def test_nothing_is_left_of_the_key_before() -> None:
-    generators = Generators()
+    generators = albumentations.Generators()
     generators.seed(7)
     wanted = generators.numpy.integers(1000, dtype=np.uint32), generators.python.gauss()
     generators.numpy.integers(1000, size=4, dtype=np.uint32)

@@ -59,9 +59,7 @@ KINDS = pytest.mark.parametrize("kind", [Cache.bytes, Cache.pixels])
 
 
 @KINDS
-def test_the_second_reading_is_from_memory(
-    photos: Path, kind: Cache, decoder: Decoder, shm: Path, tmp_path: Path
-) -> None:
+def test_a_second_read_is_from_memory(photos: Path, kind: Cache, decoder: Decoder, shm: Path, tmp_path: Path) -> None:
     photos = shutil.copytree(photos, tmp_path / "photos")
     source = open_source("folder", photos)
     kept = cached(source, kind, decoder, MUCH, folder=shm)
@@ -211,9 +209,7 @@ def test_joining_needs_no_memory(source: Source, kind: Cache, decoder: Decoder, 
     assert first.describe() == second.describe()  # type: ignore[attr-defined]
 
 
-def test_what_cant_be_read_is_named_by_the_first_look(
-    photos: Path, decoder: Decoder, tmp_path: Path, shm: Path
-) -> None:
+def test_what_cant_be_read_is_named_at_first_look(photos: Path, decoder: Decoder, tmp_path: Path, shm: Path) -> None:
     photos = shutil.copytree(photos, tmp_path / "photos")
     bad = sorted(photos.rglob("train/*/*.jpg"))[3]
     bad.write_bytes(b"hello")

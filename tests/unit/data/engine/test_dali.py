@@ -63,9 +63,7 @@ def kinds(root: Path, images: Mapping[str, bytes], **options: bool) -> Plan:
 
 
 def images(engine: Engine, epoch: int = 0) -> dict[int, torch.Tensor]:
-    return {
-        i: image for batch in engine.stream(epoch) for i, image in zip(batch.ids.tolist(), batch.images, strict=True)
-    }
+    return {i: image for b in engine.stream(epoch) for i, image in zip(b.ids.tolist(), b.images, strict=True)}
 
 
 @pytest.mark.parametrize("train", [True, False])

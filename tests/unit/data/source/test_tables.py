@@ -153,9 +153,7 @@ def test_parquet_of_paths_as_datasets_writes_it(root: Path, tmp_path: Path) -> N
     half = write_images(
         tmp_path / "half/train.parquet", [None, JPEG], [0, 1], names=["0.jpg", None], feature=class_label("c", "a")
     )
-    with pytest.raises(
-        DataError, match=rf"no bytes in row 0; .*; if it has paths alone, set data=csv data\.root={half}"
-    ):
+    with pytest.raises(DataError, match=r"no bytes in row 0; .*; if it has paths alone, set data=csv"):
         open_source("auto", half.parent)
 
 
@@ -245,9 +243,7 @@ def test_folds_of_the_training_rows(root: Path) -> None:
     parts = [keys(open_split(config_of(table, fold=1), each)) for each in ("train", "val", "test")]
     assert parts == [["0.jpg", "1.jpg"], ["2.jpg", "3.jpg"], ["4.jpg", "5.jpg"]]
     table.write_text(text.replace("NAME", "val"))
-    with pytest.raises(
-        ConfigError, match=r"data.fold: 1 divides the training split, but there is a .* data.val_split="
-    ):
+    with pytest.raises(ConfigError, match=r"data.fold: 1 divides the training split, but there is a .*data.val_split"):
         open_split(config_of(table, fold=1), "train")
     assert keys(open_split(config_of(table, fold=1, val_split=None), "val")) == ["2.jpg", "3.jpg"]
 

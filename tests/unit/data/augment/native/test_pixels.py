@@ -347,9 +347,7 @@ def test_several_boxes_follow_timms_law() -> None:
     random.seed(0)
     ours, theirs = by_batch(operation, pixels, found)[..., 0] == 9, erasing(images)[:, 0].numpy() == 0
     for axes in ((1, 2), 1, 2):
-        covered = [
-            each.sum(axis=axes) if axes == (1, 2) else each.any(axis=axes).sum(axis=1) for each in (ours, theirs)
-        ]
+        covered = [of.sum(axis=axes) if axes == (1, 2) else of.any(axis=axes).sum(axis=1) for of in (ours, theirs)]
         assert_same_law(*covered)
     np.testing.assert_array_equal(by_one(operation, pixels[:50], found)[..., 0] == 9, ours[:50])
 

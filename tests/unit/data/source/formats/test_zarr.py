@@ -35,9 +35,7 @@ def chunks(path: Path, name: str, array: str) -> list[Path]:
 
 
 @pytest.mark.parametrize(("shard_bytes", "count"), [(1, 503), (100, 6), (252, 2), (503, 1)])
-def test_samples_cross_the_borders_of_chunks(
-    name: str, path: Path, tmp_path: Path, shard_bytes: int, count: int
-) -> None:
+def test_samples_cross_borders_of_chunks(name: str, path: Path, tmp_path: Path, shard_bytes: int, count: int) -> None:
     split = open_source("zarr", path)
     cut = tmp_path / "cut"
     writers[name](cut, Dataset(split.classes, {"train": Copied(split)}, {}), shard_bytes)

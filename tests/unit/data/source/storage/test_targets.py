@@ -151,9 +151,7 @@ def test_a_class_that_no_flag_is_of(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r": record 0 \(0\.jpg\) has the label 2; allowed are 0 to 1$"):
         open_source("tfrecord", root)
     (root / "targets.json").write_text(json.dumps(NUMBERS.header()))
-    with pytest.raises(
-        DataError, match=r"has integers in 'image/class/label', not floats; set data=tfrecord data\.label="
-    ):
+    with pytest.raises(DataError, match=r"has integers in 'image/class/label', not floats; set data=tfrecord"):
         open_source("tfrecord", root)
 
 
