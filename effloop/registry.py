@@ -239,9 +239,6 @@ def _importing(what: str, fix: str) -> Iterator[None]:
         raise ConfigError(f"{what} does not import: {type(error).__name__}: {error}; {fix}") from error
 
 
-# Exceptions that plugins raise.
-
-
 def explained(error: BaseException) -> EffLoopError | None:
     """The failure that an exception is: itself, or one of a plugin's, or of a file's beside one; None for a bug."""
     if isinstance(error, EffLoopError):

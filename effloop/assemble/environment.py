@@ -21,8 +21,6 @@ from effloop.runs import findings
 from effloop.system import gpu, hardware
 from effloop.task import Task, check_objective, tasks
 
-# A config with nothing left to `auto`.
-
 
 @dataclass
 class Resolved(Config):
@@ -127,9 +125,6 @@ def memory_hint(config: Config) -> str:
     if not getattr(config.model, "checkpointing", True):
         words.insert(1, "model.checkpointing=true")
     return f"set {half}{more}; or {', '.join(filter(None, words))}"
-
-
-# What a run trains in.
 
 
 @dataclass(frozen=True)

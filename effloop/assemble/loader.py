@@ -213,9 +213,6 @@ def _share(config: Config, source: Source, *, train: bool) -> float:
     return float(mine / (mine + others))
 
 
-# Both splits of a run, and what the loop asks for their batches.
-
-
 @dataclass(frozen=True)
 class Data:
     """Both splits of a run."""

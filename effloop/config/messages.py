@@ -150,9 +150,6 @@ def _typed(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-# What is wrong with a key or a value.
-
-
 def explain(error: BaseException, overrides: Sequence[str]) -> str:
     """The line for an error of Hydra, OmegaConf or YAML."""
     if isinstance(error, RecursionError):

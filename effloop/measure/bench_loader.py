@@ -338,9 +338,6 @@ LOADERS: dict[str, Callable[[Workload], Epoch]] = {
 """Loaders by the names that `vs=` takes; `effloop` is always measured."""
 
 
-# What augmentation costs with each library, on the host and on the device.
-
-
 LIBRARIES = {
     "albumentations": "augment=albumentations_resize_crop",
     "torchvision": "augment=torchvision_resize_crop",

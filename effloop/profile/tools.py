@@ -153,9 +153,6 @@ class CProfiler(StepProfiler):
         return [*lines, f"profile  {self.folder / 'cprofile.pstats'}   look: python -m pstats, or snakeviz"]
 
 
-# Ranges for NVIDIA's Nsight Systems.
-
-
 @dataclass
 class NVTXConfig(ProfileConfig):
     """Fields of `profile=nvtx`."""

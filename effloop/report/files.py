@@ -139,8 +139,6 @@ def _caption(comparison: comparing.Comparison, more: Sequence[str]) -> Text:
     return Text("\n".join(lines), style="not italic")
 
 
-# The page.
-
 _MAX_EVALUATIONS = 8  # of all runs, the best runs first
 _MAX_ROWS = 50  # of classes or outputs
 _MAX_SIDE, _QUALITY = 1200, 70  # of the worst samples' picture

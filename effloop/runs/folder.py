@@ -29,8 +29,6 @@ from effloop.system.files import describe_failure, numbered, remove_stale, repla
 from effloop.system.processes import describe_process, is_alive
 from effloop.system.untrusted import read_json
 
-# One process at a time writes into a run folder.
-
 # The process that trains has locked this file of a run folder, and is named in it. It stays: the lock is the kernel's,
 # which gives it up when the process ends, however that is.
 LOCK = ".lock"

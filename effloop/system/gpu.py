@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from effloop.errors import ConfigError
 from effloop.lazy import Tensor, torch
 
-# Which there are, and which is current.
-
 
 def count() -> int:
     """Number of visible GPUs."""
@@ -56,9 +54,6 @@ def use(device: torch.device) -> torch.device:
     return device
 
 
-# Streams and events.
-
-
 def new_stream(device: torch.device) -> torch.Stream:
     """A stream beside the current one, which `with` makes current."""
     return torch.Stream(device)
@@ -86,9 +81,6 @@ def wait_for_all() -> None:
     # Otherwise nothing is queued, and asking would initialise CUDA, which takes half a gigabyte of GPU memory.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.accelerator.synchronize()
-
-
-# Copies, and page-locked memory, from and to which they don't make the host wait.
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -124,9 +116,6 @@ def _unlock(unregister: Callable[[int], object], at: int, owner: int) -> None:
         unregister(at)
 
 
-# What is known of them.
-
-
 def name(device: torch.device) -> str:
     """NVIDIA's name of a GPU, such as NVIDIA H100; else `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -159,9 +148,6 @@ def peak_of(call: Callable[[], object], device: torch.device) -> int:
     torch.accelerator.reset_peak_memory_stats(device)
     call()
     return torch.accelerator.max_memory_allocated(device) - before
-
-
-# States of their random generators.
 
 
 def rng_states() -> list[Tensor]:

@@ -212,8 +212,6 @@ def _expanded(path: str) -> Iterator[str]:
         yield from _expanded(path[: found.start()] + each + path[found.end() :])
 
 
-# The files of a remote dataset, as they were when a run began.
-
 _LONGEST_NAME = 60
 MOST_FILES = 100_000  # in a dataset behind a URL
 
@@ -234,7 +232,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files that a `data.root` names."""
+    """The files that a `data.root` names, as they were when a run began."""
 
     root: str  # as typed
     place: str  # the URL of the bucket or host

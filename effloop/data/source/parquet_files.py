@@ -132,9 +132,6 @@ def holds_paths(path: Path) -> bool:
         return not images or all(each is None for column in next(table._parts(images), []) for each in column)
 
 
-# A file, and its columns.
-
-
 class Table:
     """A file, and which of its columns are images and targets; `image`, `label`, `mask` are of `ParquetConfig`."""
 

@@ -179,8 +179,6 @@ def _entry(tree: Tree, value: Value, row_bytes: int = 0) -> indexed.Entry:
     raise tree.damaged(f"the record '{printable(value.key)}' was not written by EffLoop")
 
 
-# What other programs write.
-
 _NOT_SAMPLES = frozenset({b"length", b"num-samples", b"num_samples", b"classes"})
 """Keys of what describes an environment, as those between two underscores do."""
 
@@ -298,9 +296,6 @@ def _learned(label: Any, targets: Targets, places: dict[str, int]) -> tuple[int,
             "data=lmdb data.classes=[NAME,…]"
         )
     return label, b""
-
-
-# What EffLoop writes.
 
 
 @register_writer("lmdb")

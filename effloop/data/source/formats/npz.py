@@ -123,8 +123,6 @@ def _open(path: Path, member: str) -> BinaryIO:
         return cast("BinaryIO", archive.open(f"{member}.npy"))
 
 
-# IDX files.
-
 _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _PLACES = (".", "raw", "*/raw", "gzip")  # where torchvision and EMNIST's archive have them
 

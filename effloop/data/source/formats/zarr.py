@@ -281,8 +281,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-# Zarr of other programs, whatever its chunks and codecs.
-
 _MARKERS = ("zarr.json", ".zgroup", ".zarray")
 _LOOKED_AT = 8
 

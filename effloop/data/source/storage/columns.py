@@ -34,8 +34,6 @@ from effloop.errors import DataError
 from effloop.native import address, function, pointer
 from effloop.system.files import replacing
 
-# CRC-32C, the checksum of records, columns and files.
-
 _BLOCK = 1 << 20
 _VALUES = 1 << 18  # bytes that are copied at a time: 3.9 GB/s, of 64 KiB 2.6, of 4 MiB 3.1
 _END = 4096
@@ -88,8 +86,6 @@ def crc32c_of_ends(path: Path) -> int:
         checksum: int = extended(first, file.read(_END))
         return checksum
 
-
-# The file.
 
 MAGIC = b"EFFLOOP\x00"
 VERSION = 1

@@ -192,8 +192,6 @@ def read_text(path: Path) -> str | None:
         raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}; write it again") from None
 
 
-# Files of a split, by their names.
-
 # Older releases of Hugging Face's `datasets` put a hash of its own behind the numbers of each file.
 _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(?:-[0-9a-f]{16})?(.*)", re.DOTALL)
 

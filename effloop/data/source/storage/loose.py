@@ -254,8 +254,6 @@ def _status(path: bytes) -> os.stat_result | None:
     return None
 
 
-# Sources of them.
-
 _LONGEST = 400  # characters of a path that are shown
 
 
