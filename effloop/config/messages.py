@@ -38,8 +38,7 @@ class Key:
     """A key of the config."""
 
     name: str  # e.g. `optim.lr`
-    # what it takes, e.g. `a number or null`; of each part of its group that has it, by name, or under an empty
-    # name
+    # what it takes, e.g. `a number or null`; of each part of its group that has it, by name, or under an empty name
     takes: dict[str, str] = field(default_factory=dict)
     meanings: dict[str, str] = field(default_factory=dict)  # likewise, from the dataclasses' docstrings
     defaults: dict[str, str] = field(default_factory=dict)  # likewise, as typed. Empty text: it has to be set

@@ -97,8 +97,7 @@ class ModelConfig(PartConfig):
         num_classes: number of logits; null takes it from the data.
         checkpointing: store only the inputs of blocks for the backward pass and recompute the rest: less memory
             for about a third more computing.
-        freeze: names or glob patterns of modules and parameters to freeze, e.g. [features] or
-            ["layer[12]", "*.bn1"].
+        freeze: names or glob patterns of modules and parameters to freeze, e.g. [features] or ["layer[12]", "*.bn1"].
         weights: initial weights: a run folder or .ckpt of EffLoop, a state dict by torch.save or safetensors, or, for
             a model that has pretrained ones, their name, e.g. DEFAULT.
     """

@@ -68,8 +68,7 @@ def small_resnet(config: SmallResnetConfig, *, num_classes: int, image_size: Any
     import torchvision.models as zoo
 
     model: nn.Module = zoo.get_model(f"resnet{config.depth}", weights=None, num_classes=num_classes)
-    # He et al. 2016 halve a 224-pixel image twice before the first block; at 32 to 96 pixels that
-    # discards most of it.
+    # He et al. 2016 halve a 224-pixel image twice before the first block; at 32 to 96 pixels that discards most of it.
     model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return model

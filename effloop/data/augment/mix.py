@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.augment.base import AugmentConfig, MixMode
-from effloop.data.augment.operation import to_device
+from effloop.data.augment.operation import Keys, to_device
 from effloop.data.random import stream, uniforms
 from effloop.lazy import Tensor, torch
 
@@ -51,9 +51,7 @@ class Mix:
         """Whether anything is mixed."""
         return bool(self.config.mixup or self.config.cutmix)
 
-    def __call__(
-        self, images: Tensor, targets: Tensor, keys: NDArray[np.uint64], epoch: int = 0
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, images: Tensor, targets: Tensor, keys: Keys, epoch: int = 0) -> tuple[Tensor, Tensor]:
         """Mix a batch on its device, without a sync.
 
         Args:
@@ -77,7 +75,7 @@ class Mix:
         mixed = pixels if pixels.dtype == images.dtype else pixels.round_().to(images.dtype)
         return mixed, _blend(targets, shares, flip)
 
-    def draw(self, keys: NDArray[np.uint64], height: int, width: int) -> MixDraws:
+    def draw(self, keys: Keys, height: int, width: int) -> MixDraws:
         """Draw for (N,) keys of images of one size; what is drawn from a key depends on it alone."""
         config, rows = self.config, np.arange(len(keys))
         if config.mix is not MixMode.element:

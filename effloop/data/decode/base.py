@@ -15,6 +15,7 @@ from effloop.data.image.header import Encoded, Header
 from effloop.errors import ConfigError
 from effloop.registry import PartConfig, Registry
 
+Pixels = NDArray[np.uint8]  # (height, width, channels), 0-255
 Box = tuple[int, int, int, int]  # (top, left, height, width) in pixels of the image
 
 
@@ -64,7 +65,7 @@ class Resizes:
     # (height, width) down to which a region may be scaled while it is decoded; None: not at all
     at_least: tuple[int, int] | None
     # (N, H, W, C) uint8, each image contiguous, that the regions are resized into by `resize_into`; written
-    out: NDArray[np.uint8]
+    out: Pixels
 
 
 class Decoder(ABC):
@@ -86,16 +87,13 @@ class Decoder(ABC):
     uses_indexes: bool = False
 
     @abstractmethod
-    def decode(
-        self, data: Encoded, box: Box | None = None, at_least: tuple[int, int] | None = None
-    ) -> NDArray[np.uint8]:
+    def decode(self, data: Encoded, box: Box | None = None, at_least: tuple[int, int] | None = None) -> Pixels:
         """Pixels of one region.
 
         Args:
             data: one encoded image of any format that Pillow reads, recognised by its content.
             box: the region wanted, inside the image; None is the whole image.
-            at_least: (height, width) down to which the region may be scaled while decoding. A decoder may
-                ignore it.
+            at_least: (height, width) down to which the region may be scaled while decoding. A decoder may ignore it.
 
         Returns:
             (height, width, C) uint8, 0-255; maybe a view, maybe read-only.
@@ -125,7 +123,7 @@ class Decoder(ABC):
 
     def decode_with_info(
         self, data: Encoded, info: Header, box: Box | None = None, at_least: tuple[int, int] | None = None
-    ) -> NDArray[np.uint8]:
+    ) -> Pixels:
         """`decode`, given what `read_info` returned for the same bytes."""
         return self.decode(data, box, at_least)
 

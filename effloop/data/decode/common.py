@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, PpmImagePlugin, WebPImagePlugin
 
-from effloop.data.decode.base import Box, DecodeConfig, Decoder, Resizes, decoders
+from effloop.data.decode.base import Box, DecodeConfig, Decoder, Pixels, Resizes, decoders
 from effloop.data.image.encoded import ROW, EncodedImages, Headers, Kind, read_headers
 from effloop.data.image.header import Encoded, Header, open_other, png_chunks, pnm_pixels, read_header
 from effloop.data.image.orientation import read_orientation, stored_box, upright, upright_size
@@ -22,7 +22,7 @@ from effloop.native import address, function
 # Whole images by Pillow, of any format that it reads: what every decoder falls back on.
 
 
-def decode_with_pillow(data: Encoded, header: Header, channels: int = 3, window: Any = None) -> NDArray[np.uint8]:
+def decode_with_pillow(data: Encoded, header: Header, channels: int = 3, window: Any = None) -> Pixels:
     """Decode a whole image to (height, width, channels) uint8, with Pillow at its strictest.
 
     Raises:
@@ -61,7 +61,7 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 }
 
 
-def to_pixels(image: Image.Image, channels: int = 3, window: Any = None) -> NDArray[np.uint8]:
+def to_pixels(image: Image.Image, channels: int = 3, window: Any = None) -> Pixels:
     """Pillow's image, loaded by this -> (height, width, channels) uint8, colours as `Decoder` says.
 
     Raises:
@@ -86,7 +86,7 @@ def to_pixels(image: Image.Image, channels: int = 3, window: Any = None) -> NDAr
     return pixels if channels == 3 else pixels[:, :, None]
 
 
-def _eight_bits(grey: NDArray[Any], window: Any) -> NDArray[np.uint8]:
+def _eight_bits(grey: NDArray[Any], window: Any) -> Pixels:
     """Grey of more than 8 bits as uint8, by a window: null, `auto` or [low, high]. NaN, which TIFF may have, is 0."""
     if window is None:
         return (grey >> 8).clip(0, 255).astype(np.uint8)
@@ -135,7 +135,7 @@ def load_run(
     return done
 
 
-def decode_box(data: Encoded, header: Header, box: Box, out: NDArray[np.uint8], factor: int, least_saved: int) -> bool:
+def decode_box(data: Encoded, header: Header, box: Box, out: Pixels, factor: int, least_saved: int) -> bool:
     """Decode a box of one plain, complete JPEG at 1 / `factor` (1, 2, 4, 8) of its size; False as in `load_run`.
 
     `out` is (h, w, C) uint8, contiguous, of the box's size over `factor`; written.
@@ -164,9 +164,7 @@ def _samples(
     return np.array([len(flips), *found], np.int64), columns
 
 
-def _target(
-    out: NDArray[np.uint8], at_least: tuple[int, int] | None, least_saved: int, *, jpegs: bool
-) -> NDArray[np.int64]:
+def _target(out: Pixels, at_least: tuple[int, int] | None, least_saved: int, *, jpegs: bool) -> NDArray[np.int64]:
     """As `Target` in native/load.c."""
     return np.array([address(out), out.strides[0], *out.shape[1:], *(at_least or (0, 0)), least_saved, jpegs], np.int64)
 
@@ -196,18 +194,16 @@ class PlainDecoder(Decoder):
         # Rebuilt when unpickled, so that its library is imported and set up there, too.
         return type(self), (self.config, *[self.channels][: self.channels != 3])
 
-    def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+    def fast(self, data: Encoded, header: Header) -> Pixels | None:
         """(height, width, C) uint8 of a plain, complete image; None leaves it to Pillow."""
         return None
 
-    def decode(
-        self, data: Encoded, box: Box | None = None, at_least: tuple[int, int] | None = None
-    ) -> NDArray[np.uint8]:
+    def decode(self, data: Encoded, box: Box | None = None, at_least: tuple[int, int] | None = None) -> Pixels:
         return self.decode_with_info(data, self.read_info(data), box, at_least)
 
     def decode_with_info(
         self, data: Encoded, info: Header, box: Box | None = None, at_least: tuple[int, int] | None = None
-    ) -> NDArray[np.uint8]:
+    ) -> Pixels:
         header = info
         if box is not None:
             check_box(box, header)
@@ -230,9 +226,7 @@ class PlainDecoder(Decoder):
         allowed = wanted if self.config.dct_scaling else replace(wanted, at_least=None)
         return load_run(images, infos, allowed, self._least_saved, jpegs=self.has_libjpeg)
 
-    def _compiled(
-        self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None
-    ) -> NDArray[np.uint8] | None:
+    def _compiled(self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None) -> Pixels | None:
         """Pixels of a JPEG's box, maybe scaled down, by native/load.c."""
         factor = _scale_factor(box, at_least) if at_least is not None and self.config.dct_scaling else 1
         height, width = _scaled_box(box, factor)[2:]
@@ -243,9 +237,7 @@ class PlainDecoder(Decoder):
     def _least_saved(self) -> int:
         return MIN_BYTES_SAVED if self.config.region else NEVER_CUT
 
-    def _turned(
-        self, data: Encoded, header: Header, box: Box | None, at_least: tuple[int, int] | None
-    ) -> NDArray[np.uint8]:
+    def _turned(self, data: Encoded, header: Header, box: Box | None, at_least: tuple[int, int] | None) -> Pixels:
         """Pixels of an image, or of a box of it, that its EXIF orientation turns."""
         turn = header.orientation
         height, width = upright_size(header.height, header.width, turn)
@@ -254,7 +246,7 @@ class PlainDecoder(Decoder):
         small = None if at_least is None else upright_size(*at_least, turn)
         return upright(self.decode_with_info(data, stored, wanted, small), turn)
 
-    def _raw_pixels(self, data: Encoded, header: Header, box: Box | None) -> NDArray[np.uint8]:
+    def _raw_pixels(self, data: Encoded, header: Header, box: Box | None) -> Pixels:
         """Stored raw pixels: the box is a view, unless it is grey and colours are wanted, or the other way round."""
         pixels = pnm_pixels(data, header)
         region = pixels if box is None else _crop(pixels, box)
@@ -302,7 +294,7 @@ def _scaled_box(box: Box, factor: int) -> Box:
     return top, left, ends[0] - top, ends[1] - left
 
 
-def _crop(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
+def _crop(pixels: Pixels, box: Box) -> Pixels:
     top, left, height, width = box
     return pixels[top : top + height, left : left + width]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from effloop.data.decode.base import DecodeConfig, decoders
+from effloop.data.decode.base import DecodeConfig, Pixels, decoders
 from effloop.data.decode.common import PlainDecoder
 from effloop.data.image.header import Encoded, Header, png_chunk_valid, png_chunks
 from effloop.data.image.pixels import to_grey
@@ -30,14 +29,14 @@ class OpenCVDecoder(PlainDecoder):
         self._cv2.setNumThreads(0)  # EffLoop brings the threads, and OpenCV's own don't survive a fork
         self._flags = self._cv2.IMREAD_COLOR_RGB | self._cv2.IMREAD_IGNORE_ORIENTATION
 
-    def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+    def fast(self, data: Encoded, header: Header) -> Pixels | None:
         is_valid = _VALIDATORS.get(header.format)
         if is_valid is not None and not is_valid(data):
             return None
         grey = self.channels == 1 and (header.format == "JPEG" or (header.format == "PNG" and data[25] == _GREY))
         flags = self._cv2.IMREAD_GRAYSCALE | self._cv2.IMREAD_IGNORE_ORIENTATION if grey else self._flags
         try:
-            pixels = cast("NDArray[np.uint8] | None", self._cv2.imdecode(np.frombuffer(data, np.uint8), flags))
+            pixels = cast("Pixels | None", self._cv2.imdecode(np.frombuffer(data, np.uint8), flags))
         except self._cv2.error:
             return None
         if pixels is None or self.channels == 3:

@@ -6,11 +6,9 @@ import ctypes
 import functools
 from pathlib import Path
 
-import numpy as np
 import PIL
-from numpy.typing import NDArray
 
-from effloop.data.decode.base import DecodeConfig, decoders
+from effloop.data.decode.base import DecodeConfig, Pixels, decoders
 from effloop.data.decode.common import PlainDecoder
 from effloop.data.decode.opencv import OpenCVDecoder
 from effloop.data.image.header import Encoded, Header
@@ -55,5 +53,5 @@ class AutoDecoder(OpenCVDecoder):
     def __init__(self, config: DecodeConfig, channels: int = 3) -> None:
         super().__init__(config, channels, has_libjpeg=use_libjpeg())
 
-    def fast(self, data: Encoded, header: Header) -> NDArray[np.uint8] | None:
+    def fast(self, data: Encoded, header: Header) -> Pixels | None:
         return None if header.format == "JPEG" and self.has_libjpeg else super().fast(data, header)

@@ -240,9 +240,7 @@ class Pool:
             batch = self._plan.empty_batch(request, memory)
             starts = range(0, len(batch), self._run_length)
             pending = self._pending[slot] = PendingBatch(batch, len(starts))
-            self._waiting.extend(
-                JOB.pack(request.epoch, number, slot, start, start + self._run_length) for start in starts
-            )
+            self._waiting.extend(JOB.pack(request.epoch, number, slot, at, at + self._run_length) for at in starts)
             self._send()
             return pending
 

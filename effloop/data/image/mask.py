@@ -268,9 +268,7 @@ def _decode_runs(data: headers.Encoded) -> NDArray[np.uint8]:
     raise DataError("has a mask that is damaged: its runs don't add up to its size; convert the dataset again")
 
 
-def _classes_of_colours(
-    pixels: NDArray[np.uint8], colours: tuple[Colour, ...], ignored: tuple[Colour, ...]
-) -> NDArray[np.uint8]:
+def _classes_of_colours(pixels: NDArray[np.uint8], colours: tuple[Colour, ...], ignored: tuple[Colour, ...]) -> Mask:
     wide = pixels.astype(np.uint32)
     packed = wide[:, :, 0] << 16 | wide[:, :, 1] << 8 | wide[:, :, 2]
     classes: NDArray[np.uint8] = _colour_table(colours, ignored)[packed]

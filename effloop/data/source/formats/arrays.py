@@ -292,19 +292,17 @@ _ENCODED_BYTES = 1 << 15  # of an encoded image, where only reading it tells
 _ENCODED_ROWS = 256
 
 
-def contents_of(
-    names: ArrayNames, split: str, config: ArraysConfig, open_array: Callable[[str], StoredArray]
-) -> Contents:
+def contents_of(names: ArrayNames, split: str, config: ArraysConfig, reader: Callable[[str], StoredArray]) -> Contents:
     """What is to be copied of a split; a DataError if images or labels have a dtype or shape that can't be taken."""
     image, label = names.pair(split)
-    images, labels = open_array(image), open_array(label)
+    images, labels = reader(image), reader(label)
     encode, num_bytes, rows = _encoding(images)
     if len(images) != len(labels):
         raise DataError(
             f"{images.name} has {len(images):,} images, {labels.name} {len(labels):,} labels; correct either"
         )
     own = flat(labels)
-    of_all = [(own if name == label else flat(open_array(name))) for name in names.labels()]
+    of_all = [(own if name == label else flat(reader(name))) for name in names.labels()]
     form = infer_targets(of_all, labels.name, config.classes)
     classes, targets = form.take(own)
 

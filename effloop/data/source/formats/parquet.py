@@ -148,13 +148,11 @@ class ParquetSource(IndexedSource, ImportedSource):
             raise DataError(f"{self.where}: column {error}") from None
         return Contents(self._records(files, values, learned), count, num_bytes, learned.classes, learned.targets)
 
-    def _records(
-        self, files: Sequence[Path], values: Mapping[Path, NDArray[Any]], learned: Learned
-    ) -> Iterator[Record]:
+    def _records(self, files: Sequence[Path], values: Mapping[Path, NDArray[Any]], form: Learned) -> Iterator[Record]:
         key, first = self._key_of(files), None
         for file in files:
             with self._table(file) as table:
-                own = names_in(table.features.get(learned.name)) if self.config.classes is None else None
+                own = names_in(table.features.get(form.name)) if self.config.classes is None else None
                 first = first or (own and (file, own))
                 if own and first and own != first[1]:
                     raise DataError(
@@ -162,7 +160,7 @@ class ParquetSource(IndexedSource, ImportedSource):
                         "write them with the same names, or set data.classes=[NAME,…] if their numbers mean the same"
                     )
                 try:
-                    labels, targets = learned.take(values[file])
+                    labels, targets = form.take(values[file])
                 except DataError as error:
                     raise DataError(f"{file}: column {error}") from None
                 for row, (data, path, _) in enumerate(table.images()):
