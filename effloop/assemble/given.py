@@ -188,10 +188,7 @@ def build_given(environment: Environment, module: nn.Module | None, train: Any, 
     if outputs not in (None, wanted := environment.task.num_outputs(source)):
         raise ConfigError(f"model: gives {outputs} outputs, and {source.where} has {wanted}; change its last layer")
     environment = replace(
-        environment,
-        module=module,
-        config=replace(config, **changes),
-        recorded=replace(environment.recorded, **changes),
+        environment, module=module, config=replace(config, **changes), recorded=replace(environment.recorded, **changes)
     )
     prints = {name: each.source.fingerprint() for name, each in splits.items()}
     unused = "data, augment, engine, num_workers, batch_size and progressive"

@@ -384,10 +384,7 @@ def _dataset(options: PredictOptions, overrides: Sequence[str], trained: Trained
 
 
 def _write(
-    options: PredictOptions,
-    predictions: Predictions,
-    found: Batches,
-    tabled: Callable[[list[int], Columns], Columns],
+    options: PredictOptions, predictions: Predictions, found: Batches, tabled: Callable[[list[int], Columns], Columns]
 ) -> list[dict[str, Any]]:
     """Write the table of samples and their columns; returns the first rows if there is no file."""
     rows: list[dict[str, Any]] = []

@@ -113,10 +113,7 @@ class Plan:
         if request.filled < len(images):
             self.leave_out(images, request.filled, len(images))
         return Batch(
-            images=images,
-            targets=targets,
-            ids=torch.from_numpy(request.ids),
-            valid=torch.from_numpy(request.valid),
+            images=images, targets=targets, ids=torch.from_numpy(request.ids), valid=torch.from_numpy(request.valid)
         )
 
     def amend(self, batch: Batch, skipped: Sequence[Skipped]) -> Batch:

@@ -65,10 +65,7 @@ class Transfer:
         if self._scale is None or augments or self.device.type != "cpu":
             return Output()
         return normalized_like(
-            self.normalize,
-            self._scale,
-            self._offset,
-            channels_last=self.memory_format is torch.channels_last,
+            self.normalize, self._scale, self._offset, channels_last=self.memory_format is torch.channels_last
         )
 
     def stream(self, batches: Iterable[Batch], keys_of: KeysOf, epoch: int = 0) -> Iterator[Batch]:

@@ -60,12 +60,7 @@ class RunFacts:
 
 
 def facts_of(
-    config: Config,
-    model: nn.Module,
-    probe: Probe,
-    loaders: Sequence[Loader],
-    parallel: Parallel,
-    precision: Precision,
+    config: Config, model: nn.Module, probe: Probe, loaders: Sequence[Loader], parallel: Parallel, precision: Precision
 ) -> RunFacts:
     """The facts of a run whose parts are built; the first loader is that of the training split."""
     norms = (each for each in model.modules() if isinstance(each, _BATCH_NORMS) and takes_statistics(each))

@@ -169,10 +169,7 @@ def tune(config: Config, *, minutes: float) -> Report:
         )
     single = alone(config, "progressive=[]")
     usual = Setting(max(1, num_workers(config)), config.engine.prefetch)
-    with (
-        tempfile.TemporaryDirectory(prefix="effloop-tune-") as folder,
-        closing(Loop(single, Path(folder))) as loop,
-    ):
+    with tempfile.TemporaryDirectory(prefix="effloop-tune-") as folder, closing(Loop(single, Path(folder))) as loop:
         batch = sum(each.nbytes for each in host_batch(loop.loader).values())
         most = min(Search.most_prefetch, available_memory() // (4 * batch) - 2)  # a quarter of memory has room for them
         search = Search(_turns(loop, single), 60 * minutes, most)

@@ -98,9 +98,7 @@ class DaemonThreads:
             idents = [thread.ident or 0 for thread in self.threads]
             names = [f"thread {number} of {len(idents)}" for number in range(len(idents))]
             patience = Patience(
-                timeout_s,
-                lambda: in_progress.of(idents),
-                lambda: at_work(source, names, in_progress.of(idents)),
+                timeout_s, lambda: in_progress.of(idents), lambda: at_work(source, names, in_progress.of(idents))
             )
             try:
                 while not future.done():

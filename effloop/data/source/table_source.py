@@ -16,14 +16,7 @@ from effloop.data.source import parquet_files, tables
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, ScanError, printable, sources
 from effloop.data.source.config import DataConfig
 from effloop.data.source.files import Images
-from effloop.data.source.masks import (
-    format_of,
-    in_parallel,
-    look_at_file,
-    names_of,
-    numbered,
-    refuse_larger,
-)
+from effloop.data.source.masks import format_of, in_parallel, look_at_file, names_of, numbered, refuse_larger
 from effloop.data.source.root import expand_root, fetched_path
 from effloop.data.source.storage.columns import ColumnFile, Spool
 from effloop.data.source.storage.kept import file_state, folder_times

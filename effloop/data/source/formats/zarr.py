@@ -227,12 +227,7 @@ def _write_group(dialect: Dialect, folder: Path, attributes: Mapping[str, Any]) 
 
 
 def _write_array(
-    dialect: Dialect,
-    folder: Path,
-    dtype: np.dtype[Any],
-    shape: Sequence[int],
-    rows: int,
-    values: Iterable[Encoded],
+    dialect: Dialect, folder: Path, dtype: np.dtype[Any], shape: Sequence[int], rows: int, values: Iterable[Encoded]
 ) -> None:
     """An array's metadata, and its bytes in chunks of so many rows; a DataError if the format allows none of these."""
     chunk = [max(1, rows), *shape[1:]]
