@@ -106,13 +106,7 @@ def make_decoder(name: str = "auto", *, region: bool = False, exif: bool = False
 
 
 def make_plan(
-    source: Source,
-    decoder: Decoder | None = None,
-    *,
-    train: bool = True,
-    batch: int = 8,
-    size: int = 24,
-    seed: int = 3,
+    source: Source, decoder: Decoder | None = None, *, train: bool = True, batch: int = 8, size: int = 24, seed: int = 3
 ) -> Plan:
     """What `build_loader` would put together for a single rank; `decode=auto` unless it gets a decoder."""
     order = Order(len(source), batch, seed if train else None, Tail.drop if train else Tail.pad)

@@ -177,11 +177,7 @@ SCRIPTS: dict[str, Callable[[nn.Module, int, int], Script]] = {
     "imagewoof": fastai,
     "deeplabv3": deeplab,
     "imagenet_resnet50": partial(
-        without_norms,
-        lr=0.256,
-        momentum=0.875,
-        decay=1 / 32768,
-        rule=lambda epoch: half_cosine(int(epoch + 1e-9) / 90),
+        without_norms, lr=0.256, momentum=0.875, decay=1 / 32768, rule=lambda epoch: half_cosine(int(epoch + 1e-9) / 90)
     ),
     "imagenet_resnet50_8gpu": partial(
         without_norms,

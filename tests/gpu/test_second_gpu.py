@@ -20,10 +20,7 @@ from effloop.parallel import Parallel, ParallelConfig, ddp, own_slice, parallels
 from effloop.parallel.dp import DpConfig
 from effloop.system import gpu
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 SECOND = torch.device("cuda:1")
 
 

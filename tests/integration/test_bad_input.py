@@ -121,11 +121,7 @@ typed(
     "'optim.momentm' is not a key of the config; did you mean 'optim.momentum' of optim=sgd?",
 )
 typed("2 wrong type", "batch_size=abc", "batch_size: 'abc' is not allowed; set a whole number")
-typed(
-    "2 of two parts",
-    "task=regression task.loss=mae",
-    "task.loss: 'mae' is not allowed; set mse, l1 or huber",
-)
+typed("2 of two parts", "task=regression task.loss=mae", "task.loss: 'mae' is not allowed; set mse, l1 or huber")
 typed("3 missing", "data=folder data.root=???", "data.root is missing; set data.root=VALUE")
 typed(
     "6 cycle",
@@ -153,11 +149,7 @@ typed(
     "precision=fp16 device=cpu",
     "precision: 'fp16' is not supported on device 'cpu', which supports fp32, bf16, amp; set precision=amp",
 )
-typed(
-    "15 classes",
-    "model.num_classes=7",
-    "model.num_classes: 7, but the data has 3; set model.num_classes=3 or null",
-)
+typed("15 classes", "model.num_classes=7", "model.num_classes: 7, but the data has 3; set model.num_classes=3 or null")
 typed("16 climbs out", "run=../x", "run: '../x' is not allowed; set a name without '..'; out=FOLDER sets where it is")
 typed("16 absolute", "run=/tmp/x", "run: '/tmp/x' is a path, not a name; set out=/tmp run=x")
 typed("57 empty folder", "hydra.run.dir=", "hydra.run.dir: '' is not allowed; set out=FOLDER and run=NAME")

@@ -18,7 +18,7 @@ from effloop.cli.main import main
 from effloop.inference.trained import Trained
 
 FILES = {
-    *("scores.json", "per_class.csv", "confusion.csv", "confusion.png", "calibration.png", "worst.csv", "worst.png"),
+    *("scores.json", "per_class.csv", "confusion.csv", "confusion.png", "calibration.png", "worst.csv", "worst.png")
 }
 
 
@@ -139,10 +139,7 @@ def test_a_folder_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("task", "head", "score", "file"),
-    [
-        ("multilabel", "labels", ("map", "ap"), "per_class.csv"),
-        ("regression", "label", ("r2", "r2"), "per_output.csv"),
-    ],
+    [("multilabel", "labels", ("map", "ap"), "per_class.csv"), ("regression", "label", ("r2", "r2"), "per_output.csv")],
 )
 def test_other_tasks(task: str, head: str, score: tuple[str, str], file: str, photos: Path, here: Path) -> None:
     """Rows whose mean is the score, as often as it is asked for."""

@@ -119,14 +119,7 @@ def test_a_preview_mixes(photos: Path) -> None:
     assert not np.array_equal(got, loader(photos).preview(4, 2).images[:, 1])
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        -1,
-        2**70,
-        "0",
-    ],
-)
+@pytest.mark.parametrize("wrong", [-1, 2**70, "0"])
 def test_samples_that_there_are_not(photos: Path, wrong: object) -> None:
     wanted = f"ids: {wrong!r} is not a sample's number; give whole numbers from 0 to 39"
     with pytest.raises(ConfigError, match=line(wanted)):

@@ -108,10 +108,7 @@ def test_an_exported_file(finished: Path, photos: Path, here: Path, capsys: pyte
         (["new", "data.images=x"], "predict: 'new' contradicts data.images; drop one of them"),
         (["new", "out=x.xls"], "out: 'x.xls' is no table's file"),
         (["new", "out=/proc/x.csv"], "out: '/proc/x.csv' can't be written: No such file or directory; set out=FILE"),
-        (
-            ["new", "split=val"],
-            "split: 'new' is taken as images, which have no splits; leave split out, or",
-        ),
+        (["new", "split=val"], "split: 'new' is taken as images, which have no splits; leave split out, or"),
         (["new", "like=new/s.csv", "out=new/s.csv"], "out: 'new/s.csv' is what is read, and would be lost"),
         (["new/page.jpg"], "new/page.jpg: none of the images can be used"),
     ],

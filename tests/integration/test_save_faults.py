@@ -21,10 +21,7 @@ CALLS = ["mkdir", "openat", "flock", "write", "pwrite64", "ftruncate", "fsync", 
 if os.environ.get("EFFLOOP_KILLS") == "all":
     CALLS += ["newfstatat", "ioctl", "lseek", "read", "getdents64", "sendfile", "copy_file_range", "fdatasync"]
 
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.skipif(not shutil.which("strace"), reason="strace isn't installed"),
-]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(not shutil.which("strace"), reason="strace isn't installed")]
 
 
 def save(run: Path, step: int, inject: str) -> str:

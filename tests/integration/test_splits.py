@@ -113,13 +113,7 @@ def test_balance_resumes_and_needs_no_state(uneven: Path, capsys: pytest.Capture
     assert rest == read_run(Path("whole")).metrics[-len(rest) :]
 
 
-@pytest.mark.parametrize(
-    ("engine", "workers"),
-    [
-        ("inline", 0),
-        ("processes", 1),
-    ],
-)
+@pytest.mark.parametrize(("engine", "workers"), [("inline", 0), ("processes", 1)])
 def test_repeats_differ_in_the_device_part(uneven: Path, engine: str, workers: int) -> None:
     words = ["data.balance=1", "batch_size=29", f"engine={engine}", f"num_workers={workers}", "data.tail=drop"]
     ops = "+augment.ops={resize: {op: Resize, size: [16, 16]}, jitter: {op: ColorJitter, brightness: 0.9}}"

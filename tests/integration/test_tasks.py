@@ -88,10 +88,7 @@ def test_resumed_to_the_bit(
         assert "task.standardise=true; keep it" in capsys.readouterr().err
 
 
-EXPORTS = [
-    ("multilabel", "state_dict", ""),
-    ("regression", "pt2", "half"),
-]
+EXPORTS = [("multilabel", "state_dict", ""), ("regression", "pt2", "half")]
 
 
 @pytest.mark.parametrize(("task", "to", "option"), EXPORTS)
@@ -171,8 +168,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize(
-    ("task", "world_size"),
-    [("multilabel", 2), pytest.param("regression", 3, marks=pytest.mark.nightly)],
+    ("task", "world_size"), [("multilabel", 2), pytest.param("regression", 3, marks=pytest.mark.nightly)]
 )
 def test_any_ranks_have_the_same_scores(
     runs: dict[str, Path], table: Path, task: str, world_size: int, tmp_path: Path

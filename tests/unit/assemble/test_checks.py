@@ -79,11 +79,7 @@ def test_other_values_are_one_line() -> None:
         ("global_batch=13 batch_size=12", 1, "global_batch: 13 images make batches of 1, .*; set global_batch=12, or"),
         ("global_batch=64", 3, "global_batch: 64 images can't be divided among 3 ranks; set global_batch=66"),
         ("global_batch=2", 3, "global_batch: 2 images can't be divided among 3 ranks; set global_batch=3"),
-        (
-            "global_batch=8 accumulate=2",
-            1,
-            "accumulate: 2 contradicts global_batch=8; set 1",
-        ),
+        ("global_batch=8 accumulate=2", 1, "accumulate: 2 contradicts global_batch=8; set 1"),
     ],
 )
 def test_global_batch(words: str, ranks: int, wanted: Any) -> None:
@@ -101,24 +97,12 @@ def test_global_batch(words: str, ranks: int, wanted: Any) -> None:
         ((2, "global_batch=64 batch_size=16"), (4, "global_batch=64 batch_size=8"), None),
         ((2, "global_batch=64 batch_size=16"), (2, "batch_size=16 accumulate=2"), None),
         ((1, "batch_size=16 accumulate=2"), (1, "global_batch=32 batch_size=16"), None),
-        (
-            (1, "global_batch=64 batch_size=16"),
-            (1, "global_batch=32 batch_size=16"),
-            "accumulate: .* 4, not 2; keep",
-        ),
-        (
-            (2, "global_batch=64 batch_size=16"),
-            (1, "batch_size=16 accumulate=4"),
-            "batch_size: .* keep batch_size=32",
-        ),
+        ((1, "global_batch=64 batch_size=16"), (1, "global_batch=32 batch_size=16"), "accumulate: .* 4, not 2; keep"),
+        ((2, "global_batch=64 batch_size=16"), (1, "batch_size=16 accumulate=4"), "batch_size: .* keep batch_size=32"),
     ],
 )
 def test_a_global_batch_is_kept_on_other_ranks(then: tuple[int, str], now: tuple[int, str], wanted: str | None) -> None:
-    state = {
-        "config": to_dict(effloop.compose(then[1].split())),
-        "world_size": then[0],
-        "progress": {"epoch": 0},
-    }
+    state = {"config": to_dict(effloop.compose(then[1].split())), "world_size": then[0], "progress": {"epoch": 0}}
     del state["config"]["global_batch" if "global" not in then[1] else "nan"]  # as of an earlier release
     ranks = OwnSlice(0, now[0], now[0], torch.device("cpu"))
     config = resolved(effloop.compose(now[1].split()), ranks)

@@ -44,13 +44,7 @@ def test_a_url_whose_braces_the_shell_has_expanded() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        "optim.lr=0.1 lr=1e-1",
-        "lr=null optim.lr=0.1",
-        "lr=${optim.lr} optim.lr=0.1",
-        "run='a' run=a",
-        "seed=1,2 lr=1,2",
-    ],
+    ["optim.lr=0.1 lr=1e-1", "lr=null optim.lr=0.1", "lr=${optim.lr} optim.lr=0.1", "run='a' run=a", "seed=1,2 lr=1,2"],
 )
 def test_taken(words: str) -> None:
     with in_one_line():

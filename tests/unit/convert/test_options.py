@@ -86,10 +86,7 @@ NUMBER, SEVERAL = "a whole number from 1 to 65,500", "several, each once, with c
         (["out=x"], f"convert needs to=NAME; see {PROGRAM} convert --help"),
         (["to=memmap"], f"convert needs out=PATH; see {PROGRAM} convert --help"),
         (["to=", "out=x"], "convert: 'to=' has no value; set to=NAME or drop it"),
-        (
-            ["to=memmap", "out=x", "quality"],
-            "convert: 'quality' has no value; set quality=source|N or drop it",
-        ),
+        (["to=memmap", "out=x", "quality"], "convert: 'quality' has no value; set quality=source|N or drop it"),
         (["to=memap", "out=x"], f"to: 'memap' is not allowed; set {FORMATS}; did you mean 'memmap'?"),
         (["to=memmap", "out=/"], "out: '/' has no name; set out=PATH"),
         (

@@ -15,14 +15,7 @@ from torch import nn
 import effloop
 from effloop.config import Config
 from effloop.data.loader import Loader
-from effloop.measure.memory import (
-    Memory,
-    Part,
-    device_batch,
-    expected_memory,
-    host_batch,
-    memory_table,
-)
+from effloop.measure.memory import Memory, Part, device_batch, expected_memory, host_batch, memory_table
 from effloop.model import models, probe
 from effloop.parallel import Parallel, ParallelConfig
 

@@ -40,10 +40,7 @@ class Net(nn.Module):
 
 def test_all_there_is_to_say() -> None:
     assert probe(Net(), ImageSize.of(16), channels_last=True) == Probe(
-        biases_before_norm=["stem"],
-        unused=["spare.weight", "spare.bias"],
-        frozen=0,
-        odd_widths=["odd", "grouped"],
+        biases_before_norm=["stem"], unused=["spare.weight", "spare.bias"], frozen=0, odd_widths=["odd", "grouped"]
     )
 
 

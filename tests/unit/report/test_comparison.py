@@ -114,7 +114,7 @@ class TestTimeSplit:
 
 def test_words() -> None:
     assert [to_text(value) for value in (None, True, 0.1, [1, None], "a\nb", "\x1b[31m", "\udcff")] == [
-        *("-", "true", "0.1", "[1,null]", "a\\nb", "\\x1b[31m", "\\udcff"),
+        *("-", "true", "0.1", "[1,null]", "a\\nb", "\\x1b[31m", "\\udcff")
     ]
     written = compare_runs([RunRecord(path=Path("/run"))], "val/top1").format
     shown = [written("val/top1", 0.5), written("images/s", 1234.5), written("wait", math.nan)]

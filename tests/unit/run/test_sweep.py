@@ -19,11 +19,7 @@ from effloop.runs.folder import LOCK
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        "model=resnet18,resnet50 model.pretrained=true",
-        "data=folder data.root=/a,/b seed=range(1,4)",
-    ],
+    "words", ["model=resnet18,resnet50 model.pretrained=true", "data=folder data.root=/a,/b seed=range(1,4)"]
 )
 def test_keys_may_need_a_value_that_is_swept(words: str) -> None:
     hydra, config = compose_shared(["-m"], OverridesParser.create().parse_overrides(words.split()))

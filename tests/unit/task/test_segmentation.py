@@ -16,12 +16,7 @@ from effloop.batch import ImageSize
 from effloop.errors import ConfigError
 from effloop.task import Segmentation, SegmentationConfig
 from effloop.task.outputs import SlidingWindow, starts, unwrap
-from effloop.task.segmentation import (
-    IGNORED,
-    LOSSES,
-    pixel_losses,
-    pixel_scores,
-)
+from effloop.task.segmentation import IGNORED, LOSSES, pixel_losses, pixel_scores
 
 K = 5
 GAMMA = 2.0

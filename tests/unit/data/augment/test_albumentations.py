@@ -109,10 +109,7 @@ def test_only_the_box_is_decoded_where_a_crop_comes_first() -> None:
     assert (augment.draw(KEYS, SIZES).boxes[:, 2:] < SIZES).all(1).mean() > 0.5
     larger = build({"RandomResizedCrop": {"size": 50}, "CenterCrop": {}})
     assert larger.at_least == (50, 50)
-    for whole in (
-        build(name="albumentations_resize_crop"),
-        build({"RandomResizedCrop": {"p": 0.5}, "Resize": {}}),
-    ):
+    for whole in (build(name="albumentations_resize_crop"), build({"RandomResizedCrop": {"p": 0.5}, "Resize": {}})):
         assert whole.at_least is None
         np.testing.assert_array_equal(whole.draw(KEYS, SIZES).boxes[:, 2:], SIZES)
     sized = build({"RandomSizedCrop": {"min_max_height": [30, 50]}})

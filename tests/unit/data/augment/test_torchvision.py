@@ -190,10 +190,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"op": "RandomPosterize"}, ": RandomPosterize can't take its parameters:...'bits'; have bits, p"),
     ({"op": "ColorJitter", "hue": 0.6}, ": ColorJitter can't take its parameters: hue values should be between"),
     # by trying it, however seldom it is done
-    (
-        {"op": "RandomPosterize", "bits": 9},
-        ": RandomPosterize fails: bits must be...[0, 8], got 9...of 1031x1033",
-    ),
+    ({"op": "RandomPosterize", "bits": 9}, ": RandomPosterize fails: bits must be...[0, 8], got 9...of 1031x1033"),
     ({"op": "RandomSolarize", "threshold": 256, "p": 0.1}, ": RandomSolarize fails: Threshold should be...but got 256"),
     ({"op": "Grayscale", "num_output_channels": 1}, ": Grayscale fails: it gives uint8 of shape (24, 24, 1)"),
     ({"op": "RandomRotation", "degrees": 3, "fill": [1, 2]}, ": RandomRotation fails: ...'fill'...(2 != 3)"),

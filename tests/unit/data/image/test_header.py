@@ -7,14 +7,7 @@ import pytest
 from images import FORMATS, chunk, encode, exif, photo
 from PIL import Image
 
-from effloop.data.image.header import (
-    Header,
-    extension,
-    jpeg_sampling,
-    pnm_header,
-    pnm_pixels,
-    read_header,
-)
+from effloop.data.image.header import Header, extension, jpeg_sampling, pnm_header, pnm_pixels, read_header
 from effloop.errors import DataError
 
 PHOTO = photo()

@@ -248,10 +248,7 @@ def test_other_schemes_are_refused(root: str) -> None:
 
 @pytest.mark.parametrize(
     ("endpoint", "why"),
-    [
-        ("http://127.0.0.1:1", "Connection refused"),
-        ("http://no-such-host.invalid", "Name or service not known"),
-    ],
+    [("http://127.0.0.1:1", "Connection refused"), ("http://no-such-host.invalid", "Name or service not known")],
 )
 def test_why_a_bucket_does_not_answer(endpoint: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)

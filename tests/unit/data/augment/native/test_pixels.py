@@ -201,8 +201,7 @@ def test_vertical_flip() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "kernel", "way"),
-    pairwise([(64, 48), (37, 51), (13, 12)], [1, 3, 9, 23, (5, 3)], ["batch", "one"]),
+    ("size", "kernel", "way"), pairwise([(64, 48), (37, 51), (13, 12)], [1, 3, 9, 23, (5, 3)], ["batch", "one"])
 )
 def test_the_pixels_are_torchvisions(size: tuple[int, int], kernel: Any, way: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (4, *size, 3), np.uint8)

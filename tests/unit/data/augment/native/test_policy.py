@@ -11,14 +11,7 @@ from laws import drawn as drawn_by
 from torch import Tensor
 from torchvision.transforms import v2
 
-from effloop.data.augment.native.policy import (
-    NAMES,
-    AugMix,
-    AutoAugment,
-    PolicyDraws,
-    RandAugment,
-    TrivialAugmentWide,
-)
+from effloop.data.augment.native.policy import NAMES, AugMix, AutoAugment, PolicyDraws, RandAugment, TrivialAugmentWide
 
 NEAREST, BILINEAR = v2.InterpolationMode.NEAREST, v2.InterpolationMode.BILINEAR
 # Levels of these are offset + scale * torchvision's magnitude.

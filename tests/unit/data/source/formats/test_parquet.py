@@ -219,10 +219,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"labels": [0, -1, *LABELS[2:]], "feature": ANIMALS},
         r"/train\.parquet: column label has the label -1; allowed are 0 to 2",
     ),
-    "too large": (
-        {"labels": [0, 3, *LABELS[2:]], "feature": ANIMALS},
-        r"has the label 3, but 3 classes are named; ",
-    ),
+    "too large": ({"labels": [0, 3, *LABELS[2:]], "feature": ANIMALS}, r"has the label 3, but 3 classes are named; "),
     "huge": ({"labels": [0, 1 << 40, *LABELS[2:]]}, r"has the label 1,099,511,627,776; .* is the largest of a class"),
     "nothing": ({"labels": [0, None, *LABELS[2:]], "feature": ANIMALS}, r"row 1 has nothing in the column 'label'"),
     "no labels": ({}, r"has no column 'label' of labels; none of image can be one .*: set data=parquet data\.label="),

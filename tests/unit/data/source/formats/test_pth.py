@@ -110,10 +110,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "compressed": (lambda path: rezip(path, zipfile.ZIP_DEFLATED), NOT_OURS),
     "another zip": (photo, NOT_OURS),
-    "sparse": (
-        end(torch.zeros(3, dtype=torch.uint8).to_sparse()),
-        "{path}:train/end is torch.uint8; convert it again",
-    ),
+    "sparse": (end(torch.zeros(3, dtype=torch.uint8).to_sparse()), "{path}:train/end is torch.uint8; convert it again"),
     "no tensor": (end([3, 3, 503]), "{path}:train/end is no tensor; convert it again"),
     "labels as torch has them": (
         changed(lambda train: train.update(label=train["label"].long())),

@@ -205,10 +205,7 @@ def test_a_chain_of_frames_is_not_followed_for_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (
-            "0\t1\ta\n2\t1\tb\n",
-            "{rec}: the record at byte 36 has the number 1, which its .lst doesn't name; remove",
-        ),
+        ("0\t1\ta\n2\t1\tb\n", "{rec}: the record at byte 36 has the number 1, which its .lst doesn't name; remove"),
         ("0\t1\ta\n1\t1\tb\n0\t1\tc\n", "{lst}: line 3 isn't a new number, labels and a path between tabs"),
         ("0\t1\ta\nx\n1\t1\tb\n", "{lst}: line 2 isn't a new number, labels and a path between tabs; write it again"),
         ("0.5\t1\ta\n", "{lst}: line 1 isn't a new number, labels and a path between tabs; write it again"),

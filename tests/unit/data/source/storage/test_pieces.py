@@ -19,8 +19,7 @@ from effloop.errors import DataError
 
 
 @pytest.mark.parametrize(
-    ("largest", "dtype"),
-    [(0, np.uint8), (255, np.uint8), (256, np.uint16), (65535, np.uint16), (65536, np.uint32)],
+    ("largest", "dtype"), [(0, np.uint8), (255, np.uint8), (256, np.uint16), (65535, np.uint16), (65536, np.uint32)]
 )
 def test_labels_in_the_smallest_type(largest: int, dtype: type) -> None:
     assert SplitColumns(largest + 1).columns()["label"].dtype == dtype
