@@ -219,7 +219,7 @@ def test_an_image_too_small_for_a_crop_is_named(photos: Path, tmp_path: Path, na
     (root / "train/b/001.jpg").write_bytes(encode(photo(20, 20), "JPEG"))
     config = native_config(ops={"crop": {"op": "RandomCrop"}})
     plan = replace(
-        make_plan(open_source("folder", root)), augment=NativeAugment(config, size=ImageSize(24, 24), train=True)
+        make_plan(open_source("folder", root)), augment=NativeAugment(config, size=ImageSize.of(24), train=True)
     )
     wanted = (
         f"{root}/train/b/001.jpg can't be augmented: augment.ops.crop.size: 24x24 is more than the 20x20 pixels of an "

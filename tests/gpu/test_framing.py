@@ -55,9 +55,7 @@ def test_cuts_and_mirrors_as_on_the_cpu(images: Tensor, beyond: int, size: tuple
 
 @pytest.mark.parametrize("size", [(32, 24), (HEIGHT, WIDTH), (7, 40), (9, 9)])
 @pytest.mark.parametrize("target", [(16, 16), (64, 48), (24, 24)])
-def test_resizes_within_a_level_and_alone_as_in_a_batch(
-    images: Tensor, size: tuple[int, int], target: tuple[int, int]
-) -> None:
+def test_resizes_within_a_level_as_in_a_batch(images: Tensor, size: tuple[int, int], target: tuple[int, int]) -> None:
     where = boxes(0, *size, target)
     got = on_the_device(images, where, FLIPS)
     assert (got.int() - crop_and_flip_batch(images, where, FLIPS).int()).abs().max() <= 1

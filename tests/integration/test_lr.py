@@ -13,9 +13,7 @@ from effloop.cli.main import main
 
 
 @pytest.mark.slow
-def test_a_rate_is_suggested_and_nothing_is_left_behind(
-    here: Path, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rate_is_suggested_and_nothing_is_left(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The rates are those that are asked for, also where `optim.scale_lr` makes others of them."""
     words = once(
         "lr",
@@ -50,8 +48,6 @@ def test_a_rate_is_suggested_and_nothing_is_left_behind(
         (["lowest=1e-12", "highest=1e-11", "updates=20"], "lowest: the loss doesn't fall"),
     ],
 )
-def test_what_is_refused(
-    here: Path, photos: Path, capsys: pytest.CaptureFixture[str], words: list[str], names: str
-) -> None:
+def test_refusals(here: Path, photos: Path, capsys: pytest.CaptureFixture[str], words: list[str], names: str) -> None:
     assert main([*once("lr", f"data.root={photos}", *TINY), *words]) == 2
     assert names in capsys.readouterr().err

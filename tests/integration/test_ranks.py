@@ -193,9 +193,7 @@ def test_a_killed_rank_takes_the_run_down_with_one_line(long: list[str], tmp_pat
 
 
 @pytest.mark.nightly
-def test_a_killed_launcher_takes_its_ranks_along(
-    long: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_launcher_ends_its_ranks(long: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process = started([*long, "engine=processes", "num_workers=1"], tmp_path)
     wait_until(lambda: epochs_done(tmp_path, 1), process)
     assert read_run(tmp_path / "outputs/run").state == "running"

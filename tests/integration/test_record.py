@@ -262,9 +262,7 @@ def test_files_that_cannot_be_made(here: Path, photos: Path, capsys: pytest.Capt
     assert [path.name for path in run.glob(".*")] == [".lock"]
 
 
-def test_a_checkpoint_that_cannot_be_written_is_an_error(
-    here: Path, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_not_written_is_an_error(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("outputs/stuck").mkdir(parents=True)
     Path("outputs/stuck/checkpoints").write_text("a file")
     assert train(photos, "run=stuck") == 2

@@ -38,9 +38,7 @@ COMBINED = pairwise(
     ("split", "augment", "evaluation", "channels", "cache"),
     [pytest.param(*each, marks=pytest.mark.nightly if number % 3 else ()) for number, each in enumerate(COMBINED)],
 )
-def test_engines_agree_to_the_bit(
-    photos: Path, split: str, augment: str, evaluation: str, channels: int, cache: str
-) -> None:
+def test_engines_agree(photos: Path, split: str, augment: str, evaluation: str, channels: int, cache: str) -> None:
     words = [WIDE, f"augment={augment}", f"augment.eval={evaluation}", f"data.channels={channels}"]
     wanted = images(config_of(photos, *words, "engine=inline"), split)
     assert wanted.shape[1:] == (channels, 24, 40)

@@ -31,9 +31,7 @@ def test_gradients_are_clipped_to_the_norm(photos: Path, here: Path) -> None:
     lengths = []
     trainer.optimizer.register_step_pre_hook(
         lambda optimizer, *_: lengths.append(
-            torch.linalg.vector_norm(
-                torch.cat([p.grad.flatten() for group in optimizer.param_groups for p in group["params"]])
-            )
+            torch.linalg.vector_norm(torch.cat([p.grad.flatten() for g in optimizer.param_groups for p in g["params"]]))
         )
     )
     trainer.train_epoch(trainer.train.epoch(0))

@@ -170,9 +170,7 @@ SCRIPT = """
 @pytest.mark.parametrize(
     ("task", "world_size"), [("multilabel", 2), pytest.param("regression", 3, marks=pytest.mark.nightly)]
 )
-def test_any_ranks_have_the_same_scores(
-    runs: dict[str, Path], table: Path, task: str, world_size: int, tmp_path: Path
-) -> None:
+def test_ranks_score_the_same(runs: dict[str, Path], table: Path, task: str, world_size: int, tmp_path: Path) -> None:
     """And thresholds: 13 samples are shared by none of them. Sums of float64 may differ in the last of 16 digits."""
     checkpoint = str(runs[task] / "checkpoints" / "best.ckpt")
     more = ("device=cpu", "batch_size=4", f"out={tmp_path}")

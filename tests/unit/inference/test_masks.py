@@ -36,9 +36,7 @@ def test_a_frame_is_where_the_augmentation_puts_the_image(how: str, image: Image
 
 @pytest.mark.parametrize("image", SIZES, ids=str)
 @pytest.mark.parametrize("how", list(Evaluation)[1:], ids=lambda how: how.value)
-def test_rows_at_a_time_are_what_all_at_once_are(
-    how: Evaluation, image: ImageSize, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_at_a_time_are_as_all_at_once(how: Evaluation, image: ImageSize, monkeypatch: pytest.MonkeyPatch) -> None:
     size = ImageSize(24, 32)
     outputs = torch.randn(5, *size, generator=torch.Generator().manual_seed(0))
     frame = Frame.of(how, image, size)

@@ -56,9 +56,7 @@ class Bench:
         (0.0002, 0.0001, "true", "x: auto took true: 0.1 ms a step against 0.2 ms (false)"),
     ],
 )
-def test_the_default_stays_unless_another_wins_by_more_than_noise(
-    usual: float, other: float, winner: str, line: str
-) -> None:
+def test_the_default_stays_unless_another_clearly_wins(usual: float, other: float, winner: str, line: str) -> None:
     bench = Bench()
     candidates = {"false": bench.step("false", usual), "true": bench.step("true", other, first=5.0)}
     assert fastest("x", candidates, clock=bench.clock) == (winner, line)

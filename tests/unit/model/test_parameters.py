@@ -81,9 +81,7 @@ def test_layers_without_timm() -> None:
         "heads.head.bias",
     ]
     assert len(layers_of(swin)) == 4 + sum((2, 2, 6, 2)) + 1  # patches, three mergers, blocks, the head
-    assert layers_of(vgg) == [
-        [f"{name}.weight", f"{name}.bias"] for name, each in vgg.named_modules() if [*each._parameters]
-    ]
+    assert layers_of(vgg) == [[f"{name}.weight", f"{name}.bias"] for name, m in vgg.named_modules() if [*m._parameters]]
 
 
 def test_rates_by_name() -> None:

@@ -70,9 +70,7 @@ WARM = {"warmup_epochs": 3, "warmup_start": 0.1}
         ("constant", WARM, TIMM),
     ],
 )
-def test_rates_are_those_of_timm(
-    name: str, fields: dict[str, Any], more: dict[str, Any], prefix: bool, per_epoch: bool
-) -> None:
+def test_timms_rates(name: str, fields: dict[str, Any], more: dict[str, Any], prefix: bool, per_epoch: bool) -> None:
     optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.5, weight_decay=0)
     given = {"num_epochs": 20, "warmup_prefix": prefix, "step_on_epochs": per_epoch, "updates_per_epoch": UPDATES}
     schedule, epochs = timm.scheduler.create_scheduler_v2(optimizer, name, **{**given, **more})

@@ -208,9 +208,7 @@ def test_connections_are_kept(server: Server) -> None:
     assert server.connections <= 6
 
 
-def test_more_files_than_a_dataset_may_have_are_refused(
-    server: Server, system: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_files_than_allowed_are_refused(server: Server, system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (stores, locations):
         monkeypatch.setattr(module, "MOST_FILES", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)

@@ -64,9 +64,7 @@ def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entropy, "SHARE", 1e9)
 
 
-def test_what_was_built_while_reading_is_there_the_next_time(
-    large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_built_while_reading_is_there_later(large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unlimited(monkeypatch)
     source = open_source("folder", large)
     assert [sample for sample, index in enumerate(wanted(source)) if index] == WITH
@@ -106,9 +104,7 @@ def test_a_file_overwritten_by_another_size_is_built_again(large: Path, cache: P
     assert found(with_indexes(source, config(Index.read))) == wanted(source)
 
 
-def test_a_file_overwritten_by_the_same_size_is_built_again_by_the_command(
-    large: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_a_file_overwritten_by_the_same_size_is_built_again(large: Path, cache: Path, tmp_path: Path) -> None:
     root = shutil.copytree(large, tmp_path / "copy")
     source = open_source("folder", root)
     build_indexes({"train": source}, None, 2)

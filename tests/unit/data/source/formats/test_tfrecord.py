@@ -89,9 +89,7 @@ def test_what_is_written(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shard_bytes", "files"), [(1, 40), (5000, 7)])
-def test_files_end_after_the_record_that_reaches_their_size(
-    photos: Path, tmp_path: Path, shard_bytes: int, files: int
-) -> None:
+def test_files_end_with_the_record_that_fills_them(photos: Path, tmp_path: Path, shard_bytes: int, files: int) -> None:
     root = write_as("tfrecord", photos, tmp_path / "set", shard_bytes)
     shards = sorted(root.glob("train-*.tfrecord"))
     assert [file.name for file in shards] == [f"train-{i:05}-of-{files:05}.tfrecord" for i in range(files)]

@@ -35,9 +35,7 @@ def copies(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.suffix != ".lock"]
 
 
-def test_is_copied_once_and_again_when_the_original_changes(
-    root: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_is_copied_once_and_again_after_a_change(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = open_source("npz", root)
     assert open_source("npz", root).fingerprint() == first.fingerprint()
     [copy] = copies(cache)
