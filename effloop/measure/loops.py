@@ -24,7 +24,7 @@ from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
-from effloop.data.source import Cache, Tail
+from effloop.data.source import Cache
 from effloop.measure.turns import Turn, for_seconds
 from effloop.precision import set_tf32, tf32_switches
 from effloop.system import gpu
@@ -140,12 +140,12 @@ def train_turn(
     return found
 
 
-def reloaded(loader: Any, config: Config, workers: int, images: int | None = None, tail: Tail | None = None) -> Loader:
+def reloaded(loader: Any, config: Config, workers: int, images: int | None = None) -> Loader:
     """The data of a `Loader`, the first `images` of it, loaded by the config's engine."""
     assert isinstance(loader, Loader)  # neither progressive nor a probe
     plan, order = loader.plan, loader.plan.order
     count = min(images or order.num_samples, order.num_samples)
-    plan = replace(plan, order=replace(order, num_samples=count, tail=tail or order.tail))
+    plan = replace(plan, order=replace(order, num_samples=count))
     engine = engines.build(config.engine, plan, num_workers=workers, device=loader.transfer.device)
     return Loader(plan, engine, loader.transfer)
 

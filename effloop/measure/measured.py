@@ -233,14 +233,14 @@ class StorageCosts:
         return "; ".join(f"{name} {decimal(int(rate))}/s" for name, rate in rates.items())
 
 
-def storage_costs(plan: Plan, seconds: float, most: int = 256) -> StorageCosts:
+def storage_costs(plan: Plan, seconds: float) -> StorageCosts:
     """Measure reading, of samples in the order of training.
 
     Their pages are dropped from the page cache for it, unless that is another's loss: packed files of more than 2 GB,
-    and what a process has mapped, stay. 16 samples are read in any case, `most` at most.
+    and what a process has mapped, stay. 16 samples are read in any case, 256 at most.
     """
     source = plan.source.source if isinstance(plan.source, CachedSource) else plan.source
-    ids = sample_ids(plan, most).tolist()
+    ids = sample_ids(plan, 256).tolist()
 
     def read() -> Cost:
         """Of one image, in one thread."""

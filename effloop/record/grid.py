@@ -37,26 +37,15 @@ def _voc() -> NDArray[np.uint8]:
 PALETTE = _voc()  # (256, 3) uint8 RGB: a colour for each class, and white for what isn't counted
 
 
-def overlay(images: NDArray[np.uint8], masks: NDArray[np.uint8], *, borders: bool = False) -> NDArray[np.uint8]:
+def overlay(images: NDArray[np.uint8], masks: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Images with half of their classes' colours, (..., H, W, 3) uint8 RGB.
 
     Args:
         images: (..., H, W, 3) uint8 RGB.
         masks: (..., H, W) uint8 class indices.
-        borders: draw a class's last pixels before another one in its full colour.
     """
-    colours = PALETTE[masks]
-    blended = ((256 - _SHARE) * images.astype(np.uint16) + _SHARE * colours.astype(np.uint16)) >> 8
-    mixed = blended.astype(np.uint8)
-    if not borders:
-        return mixed
-    edges = np.zeros(masks.shape, np.bool_)  # between two classes
-    down, across = masks[..., 1:, :] != masks[..., :-1, :], masks[..., 1:] != masks[..., :-1]
-    edges[..., 1:, :] |= down
-    edges[..., :-1, :] |= down
-    edges[..., 1:] |= across
-    edges[..., :-1] |= across
-    return np.where((edges & (masks > 0))[..., None], colours, mixed)
+    blended = ((256 - _SHARE) * images.astype(np.uint16) + _SHARE * PALETTE[masks].astype(np.uint16)) >> 8
+    return blended.astype(np.uint8)
 
 
 def encode(mask: NDArray[np.uint8]) -> bytes:

@@ -271,11 +271,11 @@ def check_open_files(processes: int) -> None:
     allow_open_files(_FILES_PER_WORKER * processes, f"open files: a run{workers} needs", less, _FILES)
 
 
-def check_batch_memory(batch_size: int, bytes_of_image: int, key: str = "batch_size") -> None:
-    """Refuse a batch whose images alone are larger than this machine's memory: a ConfigError that names `key`."""
+def check_batch_memory(batch_size: int, bytes_of_image: int) -> None:
+    """Refuse a batch whose images alone are larger than this machine's memory."""
     needed, free = batch_size * bytes_of_image, available_memory()
     if needed > free:
         raise ConfigError(
-            f"{key}: {batch_size} images need {decimal(needed)} of memory for one batch, {decimal(free)} are free; "
-            f"set {key}={max(1, free // bytes_of_image // 8)} or less"
+            f"batch_size: {batch_size} images need {decimal(needed)} of memory for one batch, {decimal(free)} are "
+            f"free; set batch_size={max(1, free // bytes_of_image // 8)} or less"
         )

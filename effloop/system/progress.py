@@ -63,12 +63,12 @@ class Meter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bar.stop()
 
-    def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Start a stage of `total` images or bytes, `done` of which are finished already."""
+    def begin(self, what: str, total: int) -> None:
+        """Start a stage of `total` images or bytes."""
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
-        self._task = self._bar.add_task(what, total=total, completed=done)
-        self._what, self._total, self._first, self._done = what, total, done, done
+        self._task = self._bar.add_task(what, total=total)
+        self._what, self._total, self._done = what, total, 0
         self._started = self._said = time.monotonic()
 
     def advance(self, count: int) -> None:
@@ -82,7 +82,7 @@ class Meter:
                 print(self._line(now), file=self._console.file, flush=True)
 
     def _line(self, now: float) -> str:
-        speed = (self._done - self._first) / (now - self._started)
+        speed = self._done / (now - self._started)
         left = max(0, self._total - self._done) / speed if speed else 0.0
         if self._in_bytes:
             done, total, speed = (count / 1e6 for count in (self._done, self._total, speed))

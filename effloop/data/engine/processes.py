@@ -365,8 +365,8 @@ class Pool:
         self._end()
         return exit_error(who, code, "" if sample == NONE else self._plan.source.name(sample))
 
-    def stop(self, grace_s: float = _GRACE_S) -> None:
-        """End the workers after their current runs, or after `grace_s`; does nothing in a fork of this process.
+    def stop(self) -> None:
+        """End the workers after their current runs, or after some seconds; does nothing in a fork of this process.
 
         May be called by any thread, and again: a later call finishes what an interrupt has left.
         """
@@ -376,7 +376,7 @@ class Pool:
         self.ended = True  # makes threads that wait for a batch give up
         held = self._lock.acquire(timeout=_GRACE_S)  # fails in a signal handler that interrupted the holder
         try:
-            self._end(grace_s)
+            self._end()
         finally:
             if held:
                 self._lock.release()
