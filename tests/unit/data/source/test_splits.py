@@ -12,7 +12,7 @@ from plans import Copied, open_source, write_as
 from effloop.data.source import DataConfig, sources
 from effloop.data.source.base import NoSplitError, classes_without_samples
 from effloop.data.source.splits import USUAL, check_same_classes, open_split
-from effloop.data.source.storage import loose
+from effloop.data.source.storage import kept
 from effloop.data.source.storage.kept import opening_once
 from effloop.data.source.storage.writing import Dataset, writers
 from effloop.errors import DataError, EffLoopError
@@ -160,8 +160,8 @@ def test_a_table_is_looked_at_once(photos: Path, tmp_path: Path, monkeypatch: py
     (tmp_path / "t.csv").write_text("\n".join(["path,label", *(f"{name},{name.parts[1]}" for name in names)]))
     config = config_of(tmp_path / "t.csv", "csv", images=str(photos), val=0.3)
     looks: list[bool] = []
-    unchanged = loose.folders_unchanged
-    monkeypatch.setattr(loose, "folders_unchanged", lambda index: looks.append(True) or unchanged(index))
+    unchanged = kept.folders_unchanged
+    monkeypatch.setattr(kept, "folders_unchanged", lambda index: looks.append(True) or unchanged(index))
     sizes = [len(open_split(config, split)) for split in USUAL]
     looks.clear()
     assert len(open_split(config, "val")) == sizes[1]
