@@ -121,9 +121,8 @@ class Sink:
     If a method raises any Exception, the run continues without the sink.
     """
 
-    is_output: ClassVar[bool] = False
+    is_output: ClassVar[bool] = False  # whether it writes to standard output: a closed pipe there ends the command
     _file: Any = None  # an `AppendFile` of sinks that write to one
-    """Whether it writes to standard output: a closed pipe there ends the command, as usual."""
 
     def note(self, line: str) -> None:
         """Write a line to the log."""
