@@ -89,12 +89,14 @@ class Runs:
 
     Attributes:
         folder: for all that they write.
+        sources: formats of the data.
         kills: of processes in the middle of a run, so far.
         resumed: starts that went on from a checkpoint.
         seconds: from a signal to the end of the process.
     """
 
     folder: Path
+    sources: Sequence[str] = SOURCES
     kills: int = 0
     resumed: int = 0
     seconds: list[float] = field(default_factory=list)
@@ -102,7 +104,7 @@ class Runs:
     def __post_init__(self) -> None:
         make_photos(self.folder / "folder", train=IMAGES, val=16)
         (self.folder / "ledger.py").write_text(LEDGER)
-        for source in SOURCES[1:]:
+        for source in self.sources[1:]:
             words = (f"data.root={self.folder / 'folder'}", f"to={source}", f"out={self.folder / source}")
             code, _, errors = call("convert", *words, cwd=self.folder)
             assert code == 0, errors

@@ -196,7 +196,8 @@ def own_slice(device: torch.device) -> OwnSlice:
 # The rank of a process that torchrun or Slurm has started, from environment variables.
 
 TORCHRUN = "torchrun --nproc-per-node N -m effloop ..."
-_PORTS = range(15000, 32768)  # below Linux's ephemeral ports
+_PORTS = range(15000, 32768)  # below Linux's ephemeral ports; jobs of a node are 101 apart, for their steps
+_SHELLS = ("bash", "fish", "sh", "tcsh", "zsh")
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,8 @@ def detect_launcher(env: Mapping[str, str] | None = None) -> RankEnv | None:
     env = os.environ if env is None else env
     if "WORLD_SIZE" in env:
         return _by_torchrun(env)
-    if "SLURM_STEP_ID" in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, 10**6, default=1) > 1:
+    typed = "SLURM_PTY_PORT" in env and env.get("SLURM_JOB_NAME") in _SHELLS  # in the shell of `srun -n4 --pty bash`
+    if "SLURM_STEP_ID" in env and not typed and _number(env, "SLURM_STEP_NUM_TASKS", 1, 10**6, default=1) > 1:
         return _by_slurm(env)
     if env.get("RANK"):
         raise ConfigError(
@@ -267,14 +269,14 @@ def _by_slurm(env: Mapping[str, str]) -> RankEnv:
         raise ConfigError(
             "SLURM_STEP_NODELIST, the hosts of the ranks, is not set; start with srun, or set MASTER_ADDR"
         )
-    job = _number(env, "SLURM_JOB_ID", 0, 2**63, default=0) + _number(env, "SLURM_STEP_ID", 0, 2**63, default=0)
+    job, step = (_number(env, f"SLURM_{name}_ID", 0, 2**63, default=0) for name in ("JOB", "STEP"))
     return RankEnv(
         rank=_number(env, "SLURM_PROCID", 0, world_size - 1),
         world_size=world_size,
         local_rank=_number(env, "SLURM_LOCALID", 0, local_world_size - 1),
         local_world_size=local_world_size,
         address=env.get("MASTER_ADDR") or first_host(nodes),
-        port=_number(env, "MASTER_PORT", 1, 65535, default=_PORTS[job % len(_PORTS)]),
+        port=_number(env, "MASTER_PORT", 1, 65535, default=_PORTS[(101 * job + step) % len(_PORTS)]),
         by="slurm",
     )
 

@@ -33,6 +33,9 @@ def test_nothing_found():
         detect_launcher({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
     )  # a batch script, no srun
     assert detect_launcher({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}) is None
+    shell = {**SLURM, "SLURM_PTY_PORT": "40469", "SLURM_JOB_NAME": "bash"}  # typed in srun -n5 --pty bash
+    assert detect_launcher(shell) is None
+    assert detect_launcher({**shell, "SLURM_JOB_NAME": "effloop"}) is not None  # srun -n5 --pty effloop
 
 
 def test_torchrun():
@@ -43,10 +46,12 @@ def test_torchrun():
 
 
 def test_slurm():
-    assert detect_launcher(SLURM) == RankEnv(3, 5, 1, 2, "gpu03", 15000 + 70000 % 17768, "slurm")
+    assert detect_launcher(SLURM) == RankEnv(3, 5, 1, 2, "gpu03", 15000 + 7070000 % 17768, "slurm")
     env = detect_launcher({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "1234"})
     assert (env.address, env.port) == ("head", 1234)
     assert 15000 <= detect_launcher({**SLURM, "SLURM_JOB_ID": "17767"}).port < 32768
+    jobs = [{**SLURM, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)} for job in range(50) for step in range(50)]
+    assert len({detect_launcher(job).port for job in jobs}) == len(jobs)  # all may run on one node
 
 
 @pytest.mark.parametrize(
