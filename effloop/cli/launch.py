@@ -7,7 +7,7 @@ import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import yaml
 
@@ -15,26 +15,18 @@ from effloop import config as configs
 from effloop.cli.command import command
 from effloop.config.compose import searchpath
 from effloop.config.overrides import is_sweep, key_of, only_shows, parse_flags, quoted
-from effloop.errors import ConfigError
+from effloop.errors import PROGRAM, ConfigError, check_value
 from effloop.registry import plugin_words
 from effloop.system.files import write_text
 
-
-class Tool(NamedTuple):
-    """What `to=NAME` is written for."""
-
-    template: str  # in templates/, without its .j2
-    submit: str  # the tool's command, of which OPTIONS and FILE are filled in
-    needs: tuple[str, ...] = ()  # options that have to be given
-    takes: tuple[str, ...] = ()  # options that may be given
-
-
 TOOLS = {
-    "slurm": Tool("slurm.sh", "sbatch OPTIONS FILE", takes=("time",)),
-    "skypilot": Tool("skypilot.yaml", "sky jobs launch OPTIONS FILE", needs=("image", "storage")),
-    "kubernetes": Tool("kubernetes.yaml", "kubectl apply OPTIONS -f FILE", needs=("image", "storage")),
-    "ray": Tool("ray.py", "ray job submit --working-dir . OPTIONS -- python FILE"),
+    "slurm": ("slurm.sh", "sbatch OPTIONS FILE"),
+    "skypilot": ("skypilot.yaml", "sky jobs launch OPTIONS FILE"),
+    "kubernetes": ("kubernetes.yaml", "kubectl apply OPTIONS -f FILE"),
+    "ray": ("ray.py", "ray job submit --working-dir . OPTIONS -- python FILE"),
 }
+"""What `to=` takes -> the template, in templates/ without its .j2, and the command that takes the file."""
+_TAKERS = {"time": ("slurm",), "image": ("skypilot", "kubernetes"), "storage": ("skypilot", "kubernetes")}
 _OUT = "/storage/outputs"  # where `out` is, if it isn't typed, with a template that mounts `storage`
 
 
@@ -70,35 +62,33 @@ class LaunchOptions:
     submit: bool = False
 
     def __post_init__(self) -> None:
-        for name, form, example in _FORMS:
-            value = getattr(self, name)
-            if value is not None and not re.fullmatch(form, value):
-                raise ConfigError(f"{name}: '{value}' is not allowed; set {example}")
-        for name in ("time", "image", "storage"):
-            takers = [to for to, tool in TOOLS.items() if name in tool.needs + tool.takes]
-            if getattr(self, name) is not None and self.to not in takers:
+        for name, takers in _TAKERS.items():
+            given = getattr(self, name) is not None
+            if given and self.to not in takers:
                 raise ConfigError(f"{name}: to={self.to} doesn't take it; drop it, or set to={' or to='.join(takers)}")
-            if getattr(self, name) is None and name in TOOLS[self.to].needs:
-                raise ConfigError(f"launch: to={self.to} needs {name}=; see effloop launch --help")
-        if self.to == "skypilot" and self.gpus.isdecimal() and int(self.gpus):
-            raise ConfigError(f"gpus: '{self.gpus}' has no type, which SkyPilot needs; set gpus=H100:{self.gpus}")
-        if self.to == "kubernetes" and not self.gpus.isdecimal():
-            raise ConfigError(f"gpus: '{self.gpus}' has a type, which Kubernetes doesn't take; set a number")
+            if not given and self.to in takers and name != "time":
+                raise ConfigError(f"launch: to={self.to} needs {name}=; see {PROGRAM} launch --help")
+        form = re.fullmatch(r"([A-Za-z][\w.-]*:)?\d{1,3}", self.gpus)
+        check_value("gpus", self.gpus, form is not None, "N or TYPE:N, e.g. 8 or H100:8")
+        check_value(
+            "gpus",
+            self.gpus,
+            self.to != "skypilot" or ":" in self.gpus or self.gpus == "0",
+            "TYPE:N for SkyPilot, e.g. H100:8",
+        )
+        check_value(
+            "gpus", self.gpus, self.to != "kubernetes" or ":" not in self.gpus, "N for Kubernetes, without a type"
+        )
+        form = re.fullmatch(r"(\d+-)?\d+:\d\d:\d\d", self.time or "0:00:00")
+        check_value("time", self.time, form is not None, "[DAYS-]HH:MM:SS, e.g. 24:00:00")
 
-    @property
-    def words(self) -> list[str]:
-        """`options`, as a shell would split them."""
+    def submits(self, command: str, file: Path) -> list[str]:
+        """A command of `TOOLS`, filled in."""
         try:
-            return shlex.split(self.options or "")
+            filled = {"OPTIONS": shlex.split(self.options or ""), "FILE": [str(file)]}
         except ValueError as error:
             raise ConfigError(f"options: {self.options} is not what a shell takes: {error}") from None
-
-
-_FORMS = (
-    ("gpus", r"([A-Za-z][\w.-]*:)?\d{1,3}", "N or TYPE:N, e.g. 8 or H100:8"),
-    ("time", r"(\d+-)?\d+:\d\d:\d\d", "[DAYS-]HH:MM:SS, e.g. 24:00:00"),
-)
-"""Option, what it looks like, and what an error says of it."""
+        return [word for each in command.split() for word in filled.get(each, [each])]
 
 
 @command("launch", LaunchOptions, "to=slurm nodes=2 gpus=8 data.root=/data/pets run=pets")
@@ -112,12 +102,11 @@ def launch(options: LaunchOptions, words: list[str]) -> int:
     words, run = _words(options, words, options.nodes * ranks)
     slug = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     name = (slug if slug[:1].isalpha() else f"run-{slug}")[:40].strip("-")  # as Kubernetes takes it, the strictest
+    template, command = TOOLS[options.to]
+    file = options.file or Path(f"{name}.{template}")
+    submit = options.submits(command, file)
     values = {"name": name, "gpus": int(gpus), "gpu_type": gpu_type, "ranks": ranks, "words": words}
-    tool = TOOLS[options.to]
-    text = _render(tool.template, {**vars(options), **values})
-    file = options.file or Path(f"{name}.{tool.template}")
-    filled = {"OPTIONS": options.words, "FILE": [str(file)]}
-    submit = [word for each in tool.submit.split() for word in filled.get(each, [each])]
+    text = _render(template, {**vars(options), **values})
     try:
         if file.exists() and file.read_bytes() != text.encode():
             raise ConfigError(f"file: {file} is there already, with other text; remove it, or set file=ANOTHER")
@@ -125,14 +114,11 @@ def launch(options: LaunchOptions, words: list[str]) -> int:
     except OSError as error:
         raise ConfigError(f"file: {file} can't be written: {error.strerror}; set file=FILE") from None
     print(f"{text}file: {file}   submit: {shlex.join(submit)}", flush=True)
-    if not options.submit:
-        return 0
     try:
-        return subprocess.run(submit, check=False).returncode
+        return subprocess.run(submit, check=False).returncode if options.submit else 0
     except OSError as error:
-        raise ConfigError(
-            f"submit: {submit[0]} can't be run here: {error.strerror}; install it, or submit {file} where it is"
-        ) from None
+        fix = f"install it, or submit {file} where it is"
+        raise ConfigError(f"submit: {submit[0]} can't be run here: {error.strerror}; {fix}") from None
 
 
 def _words(options: LaunchOptions, words: list[str], ranks: int) -> tuple[list[str], str]:
@@ -154,9 +140,7 @@ def _words(options: LaunchOptions, words: list[str], ranks: int) -> tuple[list[s
     if config.resume not in (None, "auto"):
         raise ConfigError(f"resume: each start goes on by resume=auto, not from {config.resume}; leave it out")
     if options.to == "ray" and not Path(config.out).is_absolute():
-        raise ConfigError(
-            f"out: '{config.out}' would be in Ray's copy of this folder; set out=/FOLDER, which all machines share"
-        )
+        raise ConfigError(f"out: '{config.out}' would be in Ray's copy of this folder; set out=/FOLDER that all share")
     # Each start has to find the same folder: a name with the time in it stays what it is now.
     plain = re.fullmatch(r"[\w./-]+", config.run, re.ASCII)
     run = [each for each in overrides if key_of(each) == "run" and "${" not in each]
