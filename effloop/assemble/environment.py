@@ -10,6 +10,7 @@ from typing import Any
 from effloop.checkpoint import rng
 from effloop.config import Config
 from effloop.data.engine.base import chosen_engine
+from effloop.data.random import derive
 from effloop.data.source import Kind, Source
 from effloop.data.source.base import class_counts, pixel_counts
 from effloop.data.source.splits import open_split
@@ -57,24 +58,21 @@ def resolved(config: Config, parallel: Slice | None = None, **measured: bool) ->
 
 def batches_of_update(config: Config, ranks: int) -> tuple[int, int]:
     """Images of a rank's batch, and batches of an update, as `global_batch` wants them."""
-    parts = config.parallel.virtual or ranks
+    virtual, parts = config.parallel.virtual, config.parallel.virtual or ranks
     if parts % ranks:
         allowed = ", ".join(str(each) for each in range(1, parts + 1) if parts % each == 0)
         raise ConfigError(f"parallel.virtual: {parts} can't be divided among {ranks} ranks; start one of {allowed}")
-    each = parts // ranks
     if config.global_batch is None:
-        return config.batch_size, each if config.parallel.virtual else config.accumulate
+        return config.batch_size, parts // ranks if virtual else config.accumulate
     images, rest = divmod(config.global_batch, parts)
-    if rest or not images:
-        among, other = (f"{ranks} ranks", "start another number of ranks")
-        if config.parallel.virtual:
-            among, other = f"parallel.virtual={parts}", "set another number there"
+    if rest:
+        among, other = (f"parallel.virtual={parts}", "") if virtual else (f"{ranks} ranks", "start ")
         raise ConfigError(
             f"global_batch: {config.global_batch} images can't be divided among {among}; set "
-            f"global_batch={(images + 1) * parts}, or {other}"
+            f"global_batch={(images + 1) * parts}, or {other}another number of {'parts' if virtual else 'ranks'}"
         )
-    if config.parallel.virtual:
-        return images, each
+    if virtual:
+        return images, parts // ranks
     most = min(images, config.batch_size)
     batch = next(each for each in range(most, 0, -1) if images % each == 0)
     if 2 * batch < most:
@@ -120,7 +118,8 @@ def memory_hint(config: Config) -> str:
     """What a run that needs less memory is started with, for messages."""
     size = min(config.batch_size, config.global_batch or config.batch_size)
     half = f"batch_size={max(1, size // 2)} (it is {size})"
-    more = f" with accumulate={2 * config.accumulate}" if size > 1 and not config.global_batch else ""
+    is_open = size > 1 and not config.global_batch and not config.parallel.virtual
+    more = f" with accumulate={2 * config.accumulate}" if is_open else ""
     words = ["" if config.precision and config.precision.mixed else "precision=amp", "a smaller image_size"]
     if not getattr(config.model, "checkpointing", True):
         words.insert(1, "model.checkpointing=true")
@@ -159,9 +158,9 @@ def build_environment(config: Config) -> Environment:
         raise ConfigError("data.mean: null leaves the images uint8, which no model takes; set data.mean and data.std")
     device, recorded, notes = gpu.find_device(config.device), config, []
     if config.parallel.virtual:  # what sums depend on, beside their order
-        if device.type == "cuda":
-            config = replace(config, deterministic=True)
-        elif config.threads == "auto":
+        on_gpu = device.type == "cuda"
+        config = replace(config, deterministic=on_gpu or config.deterministic, cudnn_benchmark=False)
+        if config.threads == "auto" and not on_gpu:
             config = replace(config, threads=1)
             notes = ["threads  1 in each rank, as sums would depend on their number; for parallel.virtual"]
     assert config.precision is not None  # `compose` decided it
@@ -178,7 +177,10 @@ def build_environment(config: Config) -> Environment:
     if parts := config.parallel.virtual:
         from effloop.parallel.virtual import Virtual
 
-        parallel = Virtual.over(parallel, parts, config.seed, rng.seed_all, averages=bool(config.optim.ema))
+        seed = config.seed
+        parallel = Virtual.over(
+            parallel, parts, lambda *part: rng.seed_all(derive(seed, *part)), averages=bool(config.optim.ema)
+        )
     parallel.on_rank0(config.record.require)
     precision = precisions.build(config.precision, parallel.device)
     task = tasks.build(config.task)

@@ -184,30 +184,23 @@ def _resolve_sizes(config: Config) -> None:
 
 
 def _check_virtual(config: Config) -> None:
-    """Raise a ConfigError for what parts of an update can't be the same on any number of ranks with."""
+    """Raise a ConfigError for what parts of an update can't be the same with on any number of ranks."""
     parts, parallel = config.parallel.virtual, config.parallel
     if parts is None:
         return
     check_value("parallel.virtual", parts, parts > 0, "a whole number above 0, or null")
-    if parallel.name not in ("none", "ddp"):
-        raise ConfigError(f"parallel.virtual: {parts} is for parallel=none and ddp, not {parallel.name}; set null")
-    if config.accumulate > 1:
-        more = parts * config.accumulate
-        raise ConfigError(
-            f"accumulate: {config.accumulate}, but parallel.virtual={parts} are an update's batches; set "
-            f"parallel.virtual={more} accumulate=1"
-        )
-    if parallel.syncs_batch_norm:
-        raise ConfigError(
-            f"parallel.sync_batchnorm: true contradicts parallel.virtual={parts}, whose parts have statistics of their "
-            "own; drop one of them"
-        )
-    for key in ("compile", "channels_last", "cudnn_benchmark"):
-        value = getattr(config, key)
-        if value == "auto" or (key == "cudnn_benchmark" and value):
+    for key, value, good, fix in (
+        ("parallel", parallel.name, ("none", "ddp"), "parallel=none or ddp"),
+        ("parallel.sync_batchnorm", parallel.syncs_batch_norm, (False,), "parallel.sync_batchnorm=false"),
+        ("accumulate", config.accumulate, (1,), f"parallel.virtual={parts * config.accumulate} accumulate=1"),
+        ("compile", config.compile, (True, False), "compile=true or false"),
+        ("channels_last", config.channels_last, (True, False), "channels_last=true or false"),
+        ("cudnn_benchmark", config.cudnn_benchmark, (False, None), "cudnn_benchmark=false"),
+    ):
+        if value not in good:
             raise ConfigError(
-                f"{key}: {word(value)} contradicts parallel.virtual={parts}, as its choices differ from start to "
-                "start; set true or false"
+                f"{key}: {str(value).lower()} contradicts parallel.virtual={parts}, whose updates are the same on "
+                f"any number of ranks; set {fix}"
             )
 
 

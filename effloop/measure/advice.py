@@ -142,12 +142,14 @@ def _check_model(config: Config, facts: RunFacts) -> Iterator[str]:
 
 def _check_tail(config: Config, facts: RunFacts) -> Iterator[str]:
     """Samples of an epoch that aren't trained on; updates in the whole run, too few to learn much."""
-    size, samples = config.batch_size * facts.world_size, facts.samples
+    virtual, samples = config.parallel.virtual, facts.samples
+    ranks, group = (virtual, 1) if virtual else (facts.world_size, config.accumulate)
+    size = config.batch_size * ranks
     tail = samples % size
     if config.data.tail is Tail.drop and tail >= _MIN_TAIL * samples:
         step = 1 if config.batch_size % _TILE else _TILE  # keep a size that suits tensor cores
         near = range(-(-config.batch_size * 3 // 4 // step) * step, config.batch_size * 5 // 4 + 1, step)
-        whole = [each for each in near if each and samples % (each * facts.world_size) == 0]
+        whole = [each for each in near if each and samples % (each * ranks) == 0]
         nearest = sorted(whole, key=lambda each: abs(each - config.batch_size))[: not config.global_batch]
         yield (
             f"data.tail: drop skips {tail} of {samples:,} images ({100 * tail / samples:.1f} %) each epoch "
@@ -155,7 +157,7 @@ def _check_tail(config: Config, facts: RunFacts) -> Iterator[str]:
             + "".join(f", or batch_size={other}" for other in nearest)
         )
     batches = samples // size if config.data.tail is Tail.drop else -(-samples // size)
-    rest = batches % config.accumulate
+    rest = batches % group
     if rest >= _MIN_TAIL * batches:
         most = max(number for number in range(1, config.accumulate) if batches % number == 0)
         yield (
@@ -163,7 +165,7 @@ def _check_tail(config: Config, facts: RunFacts) -> Iterator[str]:
             f"update; set {f'global_batch={most * size}' if config.global_batch else f'accumulate={most}'}, or another "
             "batch_size"
         )
-    each = max(1, batches // config.accumulate * max(1, config.probe))
+    each = max(1, batches // group * max(1, config.probe))
     if (updates := each * config.epochs) < _FEW_UPDATES:
         wanted = -(-_MANY_UPDATES // each)
         epochs = next(number for number in (5, 10, 20, 50, 100) if number >= wanted)
@@ -202,10 +204,14 @@ def _check_batch_norm(config: Config, facts: RunFacts) -> Iterator[str]:
     synced = config.parallel.syncs_batch_norm
     images = config.batch_size * (facts.world_size if synced else 1)
     if facts.world_size > 1 and images < _MIN_NORM_IMAGES:
-        cost = "" if synced else "parallel.sync_batchnorm=true, which waits for all ranks in each of its layers, or "
+        cost = (
+            ""
+            if synced or config.parallel.virtual
+            else "parallel.sync_batchnorm=true, which waits for all ranks in each of its layers, or "
+        )
         size = -(-_MIN_NORM_IMAGES // (facts.world_size if synced else 1))
         yield f"batch_size: BatchNorm's statistics are of {images} images only; set {cost}batch_size={size}"
-    if config.accumulate > 1:
+    if config.accumulate > 1 and not config.parallel.virtual:
         yield (
             f"accumulate: BatchNorm's statistics are of {images} images, fewer than an update has, so training "
             f"differs from batch_size={config.batch_size * config.accumulate}"

@@ -51,9 +51,9 @@ def alone(config: Config, *more: str) -> Config:
     overrides += [f"{key}={value}" for key, value in defaults.items() if getattr(config, key) == "auto"]
     if "progressive=[]" in more and len(config.progressive) == 1:
         overrides.append(f"image_size={config.train_sizes[0].word}")
-    if config.global_batch:
+    if config.global_batch or config.parallel.virtual:
         images, accumulate = batches_of_update(config, 1)
-        overrides += ["global_batch=null", f"batch_size={images}", f"accumulate={accumulate}"]
+        overrides += ["parallel.virtual=null", "global_batch=null", f"batch_size={images}", f"accumulate={accumulate}"]
     if "record=none" not in more:
         overrides += [f"record.{key}=false" for key in ("console", "mlflow", "wandb") if hasattr(config.record, key)]
     return with_overrides(config, *overrides, *more)

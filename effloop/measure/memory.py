@@ -124,7 +124,7 @@ class Memory:
             images = config.batch_size * config.accumulate
             size = next(each for each in range(smaller, 0, -1) if images % each == 0)
             accumulated = f", and accumulate={images // size} for updates of as many images"
-            return f"set batch_size={size}{'' if config.global_batch else accumulated}"
+            return f"set batch_size={size}{'' if config.global_batch or config.parallel.virtual else accumulated}"
         fix = "set data.cache=none" if any(part.in_shm for part in parts) else "choose a smaller model"
         return f"most of it is its {max(parts, key=lambda part: part.bytes).name}, whatever the batch; {fix}"
 
@@ -251,7 +251,7 @@ def expected_memory(
         *_loading(config, "train", train, parallel),
         *(part for loader in loaders[1:] for part in _loading(config, "val", loader, parallel)),
         Part("weights", place, weights, there=True),
-        Part("gradients", place, _bytes_of(_trained(model))),
+        Part("gradients", place, _bytes_of(_trained(model)) * len(parallel.parts).bit_length()),
         Part("optimizer", place, state, f"state of {getattr(config.optim, 'arch', config.optim.name)}"),
         Part("average", place, weights * (config.optim.ema > 0), "of the weights (optim.ema)"),
         Part("activations", place, activations, "of one batch, and the step's buffers", by_batch=True),

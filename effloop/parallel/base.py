@@ -112,9 +112,9 @@ class Parallel:
         """(P, ...) of this rank's parts -> (N, ...) on every rank; the sum over N is that over all parts."""
         return self.sum(values)
 
-    def part_buffers(self, model: nn.Module) -> list[list[Tensor]]:
-        """A model's buffers of each of this rank's parts, in the order of `model.buffers()`, to be written to."""
-        return [[*model.buffers()]]
+    def part_buffers(self, model: nn.Module) -> list[dict[str, Tensor]]:
+        """A model's buffers by name, of each of this rank's parts; they may be written to."""
+        return [dict(model.named_buffers())]
 
     def average_buffers(self, model: nn.Module) -> None:
         """Replace floating-point buffers, such as BatchNorm's statistics, by their mean over all parts."""

@@ -240,7 +240,7 @@ def _description(trainer: Trainer, config: Config, run_dir: Path) -> list[str]:
         f"model  {getattr(config.model, 'arch', config.model.name)}, {parameters:,} parameters, "
         f"{config.precision.name} on {device}",
         f"step   {images * trainer.loop.accumulate} images = {images // ranks} per rank x {ranks} (ranks) x "
-        f"{trainer.loop.accumulate} (accumulated); "
+        f"{trainer.loop.accumulate} ({'parts' if config.parallel.virtual else 'accumulated'}); "
         f"engine {config.engine.name}{engine}, num_workers {config.num_workers}{cores}",
     ]
 

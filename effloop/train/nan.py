@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections import deque
@@ -102,7 +101,7 @@ class StopOrSkip(NanPolicy):
         self._batches: deque[tuple[Tensor, Tensor]] = deque(maxlen=self.accumulate)
         self._pending: deque[tuple[Tensor, torch.Event, Update]] = deque()
         self._last = Update()
-        buffers = itertools.chain.from_iterable(self.parallel.part_buffers(self.model))
+        buffers = [each for part in self.parallel.part_buffers(self.model) for each in part.values()]
         self._kept = [*buffers, self.sums] if self.skip else []  # what a forward pass changes
         self._copies = [each.clone() for each in self._kept]
         self._counts = dict.fromkeys(("updates", "skipped", "in_a_row"), 0)

@@ -271,8 +271,8 @@ class Trainer:
         own = [{"rng": generators, "metrics": each} for each in sums]
         weights: list[Mapping[str, Any]] = [model.state_dict() for model in models]
         if within and self.parallel.num_parts > 1:
-            for part, found in zip(own, _part_buffers(self), strict=True):
-                part["buffers"] = files.packed(found)
+            for part, buffers in zip(own, _part_buffers(self), strict=True):
+                part["buffers"] = files.packed(buffers)
             weights = [_with_mean(self.parallel, model) for model in models]
         parts = [part for rank in self.parallel.gather(own) for part in rank]
         return {
@@ -392,12 +392,8 @@ def _load_ranks(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
 
 def _part_buffers(trainer: Trainer) -> list[list[dict[str, Tensor]]]:
-    """Of each part of this rank, and of each model, its buffers by name."""
-    named = [
-        [dict(zip(dict(model.named_buffers()), each, strict=True)) for each in trainer.parallel.part_buffers(model)]
-        for model in _models(trainer)
-    ]
-    return [[*models] for models in zip(*named, strict=True)]
+    """Of each part of this rank the buffers of each model."""
+    return [[*each] for each in zip(*map(trainer.parallel.part_buffers, _models(trainer)), strict=True)]
 
 
 def _models(trainer: Trainer) -> list[nn.Module]:
@@ -407,11 +403,10 @@ def _models(trainer: Trainer) -> list[nn.Module]:
 
 def _with_mean(parallel: Parallel, model: nn.Module) -> dict[str, Any]:
     """A model's weights with the mean of all parts' buffers, which stay as they are."""
-    names, parts = dict(model.named_buffers()), parallel.part_buffers(model)
-    kept = [[buffer.clone() for buffer in part] for part in parts]
+    own = parallel.part_buffers(model)
+    kept = [(buffer, buffer.clone()) for part in own for buffer in part.values()]
     parallel.average_buffers(model)
-    weights = {name: value.clone() if name in names else value for name, value in model.state_dict().items()}
-    for part, values in zip(parts, kept, strict=True):
-        for buffer, value in zip(part, values, strict=True):
-            buffer.copy_(value)
+    weights = {name: value.clone() if name in own[0] else value for name, value in model.state_dict().items()}
+    for buffer, value in kept:
+        buffer.copy_(value)
     return weights

@@ -50,7 +50,7 @@ ROWS = [
     ("data=s3://b/pets", "data: 's3://b/pets' did you mean data.root=s3://b/pets?"),
     ("data.root=s3:/b/pets", "'s3:/b/pets' two slashes: data.root=s3://b/pets"),
     ("parallel.virtual=0", "parallel.virtual: 0 is not allowed; set a whole number above 0, or null"),
-    ("parallel.virtual=2 parallel=dp", "parallel.virtual: 2 is for parallel=none and ddp, not dp; set null"),
+    ("parallel.virtual=2 parallel=dp", "parallel: dp contradicts parallel.virtual=2 set parallel=none or ddp"),
     ("parallel.virtual=2 accumulate=3", "accumulate: 3 parallel.virtual=6 accumulate=1"),
     ("parallel.virtual=2 parallel=ddp parallel.sync_batchnorm=true", "parallel.sync_batchnorm: true contradicts"),
     ("parallel.virtual=2 compile=auto", "compile: auto contradicts parallel.virtual=2 set true or false"),

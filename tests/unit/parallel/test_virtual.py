@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
-from effloop.checkpoint import rng
 from effloop.data.order import Order
 from effloop.data.source import Tail
 from effloop.optim import EMA
@@ -97,8 +96,8 @@ def test_all_is_the_same_on_any_number_of_ranks(
     def train(ranks: Parallel) -> Any:
         model = Model().to(memory_format=torch.channels_last)
         model.load_state_dict(weights)
-        drawn: list[int] = []
-        virtual = Virtual.over(ranks, parts, 7, drawn.append, averages=True)
+        drawn: list[tuple[int, int]] = []
+        virtual = Virtual.over(ranks, parts, lambda *each: drawn.append(each), averages=True)
         step = virtual.wrap_step(virtual.wrap(model), find_unused=True)
         average, metrics = EMA(model, 0.5), Metrics(2, torch.device("cpu"), virtual.rows, len(virtual.parts))
         optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
@@ -115,14 +114,13 @@ def test_all_is_the_same_on_any_number_of_ranks(
         own = virtual.part_buffers(model)
         found += [*digits(average.model.state_dict().values()), metrics.read()]
         virtual.average_buffers(model)
-        assert all(torch.equal(one, other) for each in own for one, other in zip(each, model.buffers(), strict=True))
-        return found + digits(model.state_dict().values()), digits(own[0]), drawn
+        assert all(torch.equal(each[name], buffer) for each in own for name, buffer in model.named_buffers())
+        return found + digits(model.state_dict().values()), drawn
 
     first, *others = (on_ranks(count, train) for count in counts)
-    assert all(same == first[0][0] for results in others for same, _, _ in results)
-    seeds = first[0][2]
-    assert len({*seeds}) == 2 * parts  # of each part of both updates, whatever rank has it
-    assert all({*seeds} == {seed for *_, drawn in results for seed in drawn} for results in others)
+    assert all(same == first[0][0] for results in others for same, _ in results)
+    drawn = [sorted(each for _, ours in results for each in ours) for results in (first, *others)]
+    assert all(each == [(update, part) for update in range(2) for part in range(parts)] for each in drawn)
     assert first[0][0][1][0] == (27, 1, 9, 3)  # the parameter's own strides
     assert [each is None for each in first[0][0][:9]] == [parts < 5, *[False] * 6, True, True]
 
@@ -134,7 +132,7 @@ def test_one_part_is_what_there_is_without(on_ranks: Callable[..., list[Any]]) -
         torch.manual_seed(1)
         model, parallel = Model(), Parallel.__new__(Parallel)
         if virtual:
-            parallel = Virtual.over(parallel, 1, 0, rng.seed_all, averages=False)
+            parallel = Virtual.over(parallel, 1, lambda *part: None, averages=False)
         step = parallel.wrap_step(parallel.wrap(model), find_unused=True)
         for batch in images:
             model.zero_grad()
