@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import time
 from collections.abc import Callable, Sequence
@@ -65,7 +66,10 @@ class Start:
         if checkpoint is None:
             return cls()
         saved_ns = _saved_ns(checkpoint)  # before it is read
-        return cls(checkpoint, files.read(checkpoint), resume is not None, saved_ns=saved_ns)
+        state = files.read(checkpoint)
+        if split := files.split_state(checkpoint, state):
+            state["shards"]["folder"] = split
+        return cls(checkpoint, state, resume is not None, saved_ns=saved_ns)
 
     def check_unchanged(self) -> None:
         """Once the run folder is locked: a ConfigError if another process trained the run since the state was read."""
@@ -114,8 +118,11 @@ def build_learner(environment: Environment, data: Data, start: Start, advise: Ad
     if config.probe:
         train, val, more = build_probe(environment, data, model)
         notes += more
-    model = parallel.wrap(model)  # before the optimizer: a strategy that shards replaces the parameters
-    average, optimizer, schedule, more = _optimizer(config, model, train, start)
+    model = parallel.wrap(model)
+    copied = copy.deepcopy(model) if config.optim.ema else None  # one that is split can't be copied
+    for each in filter(None, (model, copied)):  # before the optimizer: a strategy may replace the parameters
+        parallel.shard(each, _blocks, precision.dtype)
+    average, optimizer, schedule, more = _optimizer(config, model, copied, train, start)
     left = (len(train) // config.accumulate) * (config.epochs - start.epoch)
     config.profile.check(left, parallel.device, in_place=start.in_place)
     notes += more
@@ -168,8 +175,12 @@ def _images_to_fit(environment: Environment, data: Data) -> Tensor:
     return batch.images[batch.valid]
 
 
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    return networks.blocks_of(model, "parallel", "set parallel=ddp")
+
+
 def _optimizer(
-    config: Resolved, model: nn.Module, train: BatchStream, start: Start
+    config: Resolved, model: nn.Module, copied: nn.Module | None, train: BatchStream, start: Start
 ) -> tuple[NoEMA, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, list[str]]:
     updates = len(train) // config.accumulate
     if not updates:
@@ -179,9 +190,11 @@ def _optimizer(
             f"accumulate: {config.accumulate} is more than the {most} batches of an epoch; set {fix} or less"
         )
     optim = config.optim
-    average = EMA(model, optim.ema, warmup=optim.ema_warmup, every=optim.ema_every) if optim.ema else NoEMA(model)
-    if optim.ema and config.compile:
-        average.model.compile()  # a copy isn't, though what it is a copy of is
+    average = NoEMA(model)
+    if copied:
+        average = EMA(model, optim.ema, warmup=optim.ema_warmup, every=optim.ema_every, copied=copied)
+        if config.compile:
+            copied.compile()  # a copy isn't, though what it is a copy of is
     images = train.global_batch * config.accumulate
     optim = replace(optim, lr=scaled_lr(config.optim, images))
     layers, notes = _rates(config, images, model)

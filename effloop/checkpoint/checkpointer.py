@@ -286,6 +286,7 @@ class LastAndBest(Checkpoints):
                 f"{last} could not be written: {reason(error)}; what was saved before is untouched; {fix}"
             ) from error
         self._prune(step)
+        self._prune_shards(state.get("shards", {}).get("folder", "shards-~"))
         self._last_step = step
 
     def _prune(self, step: int) -> None:
@@ -299,6 +300,17 @@ class LastAndBest(Checkpoints):
                     path.unlink(missing_ok=True)
                 except OSError as error:
                     warn(f"{path} is not needed any more, and could not be removed ({error.strerror})")
+
+    def _prune_shards(self, newest: str) -> None:
+        """Remove what is older than the newest and belongs to no checkpoint any more."""
+        if old := [each for each in self.folder.glob("shards-*") if each.name < newest]:
+            named = set()
+            for path in self.folder.glob("*.ckpt"):
+                with suppress(CheckpointError):
+                    named.add(files.peek(path).get("shards", {}).get("folder"))
+            for each in old:
+                if each.name not in named:
+                    shutil.rmtree(each, ignore_errors=True)
 
 
 class _Writer:
@@ -333,7 +345,7 @@ def dump(state: Mapping[str, Any], file: BinaryIO) -> None:
     """
     writer = _Writer(file)
     try:
-        torch.save({"format": files.FORMAT, **state}, cast("BinaryIO", writer))
+        torch.save({"format": files.SPLIT if "shards" in state else files.FORMAT, **state}, cast("BinaryIO", writer))
     except Exception:
         if writer.error:
             raise writer.error from None

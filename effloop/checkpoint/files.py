@@ -39,6 +39,7 @@ def _types() -> dict[str, tuple[type, ...]]:
         "world_size": (int,),
         "metrics": (list, torch.Tensor),
         "buffers": (list,),
+        "shards": (dict,),
     }
 
 
@@ -90,9 +91,10 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-FORMAT = 5
-"""Version of a checkpoint. In format 2 `model` had the trained weights, also where an average was scored; up to format
-4 the ranks' random states and buffers weren't `packed`."""
+FORMAT, SPLIT = 5, 6
+"""Versions of a checkpoint, the second of one whose optimizer state is in a folder beside it. In format 2 `model` had
+the trained weights, also where an average was scored; up to format 4 the ranks' random states and buffers weren't
+`packed`."""
 
 
 def packed(value: Any) -> Tensor:
@@ -153,7 +155,14 @@ def position(path: Path) -> dict[str, int]:
 
 def verify(path: Path) -> None:
     """Check that a checkpoint is whole, each byte of it, as `read` does; it is not read into memory."""
-    _load(path, "meta", whole=True, hint=False)
+    state = _load(path, "meta", whole=True, hint=False)
+    if (split := split_state(path, state)) and not (split / ".metadata").is_file():
+        raise CheckpointError(f"{path} belongs to the folder {split}, which is not there; use another checkpoint")
+
+
+def split_state(path: Path, state: Mapping[str, Any]) -> Path | None:
+    """The folder beside a checkpoint with what its ranks kept split; None if there is none."""
+    return path.with_name(Path(str(state["shards"].get("folder"))).name) if "shards" in state else None
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -230,9 +239,9 @@ def _load(path: Path, device: str, *, whole: bool = False, hint: bool = True) ->
     except Exception as error:  # whatever its bytes lead torch to
         fix = (hint and _whole_one(path)) or "; use another checkpoint"
         raise CheckpointError(f"{path} can't be read ({size} bytes): {reason(error)}{fix}") from None
-    if state["format"] > FORMAT:
+    if state["format"] > SPLIT:
         raise CheckpointError(
-            f"{path} has checkpoint format {state['format']}, this EffLoop reads formats up to {FORMAT}; "
+            f"{path} has checkpoint format {state['format']}, this EffLoop reads formats up to {SPLIT}; "
             "pip install --upgrade effloop"
         )
     return state
@@ -258,8 +267,8 @@ def _checked(file: BinaryIO, device: str, *, whole: bool) -> dict[str, Any]:
         raise ForeignFileError("it is another program's")
     number = state["format"]
     if not isinstance(number, int) or isinstance(number, bool) or number < 2:
-        raise ValueError(f"its format is {str(number)[:40]!r}, not a number from 2 to {FORMAT}")
-    if number > FORMAT:
+        raise ValueError(f"its format is {str(number)[:40]!r}, not a number from 2 to {SPLIT}")
+    if number > SPLIT:
         return state
     check(state)
     if number == 2:

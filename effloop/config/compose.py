@@ -139,11 +139,7 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
     _resolve_scores(config)
     _resolve_sizes(config)
     _check_virtual(config)
-    if config.parallel.replicates and config.compile:
-        raise ConfigError(
-            f"compile: {word(config.compile)} contradicts parallel={config.parallel.name}, "
-            "which copies the model in every step; set parallel=ddp or compile=false"
-        )
+    config.parallel.check(config)
     config.lr = config.optim.lr = config.optim.default_lr() if config.lr is None else config.lr
     return config
 

@@ -3,6 +3,7 @@
 from effloop.model.base import ModelConfig, models
 from effloop.model.parameters import (
     Layer,
+    blocks_of,
     checkpoint_blocks,
     find_head,
     freeze,
@@ -16,5 +17,5 @@ from effloop.model.probe import Probe, probe
 from effloop.model.weights import load_backbone, load_weights, weights_file
 
 __all__ = ["Layer", "ModelConfig", "Probe", "checkpoint_blocks", "find_head", "freeze", "load_backbone", "load_weights"]
-__all__ += ["models", "modules_above_backbone", "parameter_groups", "probe", "rates_by_layer"]
+__all__ += ["blocks_of", "models", "modules_above_backbone", "parameter_groups", "probe", "rates_by_layer"]
 __all__ += ["weights_file", "with_factors", "with_head"]

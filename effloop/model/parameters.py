@@ -257,17 +257,24 @@ def checkpoint_blocks(model: nn.Module) -> int:
     Gradients, BatchNorm's statistics and dropout are the same as without; timm's own switch (`set_grad_checkpointing`)
     updates BatchNorm's statistics twice.
     """
-    # A ResNet's residual blocks, a ViT's layers, the stages of a plainer network; without lists (Inception v3)
-    # they are direct children. A plain sequence has none.
-    direct = [child for child in model.children() if _is_composite(child) and not _is_list(child)]
-    if not (blocks := [*_blocks(model)] or direct):
-        raise ConfigError(
-            f"model.checkpointing: {type(model).__name__} has no blocks, it is a plain sequence of layers; "
-            "set model.checkpointing=false or choose another model"
-        )
+    blocks = blocks_of(model, "model.checkpointing", "set model.checkpointing=false")
     for block in blocks:
         subclassed(block, _checkpointed)
     return len(blocks)
+
+
+def blocks_of(model: nn.Module, key: str, fix: str) -> list[nn.Module]:
+    """A ResNet's residual blocks, a ViT's layers, the stages of a plainer network; a ConfigError about `key` if there
+    are none, as in a plain sequence of layers.
+    """
+    # Without lists (Inception v3) they are direct children.
+    direct = [child for child in model.children() if _is_composite(child) and not _is_list(child)]
+    if not (blocks := [*_blocks(model)] or direct):
+        raise ConfigError(
+            f"{key}: {type(model).__name__} has no blocks, it is a plain sequence of layers; {fix} or choose another "
+            "model"
+        )
+    return blocks
 
 
 def _blocks(module: nn.Module, *, in_list: bool = False) -> Iterator[nn.Module]:

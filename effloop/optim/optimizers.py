@@ -277,18 +277,22 @@ class EMA(NoEMA):
     # the layers below, which are averaged. On the embedded photographs (`model=cnn`, decay 0.998) that gives 69-70 %,
     # copied statistics 59-65 %, and no average 51-62 %. Other buffers, such as BatchNorm's count, are copied.
 
-    def __init__(self, model: nn.Module, decay: float, *, warmup: bool = True, every: int = 1) -> None:
-        super().__init__(copy.deepcopy(model).requires_grad_(False))
+    def __init__(
+        self, model: nn.Module, decay: float, *, warmup: bool = True, every: int = 1, copied: nn.Module | None = None
+    ) -> None:
+        super().__init__((copied or copy.deepcopy(model)).requires_grad_(False))
         self.decay, self.warmup, self.every = decay, warmup, every
         self.updates = 0
-        # By dtype: _foreach functions are fast for tensors of one dtype only. Non-persistent buffers are averaged, too.
-        pairs: defaultdict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+        # By dtype: _foreach functions are fast for tensors of one dtype only; and whether they are split among ranks.
+        # Non-persistent buffers are averaged, too.
+        pairs: defaultdict[tuple[torch.dtype, type], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         ours, theirs = (chain(each.parameters(), each.buffers()) for each in (self.model, model))
         for own, new in zip(ours, theirs, strict=True):
-            pairs[own.dtype][0].append(own)
-            pairs[own.dtype][1].append(new)
-        self._averaged = [each for dtype, each in pairs.items() if dtype.is_floating_point]
-        self._copied = [each for dtype, each in pairs.items() if not dtype.is_floating_point]
+            kept, given = pairs[own.dtype, type(own.data)]
+            kept.append(own)
+            given.append(new)
+        self._averaged = [each for (dtype, _), each in pairs.items() if dtype.is_floating_point]
+        self._copied = [each for (dtype, _), each in pairs.items() if not dtype.is_floating_point]
 
     @no_grad
     def update(self) -> None:
@@ -298,8 +302,11 @@ class EMA(NoEMA):
         if rest:
             return
         kept = (1 + averagings) / (10 + averagings) if self.warmup else float(averagings > 0)
+        self._average(min(self.decay, kept))
+
+    def _average(self, kept: float) -> None:
         for own, new in self._averaged:
-            torch._foreach_lerp_(own, new, 1 - min(self.decay, kept))
+            torch._foreach_lerp_(own, new, 1 - kept)
         for own, new in self._copied:
             torch._foreach_copy_(own, new)
 
@@ -313,6 +320,5 @@ class EMA(NoEMA):
         if state:
             self.model.load_state_dict(weights)
         else:
-            for own, new in (*self._averaged, *self._copied):
-                torch._foreach_copy_(own, new)
+            self._average(0)
         self.updates = state.get("updates", 0)

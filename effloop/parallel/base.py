@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from effloop.batch import Batch
 from effloop.errors import ConfigError
@@ -17,7 +18,9 @@ from effloop.system import gpu
 
 T = TypeVar("T")
 
-parallels: Registry[Parallel] = Registry("parallel", {"ddp": "effloop.parallel.ddp", "dp": "effloop.parallel.dp"})
+parallels: Registry[Parallel] = Registry(
+    "parallel", {each: f"effloop.parallel.{each}" for each in ("ddp", "dp", "fsdp")}
+)
 
 
 @dataclass
@@ -36,6 +39,14 @@ class ParallelConfig(PartConfig):
     replicates: ClassVar[bool] = False
 
     virtual: int | None = None
+
+    def check(self, config: Any) -> None:
+        """Raise a ConfigError for other keys of a `Config` that can't be used with this strategy."""
+        if self.replicates and config.compile:
+            raise ConfigError(
+                f"compile: {str(config.compile).lower()} contradicts parallel={self.name}, which copies the model in "
+                "every step; set parallel=ddp or compile=false"
+            )
 
     @property
     def syncs_batch_norm(self) -> bool:
@@ -84,10 +95,39 @@ class Parallel:
     def wrap(self, model: nn.Module) -> nn.Module:
         """Prepare a model that has its initial weights; optimizer, EMA, training step and checkpoints get the result.
 
-        A strategy may replace modules and parameters here, as `fully_shard` does. Names have to stay as they are, and
-        so has what `state_dict` returns, on every rank.
+        A strategy may replace modules and parameters here. Names have to stay as they are, and so has what `state_dict`
+        returns, on every rank.
         """
         return model
+
+    def shard(
+        self, model: nn.Module, blocks: Callable[[nn.Module], list[nn.Module]], dtype: torch.dtype | None
+    ) -> None:
+        """Split the parameters of the model that `wrap` has returned, or of its average, among the ranks, in place.
+
+        Args:
+            model: what is split.
+            blocks: gives its blocks, each of which is needed as a whole while it computes.
+            dtype: what a mixed precision computes in; None is float32.
+        """
+
+    def local(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """What this rank has of tensors that may be split among ranks."""
+        return [*tensors]
+
+    def all_ranks(self, flag: Tensor) -> Tensor:
+        """Whether a flag of the gradients that this rank has, () bool, is true on all ranks, without a sync."""
+        return flag
+
+    def whole(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The state of a run as rank 0 saves it; what stays split is written into `folder` beside it, by all ranks."""
+        del folder
+        return state
+
+    def own(self, values: Mapping[Any, Any], like: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Of whole tensors what this rank has of them, split as those of the same key in `like` are."""
+        del like
+        return values
 
     def wrap_step(self, step: nn.Module, *, find_unused: bool) -> nn.Module:
         """Wrap a training step around the model that `wrap` has returned.

@@ -81,7 +81,7 @@ class NanPolicy:
 class StopOrSkip(NanPolicy):
     """The run ends with the first update whose loss or gradients aren't finite, or leaves such updates out."""
 
-    # Ranks have the same gradients after they were averaged: so all of them decide alike, without a message. A CPU
+    # Ranks have the same gradients after they were averaged, unless these are split: so all of them decide alike. A CPU
     # checks the gradients before it updates the weights, and so does a GPU that skips. Otherwise its host doesn't wait
     # and reads the flag two updates later; weights that are spoilt by then are never saved.
 
@@ -131,7 +131,8 @@ class StopOrSkip(NanPolicy):
         return False
 
     def _may_update(self, update: Update) -> bool:
-        finite = all_finite([each.grad for each in self._parameters if each.grad is not None])
+        gradients = [each.grad for each in self._parameters if each.grad is not None]
+        finite = self.parallel.all_ranks(all_finite(self.parallel.local(gradients)))
         if self.skip or not finite.is_cuda:
             return bool(finite.cpu().numpy())
         flag = gpu.to_host(finite)
@@ -154,7 +155,7 @@ class StopOrSkip(NanPolicy):
         self._check_pending()
         models = dict.fromkeys((self.model, self.averaged))
         saved = [each for model in models for each in model.state_dict().values() if each.is_floating_point()]
-        if self.parallel.sum(1 - all_finite(saved).double().cpu().view(1)).item():
+        if self.parallel.sum(1 - all_finite(self.parallel.local(saved)).double().cpu().view(1)).item():
             self._end(self._last, self._note(self._last, "weights"))
 
     def _found(self, update: Update) -> None:

@@ -288,11 +288,18 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, with the learning rate and other settings of this run."""
-        self.model.load_state_dict(files.trained(state))
-        self.average.load_state_dict(state["average"], state["model"])
+        own, optimizer = self.parallel.own, state["optimizer"]
+        parameters = [each for group in self.optimizer.param_groups for each in group["params"]]
+        self.model.load_state_dict(own(files.trained(state), self.model.state_dict()))
+        self.average.load_state_dict(state["average"], own(state["model"], self.average.model.state_dict()))
+        if "shards" in state:
+            from effloop.parallel.fsdp import with_shards
+
+            optimizer = {**optimizer, "state": with_shards(optimizer["state"], state["shards"], parameters)}
+        optimizer = {**optimizer, "state": own(optimizer["state"], dict(enumerate(parameters)))}
         for name in _PARTS:
             getattr(self, name).load_state_dict(state.get(name, {}))
-        restore(self.optimizer, self.schedule, state["optimizer"], state["schedule"])
+        restore(self.optimizer, self.schedule, optimizer, state["schedule"])
         self.progress = Progress(**state["progress"])
         self.parallel.resumed(self.progress.step)
         if self.stop:
@@ -338,8 +345,14 @@ class Saving:
     def save(self, position: Position, *, is_best: bool) -> None:
         """Save the state as it is between two updates; `position` is for the times that are recorded."""
         with self._request.busy(), self._trainer.recorder.span("checkpoint", position):
-            self._trainer.checkpoints.save(self._trainer.state_dict(), is_best=is_best)
+            self._write(self._trainer.state_dict(), is_best=is_best)
         self._saved_at, self._requested = time.monotonic(), False
+
+    def _write(self, state: dict[str, Any], *, is_best: bool) -> None:
+        checkpoints = self._trainer.checkpoints
+        if checkpoints.config.writes:
+            state = self._trainer.parallel.whole(state, checkpoints.folder)
+        checkpoints.save(state, is_best=is_best)
 
     def _agreed(self) -> int:
         """Requests of all ranks, as far as they have been exchanged; saves and ends the run if one is to stop."""
@@ -364,7 +377,7 @@ class Saving:
         else:
             state = self._trainer.state_dict()
             state["recorder"]["unrecorded"] = True  # a run that was never stopped has no row of this checkpoint
-            self._trainer.checkpoints.save(state, is_best=False)
+            self._write(state, is_best=False)
         self._trainer.checkpoints.close()
         raise PreemptedRunError(f"stopped by {asked_by} after update {self._trainer.progress.step:,}")
 
