@@ -55,8 +55,9 @@ class FsdpConfig(DdpConfig):
 
 @parallels.register("fsdp", FsdpConfig)
 class Fsdp(Ddp):
-    """As ddp, but each rank keeps a part of weights, gradients and optimizer state, and gets a block's weights while it
-    computes it: torch's `fully_shard`.
+    """As ddp, with weights, gradients and optimizer state split among ranks: torch's `fully_shard`.
+
+    A block's weights are gathered while it computes.
     """
 
     def shard(

@@ -57,6 +57,7 @@ COMPOSED = {
     "torchrun": "starts ranks: test_ranks.py",
     "srun": "needs Slurm",
     "parallel=ddp": "starts ranks: test_ranks.py",
+    "parallel=fsdp": "starts ranks: unit/parallel/test_fsdp.py",
     "-m": "starts a process for each job: test_sweep.py",
     "experiment=": "contract/test_experiments.py trains each",
     "model.weights=DEFAULT": "downloads weights",
