@@ -414,7 +414,7 @@ class Evil:
 
 @row(
     "41 newer schema",
-    "newer.ckpt has checkpoint format 99, this EffLoop reads formats up to 5; pip install --upgrade effloop",
+    "newer.ckpt has checkpoint format 99, this EffLoop reads formats up to 6; pip install --upgrade effloop",
 )
 def _(place: Place) -> str:
     path = place.run() / "checkpoints/last.ckpt"

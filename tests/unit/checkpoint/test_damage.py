@@ -110,7 +110,7 @@ BAD_FIELDS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"optimizer": 1}, "optimizer is 1, not a dict"),
     ({"checkpoints": {"best": {"loss": "low"}}}, "not numbers"),
     ({"format": "4"}, "format is '4', not a number"),
-    ({"format": 6}, "format 6, this EffLoop reads formats up to 5; pip install --upgrade effloop"),
+    ({"format": 7}, "format 7, this EffLoop reads formats up to 6; pip install --upgrade effloop"),
     ({"model": {"w": torch.zeros(1).expand(1 << 40)}}, "more elements than are stored"),
     ({"model": {"w": torch.zeros(3).to_sparse()}}, "more elements than are stored"),
     ({"more": functools.reduce(lambda inner, _: [inner, inner], range(45), [])}, "more values, or more levels"),
