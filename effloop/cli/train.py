@@ -16,6 +16,7 @@ from effloop.errors import ConfigError
 from effloop.parallel.base import detect_launcher
 from effloop.run.spec import RunSpec, planned, resumed
 from effloop.runs.reader import PLACE
+from effloop.system import processes
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ def resume(options: ResumeOptions, overrides: list[str]) -> int:
 def _run(make: Callable[..., RunSpec | None]) -> int:
     """Carry out the run that `make` returns; in one of several ranks, rank 0 makes it and shares it."""
     env = detect_launcher()
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's child, or Ray's: a single one, too, would train on without it
+        processes.end_with_parent(os.getppid())
     if env is None or env.world_size == 1:
         with opening_once():  # composing looks at the data, too
             if spec := make(in_ranks=False):

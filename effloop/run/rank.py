@@ -139,8 +139,6 @@ def rank_session(env: RankEnv, scratch: Path | None = None, timeout_s: float = 0
     to connect; 0 is what the command line says.
     """
     by_torchrun = scratch is None and "TORCHELASTIC_RUN_ID" in os.environ
-    if by_torchrun:
-        end_with_parent(os.getppid())
     if env.rank:
         prefix_output(f"[rank {env.rank}] ")
     session = None

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -113,11 +113,13 @@ class JobRunner:
     parent: int  # PID of the process whose end ends this one, which is its child; 0 is none
     # the sweep's variables about threads, as joblib and ray set their own; None on another machine
     threads: Mapping[str, str] | None
+    cwd: str = field(default_factory=os.getcwd)  # where the sweep was typed; Ray's processes begin elsewhere
 
     def __call__(self, tree: DictConfig) -> float | None:
         """Run a job in a process of its own and wait for it; None if it failed, and job.json says why."""
         if self.parent not in (0, os.getpid()):
             processes.end_with_parent(self.parent)
+        os.chdir(self.cwd)
         registry.load_plugins()  # in a launcher's own process: a score of theirs may be the objective
         hydra = HydraConfig.get()
         task: Any = OmegaConf.to_container(hydra.overrides.task)  # as typed, interpolations and all
@@ -298,6 +300,8 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
     if config.resume == AUTO:
         raise ConfigError(f"resume: {AUTO} is of a single run; a sweep goes on by sweep.resume=true run=NAME")
     assert config.objective is not None  # `finish` decided it
+    if launcher == "ray":
+        _prepare_ray(hydra.launcher.ray.init)
     with owned_folder(overrides, shared, config, count) as folder:
         added = {}
         if sweeper == "optuna":
@@ -337,6 +341,22 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
             raise problem or ConfigError("the sweep has no jobs; give a key several values")
         unwritten = _show(found, folder, config.objective)
         _raise_for(found, count, problem or unwritten, go_on)
+
+
+def _prepare_ray(init: Any) -> None:
+    """Have Ray print the jobs' lines as they are, and join a cluster that runs: its launcher can start one only."""
+    for name in ("RAY_COLOR_PREFIX", "RAY_DEDUP_LOGS"):
+        os.environ.setdefault(name, "0")
+    if address := init.address or os.environ.get("RAY_ADDRESS"):
+        import ray
+
+        try:
+            ray.init(**init)
+        except Exception as error:
+            raise ConfigError(
+                f"hydra.launcher.ray.init: can't join the cluster at '{address}': {reason(error)}; set another "
+                "hydra.launcher.ray.init.address, or leave it and RAY_ADDRESS out"
+            ) from None
 
 
 def _launch(job: JobRunner, overrides: list[str], go_on: str) -> EffLoopError | None:
