@@ -18,15 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from effloop.batch import ImageSize
-from effloop.config.hydra_setup import (
-    EXPERIMENT,
-    NAME,
-    application,
-    compose_tree,
-    guarded,
-    refuse_code_saved,
-    without_hydra,
-)
+from effloop.config import hydra_setup
 from effloop.config.overrides import (
     PATHS,
     REMOVED,
@@ -59,7 +51,7 @@ MAX_JOBS = 1000  # a sweep of more jobs is refused as a probable mistake
 def in_one_line(overrides: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors of Hydra, OmegaConf and YAML inside the block into a one-line `ConfigError`; no config runs code."""
     try:
-        with guarded():
+        with hydra_setup.guarded():
             yield
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
         from effloop.config import messages  # not for a run that is in order
@@ -85,7 +77,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     overrides = with_paths(for_ranks(overrides))
     with in_one_line(overrides):
         refuse_contradictions([*{key_of(each): each for each in overrides}.values()])  # of one key the last counts
-        return complete(compose_tree(overrides))[0]
+        return complete(hydra_setup.compose_tree(overrides))[0]
 
 
 def for_ranks(overrides: Sequence[str]) -> list[str]:
@@ -97,7 +89,7 @@ def for_ranks(overrides: Sequence[str]) -> list[str]:
 
 def root_keys() -> set[str]:
     """The keys, and groups, of the config's root."""
-    return {*(each.name for each in fields(Config)), EXPERIMENT}
+    return {*(each.name for each in fields(Config)), hydra_setup.EXPERIMENT}
 
 
 def checked(words: Sequence[str]) -> list[str]:
@@ -114,7 +106,7 @@ def complete(tree: DictConfig, hydra: Any = None) -> tuple[Config, list[str]]:
     `hydra` is Hydra's own config where the tree comes without it.
     """
     if hydra is None:
-        hydra, tree = tree.hydra, without_hydra(tree)
+        hydra, tree = tree.hydra, hydra_setup.without_hydra(tree)
     typed: Any = OmegaConf.to_container(hydra.overrides.task)  # interpolations and all
     overrides = [each for each in typed if each != "task=auto"]
     with in_one_line(overrides):
@@ -146,7 +138,7 @@ def finish(tree: DictConfig, overrides: Sequence[str] = ()) -> Config:
 
 def _refuse_added(tree: DictConfig, overrides: Sequence[str]) -> None:
     """Check that `+key=value` added no key that no dataclass has."""
-    for key in {key_of(each) for each in overrides if each.startswith("+")} - {EXPERIMENT}:
+    for key in {key_of(each) for each in overrides if each.startswith("+")} - {hydra_setup.EXPERIMENT}:
         node: Any = tree
         for name in key.split("."):
             kind = OmegaConf.get_type(node)
@@ -232,7 +224,7 @@ class Composed:
 def compose_run(flags: Sequence[str], overrides: Sequence[str]) -> Composed:
     """Compose the run of flags and overrides."""
     with in_one_line(overrides):
-        config, task = complete(compose_tree([*overrides, *searchpath(flags)]))
+        config, task = complete(hydra_setup.compose_tree([*overrides, *searchpath(flags)]))
     folder = Path(run_folder(config.out, config.run))
     _check_can_be_made(folder)
     short = os.path.relpath(folder)
@@ -262,11 +254,11 @@ def _check_can_be_made(folder: Path) -> None:
 def show(flags: Sequence[str], overrides: Sequence[str]) -> None:
     """Print what a flag such as --cfg shows."""
     overrides = [*overrides, *searchpath(flags)]
-    with in_one_line(overrides), application() as hydra:
+    with in_one_line(overrides), hydra_setup.application() as hydra:
         if info := flag_value(flags, "--info"):
-            hydra.show_info(info, NAME, overrides)
+            hydra.show_info(info, hydra_setup.NAME, overrides)
         else:
-            hydra.show_cfg(NAME, overrides, flag_value(flags, "--cfg") or "job", None)
+            hydra.show_cfg(hydra_setup.NAME, overrides, flag_value(flags, "--cfg") or "job", None)
 
 
 def count_jobs(overrides: Collection[Override]) -> int:
@@ -309,7 +301,7 @@ def follow_data(tree: DictConfig, hydra: DictConfig, overrides: Sequence[str]) -
             return []
         if task == tree.task.name:
             return []
-        found = compose_tree([*overrides, *hydra.overrides.hydra, f"task={task}"])
+        found = hydra_setup.compose_tree([*overrides, *hydra.overrides.hydra, f"task={task}"])
         for group in ("task", "model", "augment"):
             tree[group] = found[group]
     return [f"task={task}"]
@@ -366,7 +358,7 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
     parts = [plain.get(group) for group in Config.GROUPS] if isinstance(plain, dict) else [None]
     if not all(isinstance(part, dict) and "name" in part for part in parts):
         raise ConfigError(f"{where} is not a config that EffLoop wrote")
-    refuse_code_saved(plain, where)
+    hydra_setup.refuse_code_saved(plain, where)
     if "${" in repr(plain):
         raise ConfigError(f"{where} is refused: it holds an interpolation, and a saved config has none")
     overrides = with_paths(overrides)
@@ -445,7 +437,8 @@ def _chosen(choices: Sequence[Override], data: DictConfig) -> dict[str, Any]:
     """
     if not choices:
         return {}
-    default, composed = compose_tree([]), compose_tree([str(each.input_line) for each in choices])
+    default = hydra_setup.compose_tree([])
+    composed = hydra_setup.compose_tree([str(each.input_line) for each in choices])
     named = {each.key_or_group for each in choices}
     found = {group: composed[group] for group in Config.GROUPS if group in named or composed[group] != default[group]}
     if "data" in found:

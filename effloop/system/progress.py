@@ -10,18 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.text import Text
 
 T = TypeVar("T")
@@ -31,8 +21,8 @@ _LINE_EVERY_S = 10.0
 _STEP = 64  # images that `track` reports at a time; telling rich takes 20 µs
 
 
-class _Speed(ProgressColumn):
-    def render(self, task: Task) -> Text:
+class _Speed(bars.ProgressColumn):
+    def render(self, task: bars.Task) -> Text:
         return Text(f"{task.speed or 0:,.0f} images/s")
 
 
@@ -50,9 +40,10 @@ class Meter:
 
     def __init__(self, *, stderr: bool = False, in_bytes: bool = False) -> None:
         self._console, self._in_bytes = (console := Console(stderr=stderr)), in_bytes
-        counts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(), _Speed())
-        columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        counted, of_bytes = (bars.MofNCompleteColumn(), _Speed()), (bars.DownloadColumn(), bars.TransferSpeedColumn())
+        counts = of_bytes if in_bytes else counted
+        columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), *counts, bars.TimeRemainingColumn())
+        self._bar = bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._plain = not console.is_terminal
         self._lock = threading.Lock()
 

@@ -16,20 +16,7 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from effloop.data.augment.operation import (
-    RATIOS,
-    Image,
-    Keys,
-    PixelOperation,
-    Sizes,
-    as_list,
-    bad,
-    check_levels,
-    check_number,
-    check_range,
-    operation,
-    to_device,
-)
+from effloop.data.augment import operation as ops
 from effloop.data.image.mask import IGNORED, Mask
 from effloop.data.image.pixels import opencv
 from effloop.data.random import uniforms
@@ -59,8 +46,8 @@ class Sampling:
     def of(cls, interpolation: object, fill: object) -> Sampling:
         """From an operation's parameters."""
         if interpolation not in ("nearest", "bilinear"):
-            raise bad("interpolation", interpolation, "nearest or bilinear")
-        levels = None if fill is None else check_levels("fill", fill, whole=False, other=", or null")
+            raise ops.bad("interpolation", interpolation, "nearest or bilinear")
+        levels = None if fill is None else ops.check_levels("fill", fill, whole=False, other=", or null")
         return cls(interpolation == "bilinear", levels)
 
 
@@ -108,9 +95,9 @@ def warp(images: Tensor, matrices: Matrices, sampling: Sampling) -> Tensor:
         sampling: how; with C numbers to fill with.
     """
     height, width = images.shape[-2:]
-    terms = to_device(_relative(matrices, height, width), images)
+    terms = ops.to_device(_relative(matrices, height, width), images)
     result = torch.empty_like(images)
-    fill = None if sampling.fill is None else to_device(np.array(sampling.fill, np.float32), images)
+    fill = None if sampling.fill is None else ops.to_device(np.array(sampling.fill, np.float32), images)
     sample = _bilinear if sampling.bilinear else _nearest
     if sampling.pillow is not None:
         sample = functools.partial(_pillow, taps=2 if sampling.pillow is PIL.Image.Resampling.BILINEAR else 4)
@@ -121,7 +108,7 @@ def warp(images: Tensor, matrices: Matrices, sampling: Sampling) -> Tensor:
     return result
 
 
-def warp_one(image: Image, matrix: Matrices, sampling: Sampling) -> None:
+def warp_one(image: ops.Image, matrix: Matrices, sampling: Sampling) -> None:
     """`warp` for one (H, W, C) uint8 image, in place, on the host, with the same pixels; matrix: (2, 3).
 
     Nearly all of it without the GIL: 120 to 260 µs at 224x224, torchvision takes 770; `bilinear` 800 to 950,
@@ -226,7 +213,7 @@ def _interpolated(values: Sequence[Tensor], share: Tensor) -> Tensor:
     return torch.addcmul(b, torch.addcmul(c - a, cubic, share), share)
 
 
-def _pillow_one(image: Image, matrix: Matrices, sampling: Sampling) -> None:
+def _pillow_one(image: ops.Image, matrix: Matrices, sampling: Sampling) -> None:
     height, width = image.shape[:2]
     (a, b, c), (d, e, f) = matrix.tolist()
     # From the image's corner instead of its centre.
@@ -262,13 +249,13 @@ def _pair(value: Floats | float) -> tuple[Any, Any]:
     return (both[..., 0], both[..., 1]) if both.ndim else (both, both)
 
 
-class _Warp(PixelOperation):
+class _Warp(ops.PixelOperation):
     """Draws `inverse_matrices`, one for each image."""
 
     takes_masks = True
     _sampling: Sampling
 
-    def apply_inplace(self, image: Image, drawn: Matrices, row: int) -> None:
+    def apply_inplace(self, image: ops.Image, drawn: Matrices, row: int) -> None:
         warp_one(image, drawn[row], self._sampling)
 
     def apply_batch(self, images: Tensor, drawn: Matrices) -> Tensor:
@@ -281,7 +268,7 @@ class _Warp(PixelOperation):
         return warp_masks(masks, drawn)
 
 
-@operation
+@ops.operation
 class RandomRotation(_Warp):
     """Rotation by a uniform angle about the centre; what was outside is filled.
 
@@ -295,11 +282,11 @@ class RandomRotation(_Warp):
         self._degrees = _angles("degrees", degrees)
         self._sampling = Sampling.of(interpolation, fill)
 
-    def draw(self, keys: Keys, sizes: Sizes) -> Matrices:
+    def draw(self, keys: ops.Keys, sizes: ops.Sizes) -> Matrices:
         return inverse_matrices(angle=-(_between(self._degrees, uniforms(keys, 1)[:, 0]) % 360))
 
 
-@operation
+@ops.operation
 class RandomAffine(_Warp):
     """Rotation, translation, scaling and shear, each uniform; what was outside is filled.
 
@@ -323,11 +310,11 @@ class RandomAffine(_Warp):
     ) -> None:
         self._degrees = _angles("degrees", degrees)
         self._translate = _shares(translate)
-        self._scale = (1.0, 1.0) if scale is None else check_range("scale", scale, *RATIOS)
+        self._scale = (1.0, 1.0) if scale is None else ops.check_range("scale", scale, *ops.RATIOS)
         self._shear_x, self._shear_y = _shears(shear)
         self._sampling = Sampling.of(interpolation, fill)
 
-    def draw(self, keys: Keys, sizes: Sizes) -> Matrices:
+    def draw(self, keys: ops.Keys, sizes: ops.Sizes) -> Matrices:
         angle, move_x, move_y, scale, shear_x, shear_y = uniforms(keys, 6).T
         reach = np.array(self._translate) * sizes[:, ::-1]
         return inverse_matrices(
@@ -344,19 +331,19 @@ def _between(bounds: tuple[float, float], numbers: NDArray[np.float64]) -> NDArr
 
 def _angles(name: str, value: object) -> tuple[float, float]:
     if isinstance(value, Sequence):
-        return check_range(name, value, -360, 360)
-    largest = check_number(name, value, 0, 360)
+        return ops.check_range(name, value, -360, 360)
+    largest = ops.check_number(name, value, 0, 360)
     return -largest, largest
 
 
 def _shares(translate: object) -> tuple[float, float]:
-    pair = [0.0, 0.0] if translate is None else as_list(translate)
+    pair = [0.0, 0.0] if translate is None else ops.as_list(translate)
     if len(pair) != 2 or not all(type(share) in (int, float) and 0 <= share <= 1 for share in pair):
-        raise bad("translate", translate, "[of the width, of the height], 0 to 1")
+        raise ops.bad("translate", translate, "[of the width, of the height], 0 to 1")
     return float(pair[0]), float(pair[1])
 
 
 def _shears(shear: object) -> tuple[tuple[float, float], tuple[float, float]]:
-    if len(four := as_list(shear)) == 4:
+    if len(four := ops.as_list(shear)) == 4:
         return _angles("shear", four[:2]), _angles("shear", four[2:])
     return _angles("shear", 0 if shear is None else shear), (0.0, 0.0)

@@ -10,27 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.data.augment.operation import (
-    MOST_SIDE,
-    RATIOS,
-    BadParameterError,
-    CropOperation,
-    Image,
-    Keys,
-    PixelOperation,
-    Sizes,
-    bad,
-    bernoulli,
-    check_levels,
-    check_number,
-    check_range,
-    check_size,
-    check_whole,
-    crop_batch,
-    operation,
-    to_device,
-    write_reflected,
-)
+from effloop.data.augment import operation as ops
 from effloop.data.image.mask import IGNORED, Mask, count_classes, crop_mask
 from effloop.data.image.pixels import flip, resize_into, to_grey
 from effloop.data.random import uniforms
@@ -40,8 +20,8 @@ from effloop.native import address, function
 _ATTEMPTS = 10  # torchvision's; of RandomScaleCrop mmseg's: the eleventh crop is taken as it is
 
 
-@operation
-class RandomResizedCrop(CropOperation):
+@ops.operation
+class RandomResizedCrop(ops.CropOperation):
     """A box of random area and ratio, resized, with torchvision's distribution (Szegedy et al. 2015, "Going deeper
     with convolutions").
 
@@ -52,16 +32,16 @@ class RandomResizedCrop(CropOperation):
     """
 
     def __init__(self, size: object, scale: object = (0.08, 1.0), ratio: object = (3 / 4, 4 / 3)) -> None:
-        self.target = check_size("size", size)
-        self.scale = check_range("scale", scale, 0, 1, above=True)
-        self.ratio = check_range("ratio", ratio, *RATIOS)
+        self.target = ops.check_size("size", size)
+        self.scale = ops.check_range("scale", scale, 0, 1, above=True)
+        self.ratio = ops.check_range("ratio", ratio, *ops.RATIOS)
 
-    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+    def boxes(self, keys: ops.Keys, sizes: ops.Sizes) -> NDArray[np.int64]:
         return random_resized_boxes(keys, sizes, self.scale, self.ratio)  # the first number is RandomHorizontalFlip's
 
 
-@operation
-class Resize(CropOperation):
+@ops.operation
+class Resize(ops.CropOperation):
     """The whole image, resized.
 
     Args:
@@ -70,17 +50,17 @@ class Resize(CropOperation):
 
     def __init__(self, size: object) -> None:
         self.exact = isinstance(size, list | tuple)
-        self.target = check_size("size", size)
+        self.target = ops.check_size("size", size)
 
-    def out_sizes(self, sizes: Sizes) -> Sizes:
+    def out_sizes(self, sizes: ops.Sizes) -> ops.Sizes:
         if self.exact:
             return super().out_sizes(sizes)
-        out: Sizes = self.target[0] * sizes // sizes.min(axis=1, keepdims=True)  # rounded down, as by torchvision
+        out: ops.Sizes = self.target[0] * sizes // sizes.min(axis=1, keepdims=True)  # rounded down, as by torchvision
         return out
 
 
-@operation
-class RandomCrop(CropOperation):
+@ops.operation
+class RandomCrop(ops.CropOperation):
     """A random crop, not resized.
 
     Args:
@@ -91,48 +71,50 @@ class RandomCrop(CropOperation):
     """
 
     def __init__(self, size: object, padding: int = 0, padding_mode: str = "constant") -> None:
-        self.target = check_size("size", size)
+        self.target = ops.check_size("size", size)
         if type(padding) is not int or not 0 <= padding < min(self.target):
-            raise bad("padding", padding, "a number of pixels, at least 0 and less than size")
+            raise ops.bad("padding", padding, "a number of pixels, at least 0 and less than size")
         if padding_mode not in ("constant", "reflect"):
-            raise bad("padding_mode", padding_mode, "constant or reflect")
+            raise ops.bad("padding_mode", padding_mode, "constant or reflect")
         self.padding = padding
         self.pads = padding > 0
         self.reflects = self.pads and padding_mode == "reflect"
         if self.reflects:
             if 2 * padding >= min(self.target):  # only the part of the box in the image is decoded
-                raise bad("padding", padding, "less than half of size, or constant padding")
-            self.write = write_reflected
+                raise ops.bad("padding", padding, "less than half of size, or constant padding")
+            self.write = ops.write_reflected
 
-    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+    def boxes(self, keys: ops.Keys, sizes: ops.Sizes) -> NDArray[np.int64]:
         space = self._space(sizes)
         corners = (uniforms(keys, 2) * (space + 1)).astype(np.int64) - self.padding
         return np.concatenate([corners, self.out_sizes(sizes)], axis=1)
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.int64]) -> Tensor:
         if self.reflects:
-            return crop_batch(images, drawn[:, :4], np.zeros(len(drawn), np.bool_))
+            return ops.crop_batch(images, drawn[:, :4], np.zeros(len(drawn), np.bool_))
         return super().apply_batch(images, drawn)
 
-    def out_sizes(self, sizes: Sizes) -> Sizes:
+    def out_sizes(self, sizes: ops.Sizes) -> ops.Sizes:
         self._space(sizes)
         return super().out_sizes(sizes)
 
-    def _space(self, sizes: Sizes) -> Sizes:
+    def _space(self, sizes: ops.Sizes) -> ops.Sizes:
         """(N, 2) number of positions, less one."""
         if self.reflects and sizes.min() <= self.padding:
-            raise bad("padding", self.padding, f"less than the {sizes.min()} pixels of an image, or constant padding")
-        space: Sizes = sizes + 2 * self.padding - np.array(self.target)
+            raise ops.bad(
+                "padding", self.padding, f"less than the {sizes.min()} pixels of an image, or constant padding"
+            )
+        space: ops.Sizes = sizes + 2 * self.padding - np.array(self.target)
         if space.min() < 0:
             height, width = sizes[space.min(axis=1).argmin()]
-            raise BadParameterError(
+            raise ops.BadParameterError(
                 f"size: {self.target[0]}x{self.target[1]} is more than the {height}x{width} pixels of an image; "
                 "set it smaller, resize before, or set padding"
             )
         return space
 
 
-@operation
+@ops.operation
 class CenterCrop(RandomCrop):
     """A centre crop, not resized.
 
@@ -143,36 +125,36 @@ class CenterCrop(RandomCrop):
     def __init__(self, size: object) -> None:
         super().__init__(size)
 
-    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+    def boxes(self, keys: ops.Keys, sizes: ops.Sizes) -> NDArray[np.int64]:
         corners = np.rint(self._space(sizes) / 2).astype(np.int64)  # half to even, as torchvision does
         return np.concatenate([corners, self.out_sizes(sizes)], axis=1)
 
 
-class WholeImage(CropOperation):
+class WholeImage(ops.CropOperation):
     """The whole image; precedes a recipe that doesn't begin with a crop."""
 
     target = (0, 0)
     resizes = False
 
-    def out_sizes(self, sizes: Sizes) -> Sizes:
+    def out_sizes(self, sizes: ops.Sizes) -> ops.Sizes:
         return sizes
 
 
 PADDING = 114  # level of the bars beside a letterboxed image: ImageNet's mean is (124, 116, 104)
 
 
-class CenterCropResize(CropOperation):
+class CenterCropResize(ops.CropOperation):
     """For evaluation: a centre crop of the output's shape, resized; `share` is of the largest such box in the image."""
 
     def __init__(self, size: tuple[int, int], share: float) -> None:
         self.target = size
         self.share = share
 
-    def boxes(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+    def boxes(self, keys: ops.Keys, sizes: ops.Sizes) -> NDArray[np.int64]:
         return shaped_boxes(sizes, self.target, self.share)
 
 
-class PlacedCrop(CropOperation):
+class PlacedCrop(ops.CropOperation):
     """A crop that becomes a part of the output; the rest is filled, and `IGNORED` in masks. On the host only.
 
     Attributes:
@@ -191,7 +173,7 @@ class PlacedCrop(CropOperation):
         """(channels,) of a filled pixel."""
         return self.fill if channels == 3 else to_grey(self.fill[None, None])[0, 0]
 
-    def write(self, cut: Image, box: list[int], out: Image, flip: bool = False) -> None:
+    def write(self, cut: ops.Image, box: list[int], out: ops.Image, flip: bool = False) -> None:
         top, left, height, width = self.place(box)
         whole = (height, width) == out.shape[:2]
         part = out if whole else np.empty((height, width, out.shape[2]), np.uint8)  # a resize needs contiguous memory
@@ -227,7 +209,7 @@ class Letterbox(PlacedCrop):
 
 
 def random_resized_boxes(
-    keys: Keys, sizes: Sizes, scale: tuple[float, float], ratio: tuple[float, float]
+    keys: ops.Keys, sizes: ops.Sizes, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> NDArray[np.int64]:
     """Crop boxes with the distribution of torchvision's RandomResizedCrop, for many images at once; 1 µs for each.
 
@@ -265,7 +247,7 @@ _PLACED, _CORNERS = slice(6, 8), 10
 """Columns of what is drawn: height and width of the box in the output; from 10 on the other boxes' corners."""
 
 
-@operation
+@ops.operation
 class RandomScaleCrop(PlacedCrop):
     """The image resized by a random factor, then a random crop, padded at the right and the bottom where it is larger.
 
@@ -291,14 +273,14 @@ class RandomScaleCrop(PlacedCrop):
         cat_max_ratio: float = 1.0,
         fill: int | Sequence[int] = (124, 116, 104),
     ) -> None:
-        self.target = check_size("size", size)
-        self.ratio = check_range("ratio", ratio, *RATIOS)
-        self.base = min(self.target) if base is None else check_whole("base", base, 1, MOST_SIDE)
-        self.most = check_number("cat_max_ratio", cat_max_ratio, 0, 1)
+        self.target = ops.check_size("size", size)
+        self.ratio = ops.check_range("ratio", ratio, *ops.RATIOS)
+        self.base = min(self.target) if base is None else ops.check_whole("base", base, 1, ops.MOST_SIDE)
+        self.most = ops.check_number("cat_max_ratio", cat_max_ratio, 0, 1)
         self.looks = self.most < 1  # whether masks decide where the crop is
-        self.fill = np.array(check_levels("fill", fill), np.uint8)
+        self.fill = np.array(ops.check_levels("fill", fill), np.uint8)
 
-    def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.int64]:
+    def draw(self, keys: ops.Keys, sizes: ops.Sizes) -> NDArray[np.int64]:
         """(N, 10 + 20): a box, height and width of the output, height and width of the box in it, and of the image
         when resized, then the corners of ten other boxes of the same shape, in the resized image.
         """
@@ -328,7 +310,7 @@ class RandomScaleCrop(PlacedCrop):
 
 
 def _box_in_image(
-    corners: NDArray[np.int64], placed: NDArray[np.int64], resized: NDArray[np.int64], sizes: Sizes
+    corners: NDArray[np.int64], placed: NDArray[np.int64], resized: NDArray[np.int64], sizes: ops.Sizes
 ) -> NDArray[np.int64]:
     """(N, 2) corners and shapes of boxes in resized images -> (N, 4) in the images themselves, at least one pixel."""
     begin, end = ((2 * at * sizes + resized) // (2 * resized) for at in (corners, corners + placed))
@@ -336,8 +318,8 @@ def _box_in_image(
     return np.concatenate([begin, np.maximum(end, begin + 1) - begin], axis=1)
 
 
-@operation
-class RandomHorizontalFlip(PixelOperation):
+@ops.operation
+class RandomHorizontalFlip(ops.PixelOperation):
     """Horizontal flip.
 
     Args:
@@ -351,21 +333,21 @@ class RandomHorizontalFlip(PixelOperation):
     _dim: ClassVar[int] = 3  # of (N, 3, H, W)
 
     def __init__(self, p: float = 0.5, alternate: bool = False) -> None:
-        self.p, self.alternates = check_number("p", p, 0, 1), alternate
+        self.p, self.alternates = ops.check_number("p", p, 0, 1), alternate
         if type(alternate) is not bool:
-            raise bad("alternate", alternate, "true or false")
+            raise ops.bad("alternate", alternate, "true or false")
         if alternate and p != 0.5:
-            raise bad("p", p, "0.5, or alternate=false")
+            raise ops.bad("p", p, "0.5, or alternate=false")
 
-    def draw(self, keys: Keys, sizes: Sizes) -> NDArray[np.bool_]:
-        return (keys & np.uint64(1)).astype(np.bool_) if self.alternates else bernoulli(keys, self.p)
+    def draw(self, keys: ops.Keys, sizes: ops.Sizes) -> NDArray[np.bool_]:
+        return (keys & np.uint64(1)).astype(np.bool_) if self.alternates else ops.bernoulli(keys, self.p)
 
-    def apply_inplace(self, image: Image, drawn: NDArray[np.bool_], row: int) -> None:
+    def apply_inplace(self, image: ops.Image, drawn: NDArray[np.bool_], row: int) -> None:
         if drawn[row]:
             flip(image, self._dim - 2)
 
     def apply_batch(self, images: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
-        return images.flip(self._dim).where(to_device(drawn, images).view(-1, 1, 1, 1), images)
+        return images.flip(self._dim).where(ops.to_device(drawn, images).view(-1, 1, 1, 1), images)
 
     def apply_mask(self, mask: Mask, drawn: NDArray[np.bool_], row: int) -> Mask:
         if not drawn[row]:
@@ -373,10 +355,10 @@ class RandomHorizontalFlip(PixelOperation):
         return mask[:, ::-1] if self._dim == 3 else mask[::-1]
 
     def apply_mask_batch(self, masks: Tensor, drawn: NDArray[np.bool_]) -> Tensor:
-        return masks.flip(self._dim - 1).where(to_device(drawn, masks).view(-1, 1, 1), masks)
+        return masks.flip(self._dim - 1).where(ops.to_device(drawn, masks).view(-1, 1, 1), masks)
 
 
-@operation
+@ops.operation
 class RandomVerticalFlip(RandomHorizontalFlip):
     """Vertical flip, with the same parameters."""
 

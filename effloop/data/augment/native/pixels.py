@@ -10,27 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from effloop.data.augment import operation as ops
 from effloop.data.augment.native import host, kernels
 from effloop.data.augment.native.policy import NAMES, Policy, PolicyDraws, draws
-from effloop.data.augment.operation import (
-    MOST_FACTOR,
-    MOST_SIDE,
-    RATIOS,
-    BadParameterError,
-    Image,
-    Keys,
-    PixelOperation,
-    Sizes,
-    as_list,
-    bad,
-    bernoulli,
-    check_levels,
-    check_number,
-    check_range,
-    check_whole,
-    operation,
-    to_device,
-)
 from effloop.data.image.pixels import opencv
 from effloop.data.random import stream, uniforms, words, words_on_device
 from effloop.lazy import Tensor, torch
@@ -40,7 +22,7 @@ Range = float | list[float]
 _COLOURS = np.array([NAMES.index(name) for name in ("Brightness", "Contrast", "Color", "Hue")])
 
 
-@operation
+@ops.operation
 class ColorJitter(Policy):
     """Brightness, contrast, saturation and hue changed at random, in a random order.
 
@@ -57,12 +39,12 @@ class ColorJitter(Policy):
         self, brightness: Range = 0, contrast: Range = 0, saturation: Range = 0, hue: Range = 0, p: float = 1
     ) -> None:
         factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
-        ranges = [_range(name, value, 1, 0, MOST_FACTOR) for name, value in factors.items()]
+        ranges = [_range(name, value, 1, 0, ops.MOST_FACTOR) for name, value in factors.items()]
         self.ranges = np.array([*ranges, _range("hue", hue, 0, -0.5, 0.5)])
         self.given = np.flatnonzero((self.ranges != [[1], [1], [1], [0]]).any(1))
-        self.p = check_number("p", p, 0, 1)
+        self.p = ops.check_number("p", p, 0, 1)
 
-    def draw(self, keys: Keys, sizes: Sizes) -> PolicyDraws:
+    def draw(self, keys: ops.Keys, sizes: ops.Sizes) -> PolicyDraws:
         numbers = uniforms(keys, 9)
         turns = self.given[numbers[:, 1 + self.given].argsort(axis=1)]
         low, high = self.ranges.T
@@ -75,12 +57,12 @@ def _range(name: str, value: object, center: float, low: float, high: float) -> 
     """[smallest, largest] of what is drawn, from a number or from the two themselves, from `low` to `high`."""
     try:
         if isinstance(value, int | float):
-            spread = check_number(name, value, 0, high)
+            spread = ops.check_number(name, value, 0, high)
             return max(low, center - spread), center + spread
-        return check_range(name, value, low, high)
-    except BadParameterError:
+        return ops.check_range(name, value, low, high)
+    except ops.BadParameterError:
         allowed = f"a number from 0 to {high:g}, or [smallest, largest] from {low:g} to {high:g}"
-        raise bad(name, value, allowed) from None
+        raise ops.bad(name, value, allowed) from None
 
 
 class _RandomlyApplied(Policy):
@@ -91,14 +73,14 @@ class _RandomlyApplied(Policy):
     _level: float = 0.0
 
     def __init__(self, p: float = 0.5) -> None:
-        self.p = check_number("p", p, 0, 1)
+        self.p = ops.check_number("p", p, 0, 1)
 
-    def draw(self, keys: Keys, sizes: Sizes) -> PolicyDraws:
-        choice = np.where(bernoulli(keys, self.p), NAMES.index(self._name), 0)[:, None]
+    def draw(self, keys: ops.Keys, sizes: ops.Sizes) -> PolicyDraws:
+        choice = np.where(ops.bernoulli(keys, self.p), NAMES.index(self._name), 0)[:, None]
         return draws(choice, np.full(choice.shape, self._level), sizes)
 
 
-@operation
+@ops.operation
 class RandomGrayscale(_RandomlyApplied):
     """Grey; `p` is the probability."""
 
@@ -108,7 +90,7 @@ class RandomGrayscale(_RandomlyApplied):
         super().__init__(p)
 
 
-@operation
+@ops.operation
 class RandomSolarize(_RandomlyApplied):
     """Values from a threshold on inverted.
 
@@ -121,10 +103,10 @@ class RandomSolarize(_RandomlyApplied):
 
     def __init__(self, threshold: float, p: float = 0.5) -> None:
         super().__init__(p)
-        self._level = check_number("threshold", threshold, 0, 255)
+        self._level = ops.check_number("threshold", threshold, 0, 255)
 
 
-@operation
+@ops.operation
 class RandomPosterize(_RandomlyApplied):
     """Only the highest bits of each value kept.
 
@@ -137,25 +119,25 @@ class RandomPosterize(_RandomlyApplied):
 
     def __init__(self, bits: int, p: float = 0.5) -> None:
         super().__init__(p)
-        number = check_number("bits", bits, 0, 8)
-        self._level = check_whole("bits", int(number) if number.is_integer() else bits, 0, 8)
+        number = ops.check_number("bits", bits, 0, 8)
+        self._level = ops.check_whole("bits", int(number) if number.is_integer() else bits, 0, 8)
 
 
-@operation
+@ops.operation
 class RandomAutocontrast(_RandomlyApplied):
     """Each channel stretched to 0..255; `p` is the probability."""
 
     _name = "AutoContrast"
 
 
-@operation
+@ops.operation
 class RandomEqualize(_RandomlyApplied):
     """Each channel's histogram equalised; `p` is the probability."""
 
     _name = "Equalize"
 
 
-@operation
+@ops.operation
 class RandomAdjustSharpness(_RandomlyApplied):
     """Sharper or smoother.
 
@@ -168,10 +150,10 @@ class RandomAdjustSharpness(_RandomlyApplied):
 
     def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
         super().__init__(p)
-        self._level = check_number("sharpness_factor", sharpness_factor, 0, MOST_FACTOR)
+        self._level = ops.check_number("sharpness_factor", sharpness_factor, 0, ops.MOST_FACTOR)
 
 
-@operation
+@ops.operation
 class RandomInvert(_RandomlyApplied):
     """Each value inverted; `p` is the probability."""
 
@@ -189,8 +171,8 @@ class BlurDraws(NamedTuple):
     down: NDArray[np.float32]
 
 
-@operation
-class GaussianBlur(PixelOperation):
+@ops.operation
+class GaussianBlur(ops.PixelOperation):
     """Gaussian blur, with reflected borders.
 
     Within 1 level of torchvision's, which takes one pass of k * l weights; this takes two, of k and of l.
@@ -208,35 +190,37 @@ class GaussianBlur(PixelOperation):
     ) -> None:
         self.across, self.down = _kernel_size(kernel_size)
         pair = [sigma, sigma] if isinstance(sigma, int | float) else sigma
-        self.sigma, self.p = check_range("sigma", pair, *_SIGMAS), check_number("p", p, 0, 1)
+        self.sigma, self.p = ops.check_range("sigma", pair, *_SIGMAS), ops.check_number("p", p, 0, 1)
 
-    def out_sizes(self, sizes: Sizes) -> Sizes:
+    def out_sizes(self, sizes: ops.Sizes) -> ops.Sizes:
         height, width = sizes.min(axis=0).tolist()
         if self.across // 2 >= width or self.down // 2 >= height:
             fits = f"at most {2 * min(height, width) - 1} where images are {height}x{width}"
-            raise bad("kernel_size", [self.across, self.down], fits)
+            raise ops.bad("kernel_size", [self.across, self.down], fits)
         return sizes
 
-    def draw(self, keys: Keys, sizes: Sizes) -> BlurDraws:
+    def draw(self, keys: ops.Keys, sizes: ops.Sizes) -> BlurDraws:
         low, high = self.sigma
         place, done = uniforms(keys, 2).T
         sigma = np.where(done < self.p, low + (high - low) * place, _SIGMAS[0]).astype(np.float32)
         return BlurDraws(sigma, _weights(self.across, sigma), _weights(self.down, sigma))
 
-    def apply_inplace(self, image: Image, drawn: BlurDraws, row: int) -> None:
+    def apply_inplace(self, image: ops.Image, drawn: BlurDraws, row: int) -> None:
         if drawn.sigma[row] > _SIGMAS[0]:
             host.convolve(image, drawn.across[row], drawn.down[row], opencv().BORDER_REFLECT_101)
 
     def apply_batch(self, images: Tensor, drawn: BlurDraws) -> Tensor:
-        return kernels.convolve(images, to_device(drawn.across, images), to_device(drawn.down, images), "reflect")
+        return kernels.convolve(
+            images, ops.to_device(drawn.across, images), ops.to_device(drawn.down, images), "reflect"
+        )
 
 
 def _kernel_size(value: object) -> list[int]:
     """[horizontal, vertical], from an odd number or two."""
-    sizes = as_list(value) or [value, value]
-    odd = all(isinstance(size, int | float) and size % 2 == 1 and 1 <= size <= MOST_SIDE for size in sizes)
+    sizes = ops.as_list(value) or [value, value]
+    odd = all(isinstance(size, int | float) and size % 2 == 1 and 1 <= size <= ops.MOST_SIDE for size in sizes)
     if len(sizes) != 2 or not odd:
-        raise bad("kernel_size", value, f"an odd number from 1 to {MOST_SIDE - 1}, or two: [across, down]")
+        raise ops.bad("kernel_size", value, f"an odd number from 1 to {ops.MOST_SIDE - 1}, or two: [across, down]")
     return [int(size) for size in sizes]
 
 
@@ -257,11 +241,11 @@ class ErasingDraws(NamedTuple):
     """(N, B, 4) int64 top, left, height, width, zeros where nothing is erased; and (N,) keys, for noise."""
 
     boxes: NDArray[np.int64]
-    keys: Keys
+    keys: ops.Keys
 
 
-@operation
-class RandomErasing(PixelOperation):
+@ops.operation
+class RandomErasing(ops.PixelOperation):
     """Replaces a box of the image, or several (Zhong et al. 2017, "Random Erasing Data Augmentation").
 
     Args:
@@ -289,15 +273,15 @@ class RandomErasing(PixelOperation):
         mean: Sequence[float] = (0.485, 0.456, 0.406),
         std: Sequence[float] = (0.229, 0.224, 0.225),
     ) -> None:
-        self.p = check_number("p", p, 0, 1)
-        self.scale = check_range("scale", scale, 0, 1)
-        self.ratio = check_range("ratio", ratio, *RATIOS)
-        self.count = check_whole("count", count, 1, 100)
+        self.p = ops.check_number("p", p, 0, 1)
+        self.scale = ops.check_range("scale", scale, 0, 1)
+        self.ratio = ops.check_range("ratio", ratio, *ops.RATIOS)
+        self.count = ops.check_whole("count", count, 1, 100)
         noise = value in ("random", "normal")
-        self.value = None if noise else np.array(check_levels("value", value, other=", random or normal"), np.uint8)
+        self.value = None if noise else np.array(ops.check_levels("value", value, other=", random or normal"), np.uint8)
         self.table = _normal_levels(mean=mean, std=std) if value == "normal" else None
 
-    def draw(self, keys: Keys, sizes: Sizes) -> ErasingDraws:
+    def draw(self, keys: ops.Keys, sizes: ops.Sizes) -> ErasingDraws:
         numbers = uniforms(keys, _NUMBERS)
         parts = np.ones((len(keys), 1), np.int64)
         if self.count > 1:
@@ -308,7 +292,7 @@ class RandomErasing(PixelOperation):
         boxes[(numbers[:, :1] >= self.p) | (np.arange(self.count) >= parts)] = 0
         return ErasingDraws(boxes, keys)
 
-    def apply_inplace(self, image: Image, drawn: ErasingDraws, row: int) -> None:
+    def apply_inplace(self, image: ops.Image, drawn: ErasingDraws, row: int) -> None:
         for top, left, height, width in drawn.boxes[row].tolist():
             # whole rows are written at once: pixel by pixel it takes 50 µs at 224x224
             box = image.reshape(len(image), -1)[top : top + height, 3 * left : 3 * (left + width)]
@@ -324,8 +308,8 @@ class RandomErasing(PixelOperation):
         rows = np.flatnonzero(drawn.boxes.any(axis=(1, 2)))
         if not len(rows):
             return images
-        sent = (to_device(each[rows], images) for each in (drawn.boxes, drawn.keys.view(np.int64)))
-        return kernels.on_rows(images, to_device(rows, images), self._erased, *sent)
+        sent = (ops.to_device(each[rows], images) for each in (drawn.boxes, drawn.keys.view(np.int64)))
+        return kernels.on_rows(images, ops.to_device(rows, images), self._erased, *sent)
 
     def _erased(self, images: Tensor, boxes: Tensor, keys: Tensor) -> Tensor:
         top, left, height, width = boxes[..., None].unbind(2)
@@ -333,11 +317,11 @@ class RandomErasing(PixelOperation):
         rows, columns = (y >= top) & (y < top + height), (x >= left) & (x < left + width)
         inside = (rows[..., None] & columns[:, :, None]).any(1, keepdim=True)
         if self.value is not None:
-            return torch.where(inside, to_device(self.value, images).view(1, 3, 1, 1), images)
+            return torch.where(inside, ops.to_device(self.value, images).view(1, 3, 1, 1), images)
         noise = _noise_on_device(keys, images, torch.uint8 if self.table is None else torch.int16)
         if self.table is not None:
-            index = (noise.int() & 0xFFFF) + to_device(_CHANNELS, images).view(1, 3, 1, 1)
-            noise = to_device(self.table, images)[index]
+            index = (noise.int() & 0xFFFF) + ops.to_device(_CHANNELS, images).view(1, 3, 1, 1)
+            noise = ops.to_device(self.table, images)[index]
         return torch.where(inside, noise, images)
 
 
@@ -350,8 +334,8 @@ def _normal_levels(**of_channels: Sequence[float]) -> NDArray[np.uint8]:
     A table gives the same levels on any device, where logarithms and cosines don't.
     """
     for name, value in of_channels.items():
-        if len(as_list(value)) not in (1, 3) or not all(check_number(name, each, 0, 1) >= 0 for each in value):
-            raise bad(name, value, "a list of a number from 0 to 1 for each channel")
+        if len(ops.as_list(value)) not in (1, 3) or not all(ops.check_number(name, each, 0, 1) >= 0 for each in value):
+            raise ops.bad(name, value, "a list of a number from 0 to 1 for each channel")
     mean, std = (np.resize(value, (3, 1)) for value in of_channels.values())
     quantiles = torch.special.ndtri((torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)).numpy()
     levels: NDArray[np.float64] = 255 * (mean + std * quantiles)
@@ -359,7 +343,7 @@ def _normal_levels(**of_channels: Sequence[float]) -> NDArray[np.uint8]:
 
 
 def erasing_boxes(
-    numbers: NDArray[np.float64], sizes: Sizes, scale: Sequence[NDArray[np.float64]], ratio: tuple[float, float]
+    numbers: NDArray[np.float64], sizes: ops.Sizes, scale: Sequence[NDArray[np.float64]], ratio: tuple[float, float]
 ) -> NDArray[np.int64]:
     """Boxes with the distribution of torchvision's RandomErasing, for many images at once.
 
@@ -383,7 +367,7 @@ def erasing_boxes(
     return np.where(fits[rows, first][:, None], np.concatenate([corners, found], axis=1), 0)
 
 
-def _noise(keys: Keys, width: int, top: int, height: int, kind: np.dtype[Any]) -> NDArray[Any]:
+def _noise(keys: ops.Keys, width: int, top: int, height: int, kind: np.dtype[Any]) -> NDArray[Any]:
     """(1,) key -> (height, 3 * width) uniform whole numbers, these rows of the image's noise."""
     first, end, each = top * width * 3, (top + height) * width * 3, _WORD // kind.itemsize
     start = first // each
