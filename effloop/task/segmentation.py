@@ -267,7 +267,7 @@ def dice(logits: Tensor, masks: Tensor, weight: Tensor | None = None, *, batch: 
     mean over classes that have a pixel (Milletari et al. 2016, "V-Net", without squares). Weights aren't used.
     """
     probabilities = logits.float().softmax(dim=1) * (masks != IGNORED)[:, None]
-    has = _one_hot(masks, logits.shape[1])
+    has = masks[:, None] == torch.arange(logits.shape[1], device=masks.device, dtype=masks.dtype).view(1, -1, 1, 1)
     hits, predicted, targets = ((each.sum((2, 3))) for each in (probabilities * has, probabilities, has))
     if batch:
         hits, predicted, targets = (each.sum(0, keepdim=True) for each in (hits, predicted, targets))
@@ -315,10 +315,6 @@ def pixel_losses(gamma: float) -> dict[str, PixelLoss]:
 LOSSES = tuple(pixel_losses(0))  # their names
 
 WEIGHTED = ("cross_entropy", "focal")  # those that have weights of the classes
-
-
-def _one_hot(masks: Tensor, num_classes: int) -> Tensor:
-    return masks[:, None] == torch.arange(num_classes, device=masks.device, dtype=masks.dtype).view(1, -1, 1, 1)
 
 
 def _weights(masks: Tensor, weight: Tensor) -> Tensor:

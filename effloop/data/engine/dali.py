@@ -13,7 +13,6 @@ import numpy as np
 from effloop.batch import Batch, Skipped
 from effloop.data.engine.base import Engine, EngineConfig, Ring, engines
 from effloop.data.engine.daemons import DaemonThreads
-from effloop.data.image.header import Header
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan, Prepared
 from effloop.data.source import Kind
@@ -107,7 +106,10 @@ class DaliEngine(Engine):
             prepared = self.plan.prepare(request.epoch, request.ids[: request.filled])
         except Exception:
             return None  # `fill` raises it, when it is this batch's turn
-        return prepared if request.filled and all(map(_is_plain, prepared.infos)) else None
+        plain = (
+            info.plain and info.complete and info.format != "PNM" and info.orientation == 1 for info in prepared.infos
+        )
+        return prepared if request.filled and all(plain) else None
 
     def _begin(
         self, pipeline: _Pipeline, pool: DaemonThreads, request: BatchRequest, reading: Future[Prepared | None]
@@ -211,8 +213,3 @@ class _Pipeline:
                 self.feed(prepared)
             return None
         return pixels
-
-
-def _is_plain(header: Header) -> bool:
-    """Whether DALI decodes an image like EffLoop's decoders."""
-    return header.plain and header.complete and header.format != "PNM" and header.orientation == 1

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,7 +60,8 @@ class Cache:
 
     def missing(self, manifest: Manifest) -> list[RemoteFile]:
         """The files whose content isn't here, or not all of it."""
-        return [file for file in manifest.files if not _has_size(self.content(manifest, file), file.size)]
+        found = ((file, _status(self.content(manifest, file))) for file in manifest.files)
+        return [file for file, status in found if status is None or status.st_size != file.size]
 
     def link(self, manifest: Manifest) -> None:
         """Create the folder of links."""
@@ -99,7 +100,8 @@ class Cache:
             ConfigError: it doesn't fit.
         """
         with self._removing():
-            held = {path: _bytes_on_disk(path) for path in (self.folder / "objects").iterdir()}
+            there = ((path, _status(path)) for path in (self.folder / "objects").iterdir())
+            held = {path: status.st_blocks * 512 for path, status in there if status}  # a file may have holes
             own = self._contents(manifest)
             needed = manifest.bytes - sum(held.get(path, 0) for path in own)
             total, removable = sum(held.values()), self._removable(own)
@@ -210,16 +212,8 @@ def _noted(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except OSError:
-        return False
-
-
-def _bytes_on_disk(path: Path) -> int:
-    """Allocated bytes, as a file may have holes; 0 if another process has renamed it."""
-    try:
-        return path.stat().st_blocks * 512
-    except OSError:
-        return 0
+def _status(path: Path) -> os.stat_result | None:
+    """None if it isn't there, or another process has renamed it."""
+    with suppress(OSError):
+        return path.stat()
+    return None
