@@ -23,8 +23,7 @@ Listing = list[tuple[bytes, int, bytes]]
 TRAIN: Listing = [(b"a/1", 0, b"one"), (b"b/\xff\n", 1, b""), (b"b/3", 1, b"three" * 100)]
 VAL: Listing = [(b"a/9", 0, b"nine")]
 
-ARRAYS = ("hdf5", "n5", "pth", "zarr", "zarr2")
-"""Formats that hold a split as named arrays, with a header."""
+ARRAYS = ("hdf5", "n5", "pth", "zarr", "zarr2")  # formats that hold a split as named arrays, with a header
 META = {"zarr": ("zarr.json", "zarr.json"), "zarr2": (".zattrs", ".zarray"), "n5": ("attributes.json",) * 2}
 """Files of a group's attributes, and of an array's metadata."""
 

@@ -20,8 +20,7 @@ from effloop.registry import groups
 _compose = ConfigLoaderImpl._compose_config_from_defaults_list
 _lists: dict[Any, DefaultsList] = {}
 _trees: dict[Any, Any] = {}
-_of: list[Any] = [None]
-"""The parts that tests had registered then."""
+_of: list[Any] = [None]  # the parts that tests had registered then
 
 
 def compose_once() -> None:

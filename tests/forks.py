@@ -40,8 +40,7 @@ _IMPORTED = (
     "cv2",
     "matplotlib.figure",  # by which a run draws its samples
 )
-_MOST = 1 << 20
-"""Bytes of a request: arguments and environment."""
+_MOST = 1 << 20  # bytes of a request: arguments and environment
 _PAIR = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 """Open from the beginning, for tests that count what is open."""
 

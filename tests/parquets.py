@@ -11,8 +11,7 @@ import pytest
 
 PLAIN = {"compression": "none", "use_dictionary": False, "write_page_index": True}
 """As `datasets` 4.6 and later write images."""
-SNAPPY = {"compression": "snappy"}
-"""As before, and on the hub's `refs/convert/parquet`: the dictionary is tried, too."""
+SNAPPY = {"compression": "snappy"}  # as before, and on the hub's `refs/convert/parquet`: the dictionary is tried, too
 
 
 def class_label(*names: str) -> dict[str, Any]:

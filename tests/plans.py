@@ -23,8 +23,7 @@ from effloop.data.plan import Plan
 from effloop.data.source import Source, Tail, sources
 from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, Record, writers
 
-TABLES = ("csv", "tsv", "jsonl", "parquet")
-"""Formats of a table that `data=csv` reads."""
+TABLES = ("csv", "tsv", "jsonl", "parquet")  # formats of a table that `data=csv` reads
 
 READ_BY = {"zarr2": "zarr", "n5": "zarr", **{f"table.{ending}": "csv" for ending in TABLES}}
 """Where what `convert to=A` writes, or a table, is read by `data=B`."""

@@ -20,8 +20,7 @@ class Batches(list):  # type: ignore[type-arg]
     global_batch = 256
 
 
-Rates = dict[str, tuple[float, np.ndarray]]
-"""{a parameter's name: its weight decay, its learning rate in each update}"""
+Rates = dict[str, tuple[float, np.ndarray]]  # {a parameter's name: its weight decay, its learning rate in each update}
 
 
 def optimizer_of(config: Config, model: nn.Module, updates: int, images: int = 256) -> tuple[Any, Any]:

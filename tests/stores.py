@@ -18,8 +18,7 @@ import zarr
 from images import encode, photo
 from numpy.typing import NDArray
 
-Splits = Mapping[str, tuple[NDArray[np.uint8], NDArray[Any]]]
-"""{split: (images, labels)}."""
+Splits = Mapping[str, tuple[NDArray[np.uint8], NDArray[Any]]]  # {split: (images, labels)}
 
 
 def make_splits(**counts: int) -> Splits:

@@ -32,12 +32,10 @@ Splits = Annotated[
     Literal["both"] | tuple[Literal["train", "val"], ...],
     "their names in the data are data.train_split and data.val_split",
 ]
-Side = Annotated[int, range(1, 65_501)]
-"""Pixels that a JPEG's side may have, for libjpeg."""
+Side = Annotated[int, range(1, 65_501)]  # pixels that a JPEG's side may have, for libjpeg
 
 _MB = 1 << 20
-_RECODING = ("max_side", "quality", "color", "restart")
-"""Options that ask for other bytes than the original's."""
+_RECODING = ("max_side", "quality", "color", "restart")  # options that ask for other bytes than the original's
 _EXCLUDED = {
     ("to", "folder"): ("shuffle",),
     ("payload", "original"): _RECODING,
@@ -135,8 +133,7 @@ def split_names(split: Splits) -> tuple[str, ...]:
     return tuple(name for name in ("train", "val") if split == "both" or name in split)
 
 
-READ_BY = {"zarr2": "zarr", "n5": "zarr"}
-"""`convert to=NAME` -> `data=NAME`, where they differ."""
+READ_BY = {"zarr2": "zarr", "n5": "zarr"}  # `convert to=NAME` -> `data=NAME`, where they differ
 
 
 def convert(options: ConvertOptions, splits: Mapping[str, Source], decoder: Decoder, threads: int) -> None:

@@ -20,8 +20,7 @@ from effloop.data.source.storage.targets import Targets
 from effloop.errors import DataError
 from effloop.system.progress import Meter
 
-SHOWN = 50
-"""Problems that a terminal gets; a file or pipe gets all."""
+SHOWN = 50  # problems that a terminal gets; a file or pipe gets all
 
 
 @dataclass

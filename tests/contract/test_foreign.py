@@ -56,8 +56,7 @@ STORES: dict[str, tuple[str, Callable[[Path, stores.Splits], Path]]] = {
     "set.zip": ("zip", stores.write_zip),
     "stored.zip": ("zip", lambda root, splits: stores.write_zip(root, splits, "", zipfile.ZIP_STORED)),
 }
-NAMED = {"set.h5", "set.zip", "stored.zip"}
-"""Stores whose classes are a, b and c."""
+NAMED = {"set.h5", "set.zip", "stored.zip"}  # stores whose classes are a, b and c
 OF_PNG = ("folder2lmdb", "files", "lmdb of batches", "lmdb of dicts", "lmdb of bare")
 
 

@@ -57,13 +57,10 @@ AVAILABLE = (
 PAIRS = [*zip(AVAILABLE[0], itertools.cycle(AVAILABLE[1])), ("auto", "processes"), ("auto", "threads")]
 """Engines don't look at the decoder: each decoder meets one."""
 
-STORED = sorted((*writers, *(f"table.{ending}" for ending in plans.TABLES)))
-"""What a dataset is written as."""
+STORED = sorted((*writers, *(f"table.{ending}" for ending in plans.TABLES)))  # what a dataset is written as
 
-Opened = Callable[[str, str], Source]
-"""(format, split) -> the dataset's split in that format."""
-Epochs = dict[str, list[Batch]]
-"""Split -> the batches of an epoch."""
+Opened = Callable[[str, str], Source]  # (format, split) -> the dataset's split in that format
+Epochs = dict[str, list[Batch]]  # split -> the batches of an epoch
 
 
 @pytest.fixture(scope="module")

@@ -64,8 +64,7 @@ COMPOSED = {
 }
 """What begins, or is, a word of the commands that are not run but composed -> why."""
 RUN, OTHER = "outputs/2026-11-21/10-52-00", "outputs/again"
-ADDED = {"augment=pets"}
-"""Choices which a file in the text adds."""
+ADDED = {"augment=pets"}  # choices which a file in the text adds
 REFUSED = {"amp=true precision=fp32", "lr=0.1 optim.lr=0.2", "deterministic=true cudnn_benchmark=true"}
 """Overrides which the pages say contradict each other."""
 
@@ -157,8 +156,7 @@ def scratch(here: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return here
 
 
-RAN: set[str] = set()
-"""Several pages have the same command."""
+RAN: set[str] = set()  # several pages have the same command
 
 
 @pages

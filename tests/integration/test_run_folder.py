@@ -29,8 +29,7 @@ from effloop.errors import PROGRAM, ConfigError
 from effloop.runs.folder import LOCK, TakenError, check_free, claim_run_dir, lock, unlock
 from effloop.runs.reader import read_overrides, read_run
 
-KILLS = int(os.environ.get("EFFLOOP_KILLS", "6"))
-"""Moments at which a start, and a resume, are killed by night."""
+KILLS = int(os.environ.get("EFFLOOP_KILLS", "6"))  # moments at which a start, and a resume, are killed by night
 
 
 @pytest.fixture

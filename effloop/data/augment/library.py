@@ -23,8 +23,7 @@ _LEAST_SIDE = 1031  # of the images that a recipe is tried on: larger than most 
 
 _TRIES = 8
 
-Masked = tuple[Image, Mask | None]
-"""An image and its mask, if it has one. Neither is written, both may be read-only."""
+Masked = tuple[Image, Mask | None]  # an image and its mask, if it has one. Neither is written, both may be read-only
 
 
 class LibraryOperation(ABC):

@@ -11,8 +11,7 @@ from effloop.data.plan import Plan
 from effloop.data.source import Tail
 from effloop.errors import ConfigError, DataError
 
-SIZES = [(40, 8), (41, 8), (3, 8), (1, 1), (100, 7)]
-"""(samples, batch per rank)."""
+SIZES = [(40, 8), (41, 8), (3, 8), (1, 1), (100, 7)]  # (samples, batch per rank)
 
 
 def epoch(order: Order, number: int = 0) -> list[tuple[list[int], list[bool]]]:

@@ -36,8 +36,7 @@ from effloop.data.plan import Plan
 from effloop.errors import ConfigError, WorkerError
 from effloop.system import hardware
 
-MEMORY = "effloop-batches"
-"""What the kernel calls the memory of batches."""
+MEMORY = "effloop-batches"  # what the kernel calls the memory of batches
 
 
 @pytest.fixture

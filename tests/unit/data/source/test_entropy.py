@@ -21,8 +21,7 @@ from effloop.data.source.entropy import EntropyFile, Indexed, can_have_indexes, 
 from effloop.errors import DataError
 from effloop.system.files import try_lock
 
-WITH = [0, 1, 2, 4]
-"""Of the samples of `large`, those that can have an index."""
+WITH = [0, 1, 2, 4]  # of the samples of `large`, those that can have an index
 
 
 @pytest.fixture(scope="module")
