@@ -18,7 +18,7 @@ def override(text: str, rate: float, why: str, *, exact: bool = True) -> Overrid
     return Override(text, why, exact, 1040.0, rate, rate / 1040, [f"effloop data.root=/data/pets {text}"])
 
 
-DECODE = Diagnosis(
+DECODE = Diagnosis(  # decoding holds the run back, and the loop waits for it
     version="0.1.0",
     date="2026-11-22 18:40",
     command="effloop diagnose data.root=/data/pets",
@@ -52,16 +52,14 @@ DECODE = Diagnosis(
         "capacity": {"host": 14 * GB, "gpu": 69 * GB},
     },
 )
-"""Decoding holds the run back, and the loop waits for it."""
 
-EVALUATION = replace(
+EVALUATION = replace(  # evaluation takes more time than training
     DECODE,
     wait=0.03,
     evaluation=0.52,
     verdict=Verdict("evaluation", "evaluation-bound: 52 % of an epoch's time goes into the validation"),
     overrides=[],
 )
-"""Evaluation takes more time than training."""
 
 
 def efficiency(found: Diagnosis) -> dict[str, object]:

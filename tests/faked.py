@@ -42,14 +42,13 @@ GPU, BATCH, CLASSES = torch.device("cuda:0"), 4, 3
 KEYS = np.arange(16, dtype=np.uint64) << np.uint64(58)
 
 OVERFLOW = "precision/__init__.py:Precision.step"  # float16: whether scaled gradients overflowed, once an update
-MAY_WAIT = {
+MAY_WAIT = {  # the places that wait for the device; wherever else it is waited for is a fault
     OVERFLOW,
     "train/nan.py:StopOrSkip._may_update",  # nan=skip: whether gradients are finite, before each update
     "train/nan.py:StopOrSkip.check",  # whether weights are, before a checkpoint
     "record/base.py:Metrics.read",  # scores
     "train/evaluation.py:Scorer._move",  # the outputs that are kept for scores and details
 }
-"""The places that wait for the device; wherever else it is waited for is a fault."""
 
 ZERO = {OVERFLOW, "train/nan.py:StopOrSkip.check"}
 """Those that read a 0: nothing has overflowed. All other values are 1."""

@@ -39,7 +39,7 @@ def exif(orientation: int) -> bytes:
     return block.tobytes()
 
 
-HEIC = zlib.decompress(
+HEIC = zlib.decompress(  # 24 x 16 pixels as a phone stores them: (10 column, 15 row, 128)
     base64.b85decode(
         "c-muNV30{GsVvAy%}izhg51nBLl8SRGck>Ufw3kxwIq=N0u(b+a*CjAhJwuG5(YG&l$nzcHpIn&fe{FSfN=qY27)XgR?f`KO9S&jqM|@"
         "fDif5KQI>27V)7MamgK^f{K+gRDge@VG7FOPfpjTQnKL6ZNN56Bk=zG{KYxGxU|`^9P5|nVaA4$N{Qn=MfElEM8HD6^F*zgxB{iKG8PQ"
@@ -48,7 +48,6 @@ HEIC = zlib.decompress(
         "F`g8`F#JaO5NqBPgymzSU&vcnXY)H<8yF|!o^D*3})M(^-qw_HDH>u?8v&_v->~%-de)C_qc-5)m`WN08E*I_y"
     )
 )
-"""24 x 16 pixels as a phone stores them: (10 column, 15 row, 128)."""
 
 
 def png(width: int, height: int, bits: int, colour: int, rows: bytes = b"", extra: bytes = b"") -> bytes:

@@ -38,7 +38,7 @@ def _with_metadata(pixels: Pixels) -> bytes:
     return encode(pixels, "JPEG", exif=exif(1), icc_profile=b"\xff" * 3000, comment=b"\xff\xd9", quality=95)
 
 
-KINDS: dict[str, Callable[[Pixels], bytes]] = {
+KINDS: dict[str, Callable[[Pixels], bytes]] = {  # (H, W, 3) uint8 -> a JPEG that can be indexed
     **{sampling: lambda pixels, factors=sampling: by_opencv(pixels, factors) for sampling in FACTORS},
     "grey": by_pillow(mode="L", quality=95),
     "optimised": lambda pixels: by_opencv(pixels, "4:2:2", optimize=1, quality=97),
@@ -51,7 +51,6 @@ KINDS: dict[str, Callable[[Pixels], bytes]] = {
     "noise": lambda pixels: by_opencv(np.random.default_rng(0).integers(0, 256, pixels.shape, np.uint8), quality=100),
     "turbojpeg": lambda pixels: simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), 85, "RGB", "422"),
 }
-"""(H, W, 3) uint8 -> a JPEG that can be indexed."""
 
 
 def boxes(height: int, width: int, count: int, rng: np.random.Generator) -> list[Box]:

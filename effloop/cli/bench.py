@@ -39,7 +39,7 @@ class Benchmark:
         return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
 
 
-BENCHMARKS = {
+BENCHMARKS = {  # benchmarks by the names that `what=` takes
     "step": Benchmark("bench_step.step", 7),
     "ablate": Benchmark("bench_step.ablate", 5),
     "loader": Benchmark("bench_loader.loader", 5),
@@ -48,7 +48,6 @@ BENCHMARKS = {
     "augment": Benchmark("bench_loader.augment", 3),
     "inference": Benchmark("bench_inference.inference", 5),
 }
-"""Benchmarks by the names that `what=` takes."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from effloop.cli.command import Command, commands, options_of
 from effloop.errors import BUG, ConfigError, InterruptedRunError, PreemptedRunError, printable_lines
 from effloop.system.processes import command_timed, discard_output, escaped_output, limit_spinning
 
-MODULES = {
+MODULES = {  # command -> the module of this folder that has it, imported when it is asked for: most import torch
     **dict.fromkeys(("train", "resume"), "train"),
     **dict.fromkeys(("convert", "verify", "index"), "convert"),
     **dict.fromkeys(("diagnose", "lr", "tune"), "measure"),
@@ -22,7 +22,6 @@ MODULES = {
     **dict.fromkeys(("eval", "export", "predict"), "trained"),
     **{"bench": "bench", "launch": "launch", "list": "help", "show": "show"},
 }
-"""Command -> the module of this folder that has it, imported when it is asked for: most import torch."""
 
 
 def command_named(name: str) -> Command:

@@ -61,11 +61,10 @@ RESOLVERS = {"hydra", "now", "python_version"}.union(
 _BY_HYDRA = re.compile(r"hydra\.(runtime|overrides|job\.(num|id|config_name|override_dirname)$)")
 """What Hydra itself fills in."""
 _PLAIN = r"[\w.,:=@/+%-]*"  # text of which no shell expands anything: launchers write scripts
-_FROM_FILES = {
+_FROM_FILES = {  # keys that a file may set, too, and the form of their text
     r"hydra\.sweeper\.(?!storage|custom_search_space|.*hydra)": ".*",  # params are overrides of jobs
     r"hydra\.launcher\.(?!setup|additional_parameters|submitit_folder|temp_folder|ray)|hydra\.job\.name$": _PLAIN,
 }
-"""Keys that a file may set, too, and the form of their text."""
 _LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
 """Those whose keys a file may set; keys of others may name commands (`ray_aws`) or a store of pickles (`rq`)."""
 _TYPED = re.compile(r"hydra\.(mode$|launcher\.|sweeper\.storage$|job\.name$|searchpath)")

@@ -292,7 +292,7 @@ def unknown_in(key: str, tree: DictConfig | None) -> str:
     return unknown_key(key, {name: [*each.defaults] for name, each in keys.items()}, chosen)
 
 
-_OTHER_NAMES = {
+_OTHER_NAMES = {  # key, or override -> what it is called elsewhere
     "epochs": "max_epochs num_epochs n_epochs num_train_epochs",
     "num_workers": "num_proc dataloader_num_workers j",
     "batch_size": "batch bs b train_batch_size per_device_train_batch_size",
@@ -320,7 +320,6 @@ _OTHER_NAMES = {
     "resume": "ckpt_path resume_from_checkpoint",
     "checkpoint.best_by": "monitor metric",
 }
-"""Key, or override -> what it is called elsewhere."""
 OTHER_NAMES = {name: key for key, names in _OTHER_NAMES.items() for name in names.split()}
 """Name in another framework -> key, or override."""
 

@@ -63,7 +63,7 @@ def parse_flags(args: Sequence[str]) -> tuple[list[str], list[str]]:
     return flags, overrides
 
 
-REMOVED = {
+REMOVED = {  # key that EffLoop had -> what to do instead
     "data.window": "all files behind a URL are fetched before training: set data.download_gb high enough for them, or "
     "read shards as a stream, by MosaicML's streaming or WebDataset, in a loop of your own",
     "augment.resize": "crops are always resized by the antialiased filter, which is faster: leave it out",
@@ -74,7 +74,6 @@ REMOVED = {
     "engine.start_method": "workers are forked: leave it out, or set engine=threads where a library can't be forked",
     "stop.minutes": "type timeout 30m effloop ..., whose signal saves the run",
 }
-"""Key that EffLoop had -> what to do instead."""
 
 
 RENAMED = {"checkpoint.patience_s": ("checkpoint.stop_timeout_s", "0.4")}

@@ -36,12 +36,11 @@ Side = Annotated[int, range(1, 65_501)]  # pixels that a JPEG's side may have, f
 
 _MB = 1 << 20
 _RECODING = ("max_side", "quality", "color", "restart")  # options that ask for other bytes than the original's
-_EXCLUDED = {
+_EXCLUDED = {  # options that contradict an option's value
     ("to", "folder"): ("shuffle",),
     ("payload", "original"): _RECODING,
     ("payload", "raw"): ("quality", "restart"),
 }
-"""Options that contradict an option's value."""
 
 
 @dataclass(frozen=True)

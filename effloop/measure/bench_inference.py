@@ -27,14 +27,13 @@ from effloop.measure.turns import chosen, in_turns, scratch_folder
 from effloop.system.hardware import available_cores
 
 _VARIANTS: dict[str, dict[str, Any]] = {"": {}, "_int8": {"int8": True}, "_half": {"half": True}}
-_EXPORTED = {
+_EXPORTED = {  # names of exported formats -> how they are made
     name + suffix: ExportOptions(to=name, **options)
     for name, kind in formats.items()
     if kind.fuses  # else it is pytorch once more
     for suffix, options in _VARIANTS.items()
     if kind.int8 or suffix != "_int8"
 }
-"""Names of exported formats -> how they are made."""
 
 NAMES = ("pytorch", *_EXPORTED)
 

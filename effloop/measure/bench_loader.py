@@ -338,12 +338,11 @@ LOADERS: dict[str, Callable[[Workload], Epoch]] = {
 """Loaders by the names that `vs=` takes; `effloop` is always measured."""
 
 
-LIBRARIES = {
+LIBRARIES = {  # Albumentations doesn't antialias
     "albumentations": "augment=albumentations_resize_crop",
     "torchvision": "augment=torchvision_resize_crop",
     "native": "augment=native_resize_crop",
 }
-"""Albumentations doesn't antialias."""
 
 Reported = Mapping[str, Mapping[str, float]]
 """Name of a row -> side -> seconds that others published, of another machine, other data and PyTorch's loader."""

@@ -24,13 +24,12 @@ _FILES = {
     "torch": ("optim/__init__.py", r"^from torch\.optim\.(?!optimizer)\w+ import (\w+) as"),
     "timm": ("optim/_optim_factory.py", r"(?:OptimInfo\(\s*(?:name=)?|register_alias\()'(\w+)'"),
 }
-CANT = {
+CANT = {  # optimizers that can't train here, and why
     "LBFGS": "computes the loss several times in an update; choose another",
     "Muon": "takes matrices only; set optim=muon for timm's, which takes all parameters",
     "SparseAdam": "takes sparse gradients only; set optim=adam",
     "adahessian": "takes second derivatives; choose another",
 }
-"""Optimizers that can't train here, and why."""
 
 
 @dataclass

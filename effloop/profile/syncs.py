@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_READS = {
+_READS = {  # operations that need a result on the host -> how they are written
     "aten::_local_scalar_dense": "item(), float() or bool()",
     "aten::nonzero": "nonzero()",
     "aten::masked_select": "masked_select()",
@@ -26,7 +26,6 @@ _READS = {
     "aten::repeat_interleave": "repeat_interleave() without output_size",
     "aten::_linalg_check_errors": "a check of linear algebra",
 }
-"""Operations that need a result on the host -> how they are written."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OPTIM = os.path.join(_TORCH, "optim") + os.sep

@@ -18,13 +18,12 @@ from effloop.system.untrusted import read_json
 
 IDS = "loggers.json"  # file of a run folder: the run's ids in trackers, which a resumed run continues
 
-_MLFLOW = {
+_MLFLOW = {  # defaults for MLflow's environment variables
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # MLflow's 7 stop training for 4 minutes if the server is unreachable
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",  # seconds; MLflow's default is 120
 }
-"""Defaults for MLflow's environment variables."""
 _FLUSH_S = 10.0
 _MAX_PARAMS, _PARAM_CHARACTERS, _MAX_METRICS = 100, 6000, 1000
 """MLflow's limits: params per request, characters of a param, metrics per request."""

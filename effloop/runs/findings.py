@@ -74,13 +74,12 @@ def _digest(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_SPEEDLESS = {
+_SPEEDLESS = {  # keys without an influence on the speed of training; `amp` is in `precision`
     *("amp", "checkpoint", "epochs", "lr", "objective", "out", "profile", "record", "resume", "run", "schedule"),
     *("seed", "sweep", "eval_every", "on_error", "max_errors", "eval_image_size"),
 }
-"""Keys without an influence on the speed of training; `amp` is in `precision`."""
 
-_SPEEDLESS_OF_PARTS = {
+_SPEEDLESS_OF_PARTS = {  # the same in groups. Others stay, among them those of parts that plugins have added
     "augment": {"mix", "mix_prob", "mix_epochs", "cutmix_share"},
     "data": {
         "repeats",
@@ -95,7 +94,6 @@ _SPEEDLESS_OF_PARTS = {
     },
     "task": {"label_smoothing", "sum_classes", "target_threshold"},
 }
-"""The same in groups. Others stay, among them those of parts that plugins have added."""
 
 
 def pipeline_key(config: Config) -> str:

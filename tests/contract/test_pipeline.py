@@ -48,11 +48,10 @@ def installed(decode: str) -> bool:
 
 
 DALI = find_spec("nvidia") and find_spec("nvidia.dali")
-AVAILABLE = (
+AVAILABLE = (  # decoders and engines: with one that isn't there, two others would meet in a test that is skipped
     [name for name in decoders.names() if installed(name)],
     [name for name in engines.names() if name != "dali" or DALI],
 )
-"""Decoders and engines: with one that isn't there, two others would meet in a test that is skipped."""
 
 PAIRS = [*zip(AVAILABLE[0], itertools.cycle(AVAILABLE[1])), ("auto", "processes"), ("auto", "threads")]
 """Engines don't look at the decoder: each decoder meets one."""

@@ -53,7 +53,7 @@ ELSEWHERE = {
     "python -m pytest": "is what runs this",
     "python tests/gpu/report.py": "needs a GPU: unit/test_gpu_report.py",
 }
-COMPOSED = {
+COMPOSED = {  # what begins, or is, a word of the commands that are not run but composed -> why
     "torchrun": "starts ranks: test_ranks.py",
     "srun": "needs Slurm",
     "parallel=ddp": "starts ranks: test_ranks.py",
@@ -62,19 +62,17 @@ COMPOSED = {
     "experiment=": "contract/test_experiments.py trains each",
     "model.weights=DEFAULT": "downloads weights",
 }
-"""What begins, or is, a word of the commands that are not run but composed -> why."""
 RUN, OTHER = "outputs/2026-11-21/10-52-00", "outputs/again"
 ADDED = {"augment=pets"}  # choices which a file in the text adds
 REFUSED = {"amp=true precision=fp32", "lr=0.1 optim.lr=0.2", "deterministic=true cudnn_benchmark=true"}
 """Overrides which the pages say contradict each other."""
 
-LONGEST = {
+LONGEST = {  # pages whose commands take three seconds or more
     "README",
     *("augmentation", "benchmarks", "commands", "data", "diagnose", "evaluate", "examples", "export", "extending"),
     *("gallery", "multi-gpu", "own-source", "own-task", "recipes", "runs", "segmentation", "splits", "start", "step"),
     *("sweeps", "tasks"),
 }
-"""Pages whose commands take three seconds or more."""
 
 pages = pytest.mark.parametrize(
     "page",
@@ -284,7 +282,7 @@ def test_what_is_not_run_is_there() -> None:
 
 
 KEYS = "|".join(field.name for field in dataclasses.fields(Config))
-NEEDS = {
+NEEDS = {  # beginning of an override -> what has to be chosen for it
     "parallel.": "parallel=ddp",
     "data=dali": "data.root=.",
     "data=folder": "data.root=.",
@@ -310,7 +308,6 @@ NEEDS = {
     "task.window": "task=segmentation",
     "task.standardise": "task=regression",
 }
-"""Beginning of an override -> what has to be chosen for it."""
 
 
 @pytest.mark.slow

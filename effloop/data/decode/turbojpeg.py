@@ -15,11 +15,10 @@ from effloop.data.image.header import Encoded, Header
 from effloop.native import library
 
 # Pillow's wheels for Linux have libjpeg-turbo in them; `native/jpeg_decode.c` decodes by it.
-_FUNCTIONS = (
+_FUNCTIONS = (  # as `Library` in native/libjpeg.h has them
     "std_error CreateDecompress destroy_decompress mem_src read_header start_decompress crop_scanline skip_scanlines "
     "read_scanlines finish_decompress abort_decompress"
 )
-"""As `Library` in native/libjpeg.h has them."""
 
 
 @functools.cache

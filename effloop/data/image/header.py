@@ -16,7 +16,7 @@ from PIL import Image
 
 from effloop.errors import DataError, reason
 
-EXTENSIONS = {
+EXTENSIONS = {  # of the files that are read as images -> the format they usually have; a file's content decides
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
     **dict.fromkeys((".png", ".apng"), "PNG"),
     **{".webp": "WEBP", ".bmp": "BMP", ".dib": "DIB", ".ppm": "PNM", ".pgm": "PNM", ".pbm": "PPM", ".pnm": "PPM"},
@@ -25,7 +25,6 @@ EXTENSIONS = {
     **{".heic": "HEIF", ".heif": "HEIF", ".hif": "HEIF", ".jxl": "JXL"},
     **{".pcx": "PCX", ".dds": "DDS", ".psd": "PSD", ".sgi": "SGI", ".qoi": "QOI"},
 }
-"""Of the files that are read as images -> the format they usually have; a file's content decides."""
 
 _LEFT_OUT = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG", "IM", "IMT", "IPTC", "PCD", "SPIDER"})
 """Formats that run another program, have no pixels that Pillow decodes, or aren't recognised by their first bytes."""

@@ -42,19 +42,17 @@ _PIECE = 1 << 16
 _CHECKED = 1 << 20  # bytes; a smaller file of a web server is sent at once
 _ADDRESS = re.compile(r"https?://(\[[\da-fA-F:.]+\]|[^/:\s@\[]+)(:\d{1,5})?(/\S*)?")
 _METADATA = "169.254.169.254"  # queried for credentials where the environment has none
-_CREDENTIALS = {
+_CREDENTIALS = {  # first letter of a scheme -> environment variables
     "s": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true for a public bucket)",
     "g": "GOOGLE_APPLICATION_CREDENTIALS",
     "a": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-"""First letter of a scheme -> environment variables."""
 _AUTHORIZE = f"set {AUTHORIZATION} in the environment, e.g. to 'Bearer …'"
 _PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".Z")  # some servers call such files compressed answers
-_VERSIONS = (
+_VERSIONS = (  # keys by which file systems of fsspec describe the content of a file
     *("ETag", "etag", "md5Hash", "md5", "checksum", "blob_id", "sha256", "sha"),
     *("LastModified", "last_modified", "mtime", "modified", "modificationTime", "modify"),
 )
-"""Keys by which file systems of fsspec describe the content of a file."""
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError)
 """Exceptions of fsspec after which another attempt is of no use."""
 

@@ -190,7 +190,7 @@ FEW = 10  # whole numbers of so few different values are classes however few row
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _SHOWN = 80  # characters of a value in a message
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-_FORMS = {
+_FORMS = {  # what a value looks like: the first of these
     "empty": re.compile(""),
     "whole": re.compile(r"[+-]?\d+", re.ASCII),
     "point": re.compile(r"[+-]?\d+\.0*", re.ASCII),  # 3.0 is 3: pandas writes all with a point where one was missing
@@ -199,7 +199,6 @@ _FORMS = {
     "list": re.compile(r".*\|.*|\[.*\]", re.DOTALL),
     "text": re.compile(".*", re.DOTALL),
 }
-"""What a value looks like: the first of these."""
 
 
 class Seen(NamedTuple):

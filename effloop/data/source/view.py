@@ -14,10 +14,9 @@ from effloop.data.random import Permutation
 from effloop.data.source.base import Kind, Source, at_most, fingerprint_of
 from effloop.system.cached import cached_property
 
-_FACTS = (
+_FACTS = (  # attributes of a source that hold for each of its samples
     *("kind", "note", "left_out", "columns", "stores_indexes", "mask_format", "about", "targets_note", "has_checksums"),
 )
-"""Attributes of a source that hold for each of its samples."""
 
 
 class View(Source):

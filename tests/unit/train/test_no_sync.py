@@ -36,7 +36,7 @@ from effloop.train.trainer import LoopConfig, Step, Trainer
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
-KNOBS = [
+KNOBS = [  # what may change about a step: whatever is added to the config belongs here
     ["accumulate=2", "max_grad_norm=0.1", "optim.ema=0.9", "task.loss=asymmetric"],
     [
         *("precision=bf16", "max_grad_norm=0.1", "augment.mixup=0.4", "optim.fused=true", "channels_last=false"),
@@ -51,7 +51,6 @@ KNOBS = [
     ["task=multilabel", "task.loss=asl", "augment.mixup=0.4", "augment.cutmix=1", "deterministic=true"],
     ["task=regression", "task.loss=huber", "precision=bf16"],
 ]
-"""What may change about a step: whatever is added to the config belongs here."""
 
 SOURCES = {
     "classification": Tabled("abc", [0, 1, 2]),

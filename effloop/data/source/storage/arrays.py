@@ -17,7 +17,7 @@ from effloop.data.source.storage.packed import ContiguousPayload, Extent, Mapped
 from effloop.data.source.storage.writing import FIELDS, PLACES, Records, SplitColumns
 from effloop.errors import DataError
 
-DTYPES = {
+DTYPES = {  # the arrays of a split, as `SplitColumns.columns` returns them, and the payload; in either byte order
     "payload": (np.uint8,),
     **{
         stored: dtypes
@@ -26,7 +26,6 @@ DTYPES = {
         if name not in PLACES
     },
 }
-"""The arrays of a split, as `SplitColumns.columns` returns them, and the payload; in either byte order."""
 
 INDEXES = ("entropy", "entropy_end")  # those that a split may lack
 MASKS = ("mask", "mask_end", "mask_crc32c")  # those of masks: end to end, where each ends, and its checksum

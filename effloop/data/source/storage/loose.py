@@ -43,12 +43,11 @@ _KINDS = 8  # of files left out that are named
 
 MAX_BYTES = 1 << 30  # of a file that is read as one image; 200 GB of zeros between the images would take all memory
 
-_LACKING = {
+_LACKING = {  # what a machine lacks, which is no fault of the file
     errno.EMFILE: "raise the limit of open files (ulimit -n), or set num_workers lower",
     errno.ENFILE: "other programs have too many files open",
     errno.ENOMEM: "set num_workers, batch_size or engine.prefetch lower",
 }
-"""What a machine lacks, which is no fault of the file."""
 
 
 def read_file(path: bytes) -> bytes:
