@@ -69,7 +69,7 @@ def write_as(name: str, root: Path, path: Path, shard_bytes: int = SHARD_BYTES) 
     """A folder dataset in the format that `convert to=NAME` writes, byte for byte."""
     splits = {split: open_source("folder", root, split) for split in ("train", "val")}
     records = {split: Copied(source) for split, source in splits.items()}
-    writers[name](path, Dataset(splits["train"].classes, records, {"payload": "original"}), shard_bytes)
+    writers[name](path, Dataset(splits["train"].classes, records, {"payload": "original"}, shard_bytes=shard_bytes))
     return path
 
 

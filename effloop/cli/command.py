@@ -118,7 +118,7 @@ def kind_of(hint: Any) -> Kind:
             allowed = (f"{one.allowed[0]} from {limit[0]:,} to {limit[-1]:,}",)
             return Kind(one.form, allowed, lambda text: limit[limit.index(one.read(text))])
         return Kind("NAME", tuple(limit), lambda text: [*limit][[*limit].index(text)])
-    return _PLAIN[hint]
+    return _PLAIN.get(hint) or Kind(hint.form, (hint.allowed,), hint.parse)
 
 
 def _parts(text: str) -> list[str]:

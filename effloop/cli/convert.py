@@ -11,6 +11,7 @@ from effloop.cli.command import command
 from effloop.config import Config
 from effloop.convert import index, verify
 from effloop.convert.convert import ConvertOptions, Splits, convert, split_names
+from effloop.convert.parts import ALL, Part, merge
 from effloop.data.decode import decoders
 from effloop.data.source import Source
 from effloop.data.source.base import WHOLE, NoSplitError
@@ -30,6 +31,9 @@ def convert_data(options: ConvertOptions, overrides: list[str]) -> int:
     num_workers=N sets the threads.
     """
     config = configs.compose(overrides)
+    if options.merge:
+        merge(options.whole_out, options.asked, num_workers(config))
+        return 0
     opened = _open_splits(config, options.splits)
     if options.shuffle:
         opened["train"] = shuffled(opened["train"], config.seed)
@@ -43,9 +47,11 @@ class SplitOptions:
 
     Attributes:
         split: which of the splits data.train_split and data.val_split.
+        part: one part of the samples of each split alone, as 3/64.
     """
 
     split: Splits = "both"
+    part: Part = ALL
 
 
 @command("verify", SplitOptions, "data.root=/data/pets split=val")
@@ -58,9 +64,11 @@ def verify_data(options: SplitOptions, overrides: list[str]) -> int:
     problems: list[str] = []
     with comparing(Comparing.kept):  # a damaged column is a problem among others
         opened = _open_all(config, options.split, problems.append)
+    if options.part.number > 1:  # what concerns all samples is for the first
+        problems.clear()
     data = config.data if config.data.index is Index.none else replace(config.data, index=Index.read)
     opened = {name: with_indexes(source, data) for name, source in opened.items()}
-    reports = verify.verify(opened, decoders.build(config.decode), num_workers(config), problems)
+    reports = verify.verify(opened, decoders.build(config.decode), num_workers(config), problems, options.part)
     verify.show(reports, problems)
     return 1 if problems else 0
 
@@ -75,7 +83,7 @@ def index_data(options: SplitOptions, overrides: list[str]) -> int:
     """
     config = configs.compose(overrides)
     opened = _open_all(config, options.split)
-    index.show(index.build_indexes(opened, config.data.index_dir, num_workers(config)))
+    index.show(index.build_indexes(opened, config.data.index_dir, num_workers(config), options.part))
     return 0
 
 

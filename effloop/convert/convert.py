@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -14,6 +16,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from effloop.convert.parts import ALL, Part, describe, is_written, plan_of
 from effloop.convert.records import Inspector, Reencoded, SplitRecords, estimated_bytes, first_of_each_class, read
 from effloop.convert.reencode import Recipe, Recode
 from effloop.convert.work import WorkFolder
@@ -23,9 +26,10 @@ from effloop.data.source import Kind, sources
 from effloop.data.source.base import Source, fingerprint_of
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
+from effloop.data.source.storage.writing import SHARD_BYTES, SHARDED, Dataset, Files, writers
 from effloop.data.source.view import View
 from effloop.errors import PROGRAM, ConfigError, DataError
+from effloop.registry import either
 from effloop.system.progress import Meter, duration
 
 Splits = Annotated[
@@ -38,6 +42,7 @@ _MB = 1 << 20
 _RECODING = ("max_side", "quality", "color", "restart")  # options that ask for other bytes than the original's
 _EXCLUDED = {  # options that contradict an option's value
     ("to", "folder"): ("shuffle",),
+    ("merge", True): ("part",),
     ("payload", "original"): _RECODING,
     ("payload", "raw"): ("quality", "restart"),
 }
@@ -63,6 +68,9 @@ class ConvertOptions:
         shuffle: write the samples of the training split in an order that `seed` shuffles, instead of the source's.
         split: which of the splits data.train_split and data.val_split.
         shard_mb: a file of a format that has several ends with the sample that reaches this (MiB).
+        shards: or write so many files of a split, each of equally many samples; with `part`, by default, one a part.
+        part: write those of one part alone, such as 3/64, to OUT.parts.
+        merge: make OUT of all parts, the same to the byte as without them with as many `shards`.
 
     Raises:
         ConfigError: options contradict each other, or `out` can't be written.
@@ -80,6 +88,9 @@ class ConvertOptions:
     shuffle: bool = False
     split: Splits = "both"
     shard_mb: Annotated[int, range(1, (1 << 30) + 1)] = SHARD_BYTES // _MB
+    shards: Annotated[int, range(1, 100_000)] | None = None
+    part: Part | None = None
+    merge: bool = False
 
     def __post_init__(self) -> None:
         for (key, value), others in _EXCLUDED.items():
@@ -88,15 +99,40 @@ class ConvertOptions:
                     raise ConfigError(f"{other}: contradicts {key}={value}; drop one of them")
         if self.shuffle and "train" not in self.splits:
             raise ConfigError("shuffle: only the training split is shuffled; drop it, or split=val")
-        if not self._out.name:
+        for key in filter(partial(getattr, self), ("shards", "part", "merge")):
+            if self.to not in SHARDED:
+                raise ConfigError(f"{key}: no part can be written of {self.to} alone; set to={either(SHARDED)}")
+            if self.shard_mb != ConvertOptions.shard_mb:
+                raise ConfigError(f"shard_mb: contradicts {key}, which gives files equally many samples; drop it")
+            if len(self.max_side) > 1 and key != "shards":
+                raise ConfigError(f"{key}: max_side has several sizes, each a dataset of its own; set one")
+        if self.part and self.part.of > self.num_shards:
+            raise ConfigError(f"part: {self.part} has more parts than shards={self.shards}; set part=N/{self.shards}")
+        if not self.whole_out.name:
             raise ConfigError(f"out: '{self.out}' has no name; set out=PATH")
         place = next(each for each in self._out.parents if os.path.exists(each))  # unlike Path's own, it never raises
         if not place.is_dir():
             raise ConfigError(f"out: '{self.out}' can't be made, {place} is not a folder; set out=PATH")
 
     @property
-    def _out(self) -> Path:
+    def whole_out(self) -> Path:
+        """The dataset, of which there may be parts."""
         return Path(os.path.abspath(os.path.expanduser(self.out)))
+
+    @property
+    def _out(self) -> Path:
+        return self.part.folder(self.whole_out) if self.part else self.whole_out
+
+    @property
+    def num_shards(self) -> int:
+        """Files of each split that has as many samples; 0 where their size ends them."""
+        return self.shards or (self.part.of if self.part else 0)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What all parts have to have in common."""
+        found = vars(self) | {"split": self.splits, "shards": self.num_shards}
+        return {key: found[key] for key in found if key not in ("out", "part", "merge")}
 
     @property
     def outputs(self) -> dict[Path, Recipe | None]:
@@ -124,7 +160,7 @@ class ConvertOptions:
     @property
     def shard_bytes(self) -> int:
         """A file of a format that has several ends with the sample that reaches this."""
-        return self.shard_mb * _MB
+        return sys.maxsize if self.num_shards else self.shard_mb * _MB
 
 
 def split_names(split: Splits) -> tuple[str, ...]:
@@ -160,20 +196,28 @@ def convert(options: ConvertOptions, splits: Mapping[str, Source], decoder: Deco
     if len(splits) > 1:
         check_same_classes(splits["train"], splits["val"])
     recodes = {out: Recode(recipe, decoder) if recipe else None for out, recipe in options.outputs.items()}
-    recoding, threads = any(recodes.values()), max(1, threads)
-    work = WorkFolder([*recodes])
+    recoding, threads, part = any(recodes.values()), max(1, threads), options.part
+    work, about, planned = WorkFolder([*recodes]), _about([*splits.values()]), _planned(options, splits)
+    asked = options.asked | {"decode": str(getattr(decoder, "config", ""))}
+    if part and is_written(options.whole_out, part, plan := plan_of(asked, splits)):
+        return
     work.check_absent()
     with work.held(), Meter() as meter:
-        for source in splits.values():
+        for source in splits.values() if not part or part.number == 1 else ():
             source.verify_index()
+        if part:
+            splits = {name: View(files.source, files.samples) for name, files in planned.items()}
         inspector = Inspector(splits, decoder, threads, meter, whole=recoding and options.skip_bad)
-        if options.skip_bad:
-            splits = inspector.sound()
-        elif recoding:  # before hours of work; copies are looked at while they are made, in 4 % of their time
+        kept = inspector.kept() if options.skip_bad else {}
+        splits = {**splits, **{name: View(splits[name], ids) for name, ids in kept.items()}}
+        planned = {name: replace(files, kept=kept.get(name)) for name, files in planned.items()}
+        if recoding and not options.skip_bad:  # before hours of work; copies are looked at as they are made, in 4 %
             inspector.refuse()
         check = read if options.skip_bad or recoding else inspector.read
-        conversion = _Conversion(options, splits, decoder, threads, work, meter, check)
+        conversion = _Conversion(options, splits, decoder, threads, work, meter, check, about, planned)
         results = {out: conversion.write_output(out, recode) for out, recode in recodes.items()}
+        if part:
+            describe(work.written(work.outs[0]), part, plan)
         work.publish()
     for out, num_bytes in results.items():
         _show(out, splits, num_bytes)
@@ -193,13 +237,17 @@ class _Conversion:
     work: WorkFolder
     meter: Meter
     read: Callable[[Source, int], Encoded]
+    about: Mapping[str, Any]  # of a copy
+    files: Mapping[str, Files]  # that are written of each split, if their size doesn't end them
 
     def write_output(self, out: Path, recode: Recode | None) -> dict[str, int]:
         """Write one output, short of publishing it; returns the bytes of each split's images."""
         splits = self._recoded(out, recode) if recode else self.splits
         side, indexes = recode.recipe.max_side if recode else None, self.options.writes_indexes
         how = self.read, self.threads, indexes, side, self.decoder.size
-        records = {name: SplitRecords(source, self.meter, name, *how) for name, source in splits.items()}
+        records = {
+            name: SplitRecords(source, self.meter, name, *how, self.files.get(name)) for name, source in splits.items()
+        }
         num_bytes = {name: each.num_bytes for name, each in records.items()}
         self.work.check_free(sum(num_bytes.values()), str(out))
         self._write(out, records, recode.recipe if recode else None)
@@ -225,9 +273,9 @@ class _Conversion:
 
     def _write(self, out: Path, records: Mapping[str, SplitRecords], recipe: Recipe | None) -> None:
         first = next(iter(self.splits.values()))
-        about = recipe.about() if recipe else _about([*self.splits.values()])
-        dataset = Dataset(first.classes, records, about, Targets.of(first))
-        writers[self.options.to](self.work.writing(out), dataset, self.options.shard_bytes)
+        about = recipe.about() if recipe else self.about
+        dataset = Dataset(first.classes, records, about, Targets.of(first), self.options.shard_bytes)
+        writers[self.options.to](self.work.writing(out), dataset)
 
     def _read_back(self, out: Path, records: Mapping[str, SplitRecords], *, copied: bool) -> None:
         """Open what was written as training will open it, and compare it with what went in.
@@ -265,6 +313,16 @@ class _Conversion:
                     f"out: what was written as {to} reads back differently, split '{split}': {'; '.join(differ)}; "
                     "convert again"
                 )
+
+
+def _planned(options: ConvertOptions, splits: Mapping[str, Source]) -> dict[str, Files]:
+    """The files of each split that are written, where not their size ends them."""
+    found = {}
+    for name, source in splits.items() if options.num_shards else ():
+        total = min(options.num_shards, len(source))
+        if written := (options.part or ALL).share(total):
+            found[name] = Files(source, total, written)
+    return found
 
 
 def _about(splits: Sequence[Source]) -> Mapping[str, Any]:

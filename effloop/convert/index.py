@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from effloop.convert.parts import ALL, Part
 from effloop.convert.records import build_compared, each_sample
 from effloop.data.image.jpeg import matches
 from effloop.data.source.base import Source
@@ -33,7 +34,9 @@ class Report(NamedTuple):
     build_s: float = 0.0  # of a core, for those that were built now
 
 
-def build_indexes(splits: Mapping[str, Source], index_dir: str | None, num_threads: int) -> dict[str, Report]:
+def build_indexes(
+    splits: Mapping[str, Source], index_dir: str | None, num_threads: int, part: Part = ALL
+) -> dict[str, Report]:
     """Build the entropy indexes that are missing, and show the progress.
 
     Each is on the disk once it is built: an interrupted call is continued by the next. Those that are there are
@@ -42,14 +45,15 @@ def build_indexes(splits: Mapping[str, Source], index_dir: str | None, num_threa
     Raises:
         ConfigError: the cache folder can't be written.
     """
-    reports = {name: Report(len(source)) for name, source in splits.items()}
+    sources = {name: part.samples(source) for name, source in splits.items()}
+    reports = {name: Report(len(source)) for name, source in sources.items()}
     with Meter() as meter:
-        for name, source in splits.items():
+        for name, source in sources.items():
             if not can_have_indexes(source):
                 continue
             path, totals = index_path(source, index_dir), [0] * 6
             try:
-                look = partial(_look, source, EntropyFile(path, len(source)))
+                look = partial(_look, source, EntropyFile(path, len(splits[name])))
                 for counts in each_sample(source, look, num_threads, meter, name):
                     totals = [total + count for total, count in zip(totals, counts, strict=True)]
             except OSError as error:
@@ -76,7 +80,7 @@ def _look(source: Source, file: EntropyFile, sample: int) -> tuple[Any, ...]:
     # That there can't be an index, which is kept as an empty one, is believed of a file of the same size.
     if index is None or (index and not matches(data, index)):
         started = time.thread_time()
-        index = build_compared(data, sample, source.name(sample))
+        index = build_compared(data, source.name(sample))
         built, build_s = 1, time.thread_time() - started
         file.put(name, len(data), index, wait_s=5)
     return (1, built, 0, len(index), len(data), build_s) if index else (0, built, 0, 0, 0, build_s)

@@ -20,7 +20,7 @@ from effloop.data.image.header import Encoded, read_header
 from effloop.data.image.jpeg import build_index
 from effloop.data.image.mask import check_size, decode_mask, encode_mask, mask_digest, resize_mask
 from effloop.data.source.base import Fingerprint, Kind, Source, fingerprint_of, target_bytes
-from effloop.data.source.storage.writing import Record
+from effloop.data.source.storage.writing import Files, Record
 from effloop.data.source.view import View
 from effloop.errors import DataError, warn
 from effloop.system.progress import Meter, in_threads
@@ -71,12 +71,12 @@ EVERY = 16
 1.6 where all are compared."""
 
 
-def build_compared(data: Encoded, number: int, name: str) -> bytes | None:
-    """Build the index of an image; a crop by it is compared with the image if the image's number is a multiple of
-    `EVERY`: the same files get the same indexes in every run. None if it can't have one or it gives other pixels.
+def build_compared(data: Encoded, name: str) -> bytes | None:
+    """Build the index of an image; a crop by it is compared with the image if its size is a multiple of `EVERY`: the
+    same files get the same indexes in every run. None if it can't have one or it gives other pixels.
     """
     index = build_index(data)
-    if index is None or number % EVERY:
+    if index is None or len(data) % EVERY:
         return index
     try:
         differs = differs_from(_decoder().decode(data), _decoder(), data, index)
@@ -121,6 +121,7 @@ class SplitRecords:
     indexes: bool = False  # whether JPEGs get entropy indexes
     max_side: int | None = None  # pixels of a mask's longer side, at most, as of its image
     size_of: Callable[[Encoded], tuple[int, int]] = _stored_size  # (height, width) as decoded, which a mask has to have
+    files: Files | None = None  # that they are written into; None where their size ends them
 
     def __post_init__(self) -> None:
         self.num_bytes: int = self.source.fingerprint()["bytes"]
@@ -166,7 +167,7 @@ class SplitRecords:
             record = self._with_mask(sample, record)
         if not self.indexes:
             return record
-        return record._replace(entropy=build_compared(record.data, sample, self.source.name(sample)) or b"")
+        return record._replace(entropy=build_compared(record.data, self.source.name(sample)) or b"")
 
     def _with_mask(self, sample: int, record: Record) -> Record:
         with _named(self.source, sample):
@@ -254,17 +255,19 @@ class Inspector:
         if any(bad := [*self._find().values()]):
             raise DataError(self._described(bad, "repair or remove what is bad, or set skip_bad=true"))
 
-    def sound(self) -> dict[str, Source]:
-        """The splits without what is bad, which a warning names; it is an error if nothing of a split is left."""
-        bad, sound = self._find(), dict(self.splits)
+    def kept(self) -> dict[str, NDArray[np.int64]]:
+        """The samples of each split that has any bad one, which a warning names, without these; it is an error if none
+        is left.
+        """
+        bad, kept = self._find(), {}
         if any(bad.values()):
             warn(self._described([*bad.values()], "left out"))
         for name, source in self.splits.items():
             if len(bad[name]) == len(source):
                 raise DataError(f"{source.where}: no image can be used; set data.root=PATH to images, or split=NAME")
             if bad[name]:
-                sound[name] = View(source, np.delete(np.arange(len(source)), [*bad[name]]))
-        return sound
+                kept[name] = np.delete(np.arange(len(source)), [*bad[name]])
+        return kept
 
     def _find(self) -> dict[str, dict[int, str]]:
         """Split -> {bad sample: what is wrong with it}."""

@@ -10,6 +10,7 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
+from effloop.convert.parts import ALL, Part
 from effloop.convert.records import differs_from, each_sample
 from effloop.data.check import check_mask, is_turned, turned_line
 from effloop.data.decode import Decoder
@@ -36,7 +37,7 @@ class SplitReport:
 
 
 def verify(
-    splits: Mapping[str, Source], decoder: Decoder, num_threads: int, problems: list[str]
+    splits: Mapping[str, Source], decoder: Decoder, num_threads: int, problems: list[str], part: Part = ALL
 ) -> dict[str, SplitReport]:
     """Check every sample of some splits, and their indexes, and show the progress.
 
@@ -49,18 +50,22 @@ def verify(
         decoder: decodes the samples.
         num_threads: how many samples are checked at the same time; 0 means one.
         problems: gets a line for each problem, in the order of the samples.
+        part: of each split's samples; the first one looks at what concerns all of them, too.
     """
-    if "train" in splits and "val" in splits:
+    if part.number == 1 and "train" in splits and "val" in splits:
         try:
             check_same_classes(splits["train"], splits["val"])
         except DataError as error:
             problems.append(str(error))
     reports = {}
     with Meter() as meter:
-        for name, source in splits.items():
-            before, count, report = len(problems), 0, SplitReport(source, empty=classes_without_samples(source))
+        for name, whole in splits.items():
+            source = part.samples(whole)
+            before, count, report = len(problems), 0, SplitReport(source)
             try:
-                source.verify_index()
+                if part.number == 1:
+                    report.empty = classes_without_samples(whole)
+                    whole.verify_index()
             except DataError as error:
                 problems.append(str(error))
             found = each_sample(source, partial(_check, source, decoder), num_threads, meter, name)

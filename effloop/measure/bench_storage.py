@@ -23,7 +23,7 @@ from effloop.convert.records import SplitRecords
 from effloop.data.random import Permutation
 from effloop.data.source import Cache, DataConfig, Source, sources
 from effloop.data.source.splits import open_part
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
+from effloop.data.source.storage.writing import Dataset, writers
 from effloop.measure import loops
 from effloop.measure.benchmark import Column, Report, Row
 from effloop.measure.turns import chosen, in_turns, scratch_folder
@@ -73,7 +73,7 @@ def _write_format(config: Config, original: Mapping[str, Source], name: str, fol
     classes = next(iter(original.values())).classes
     with Meter() as meter:
         records = {split: SplitRecords(source, meter, f"{name} {split}") for split, source in original.items()}
-        writers[name](path, Dataset(classes, records, {"payload": "original"}), SHARD_BYTES)
+        writers[name](path, Dataset(classes, records, {"payload": "original"}))
     kind = READ_BY.get(name, name)  # what reads it, without cache and check of samples
     own: dict[str, Any] = {field.name: getattr(config.data, field.name) for field in fields(DataConfig)}
     own |= {"name": kind, "root": str(path), "check": 0, "cache": Cache.none, "index_dir": str(indexes)}

@@ -37,7 +37,7 @@ def write(name: str, kind: str, path: Path, values: np.ndarray | None = None) ->
     records = [Record(*each) for each in zip(KEYS, [0] * 4, images, map(target_bytes, rows), strict=True)]
     targets = Targets(Kind(kind), NAMES)
     splits = {"train": Listed(records), "val": Listed(records[3:])}
-    writers[name](path, Dataset(targets.classes, splits, {"payload": "original"}, targets), 4000)
+    writers[name](path, Dataset(targets.classes, splits, {"payload": "original"}, targets, 4000))
     return path
 
 

@@ -25,7 +25,7 @@ from effloop.data.image.header import read_header
 from effloop.data.source import Source
 from effloop.data.source.folder import FolderConfig, FolderSource
 from effloop.data.source.storage.columns import ColumnFile
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, writers
+from effloop.data.source.storage.writing import Dataset, writers
 from effloop.data.source.view import shuffled
 from effloop.errors import ConfigError, DataError
 
@@ -234,9 +234,9 @@ class TestFailures:
         capsys: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        def forgetful(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+        def forgetful(path: Path, dataset: Dataset) -> None:
             splits = {name: Listed(list(records)[: min(39, len(records))]) for name, records in dataset.splits.items()}
-            true(path, Dataset(dataset.classes, splits, dataset.about), shard_bytes)
+            true(path, Dataset(dataset.classes, splits, dataset.about))
 
         true = writers[to]
         monkeypatch.setattr("effloop.convert.convert.writers", {**writers, to: forgetful})

@@ -109,7 +109,7 @@ TABLE, _FILE_NAME = "metadata.csv", "file_name"
 
 
 @writing.register_writer("folder")
-def write_folder(path: Path, dataset: writing.Dataset, shard_bytes: int = writing.SHARD_BYTES) -> None:
+def write_folder(path: Path, dataset: writing.Dataset) -> None:
     """ROOT/SPLIT/CLASS/NAME: a sample's key if it is such a path, otherwise CLASS and its number.
 
     Classes are read as the sorted names of the folders, which must give every sample the label it had. Targets that

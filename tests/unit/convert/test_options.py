@@ -77,6 +77,8 @@ def test_out_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 FORMATS = f"{', '.join([*writers][:-1])} or {[*writers][-1]}"
+BAD_PARTS = ("0/4", "5/4", "1.5/4", "1", "/4", "01/4", "1/2/3", "1/100000")
+PART = "I/N, the part I, from 1 to N, of N parts, such as 3/64"
 NUMBER, SEVERAL = "a whole number from 1 to 65,500", "several, each once, with commas between"
 
 
@@ -96,7 +98,7 @@ NUMBER, SEVERAL = "a whole number from 1 to 65,500", "several, each once, with c
         (
             ["to=memmap", "out=x", "qualty=3"],
             "convert: no option 'qualty'; have to, out, payload, quality, max_side, restart, index, color, skip_bad, "
-            "shuffle, split, shard_mb; did you mean 'quality'?",
+            "shuffle, split, shard_mb, shards, part, merge; did you mean 'quality'?",
         ),
         (["quality=101"], "quality: '101' is not allowed; set source or a whole number from 1 to 100"),
         (["payload=png"], "payload: 'png' is not allowed; set original, jpeg or raw"),
@@ -109,6 +111,22 @@ NUMBER, SEVERAL = "a whole number from 1 to 65,500", "several, each once, with c
             ["split=test"],
             f"split: 'test' is not allowed; set both, train, val or {SEVERAL}; their names in the data are "
             "data.train_split and data.val_split",
+        ),
+        *((["to=tar", "out=x", f"part={part}"], f"part: '{part}' is not allowed; set {PART}") for part in BAD_PARTS),
+        (["part=1/4"], "part: no part can be written of memmap alone; set to=parquet, tar or tfrecord"),
+        (
+            ["to=folder", "out=x", "merge=true"],
+            "merge: no part can be written of folder alone; set to=parquet, tar or tfrecord",
+        ),
+        (["to=tar", "out=x", "shards=2", "part=1/4"], "part: 1/4 has more parts than shards=2; set part=N/2"),
+        (["to=tar", "out=x", "merge=true", "part=1/4"], "part: contradicts merge=True; drop one of them"),
+        (
+            ["to=tar", "out=x", "part=1/4", "shard_mb=3"],
+            "shard_mb: contradicts part, which gives files equally many samples; drop it",
+        ),
+        (
+            ["to=tar", "out=x", "part=1/4", "max_side=5,6"],
+            "part: max_side has several sizes, each a dataset of its own; set one",
         ),
         (["payload=original", "max_side=500"], "max_side: contradicts payload=original; drop one of them"),
         (["payload=raw", "restart=4"], "restart: contradicts payload=raw; drop one of them"),

@@ -24,7 +24,7 @@ from effloop.data.source.formats.arrays import ArraysConfig, ArraysSource, Store
 from effloop.data.source.root import begins_with, expand_root
 from effloop.data.source.storage import arrays as stored
 from effloop.data.source.storage.packed import MappedFiles, Split, no_split
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
+from effloop.data.source.storage.writing import Dataset, SplitColumns, register_writer
 from effloop.errors import DataError, optional_package, reason
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -123,7 +123,7 @@ def _stored(path: Path, member: str) -> StoredArray:
 
 
 @register_writer("hdf5")
-def write_hdf5(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+def write_hdf5(path: Path, dataset: Dataset) -> None:
     """One file: a group per split with its columns and the encoded images, and the header as an attribute."""
     h5py = optional_package("h5py", "to=hdf5", "effloop[hdf5]")
     with h5py.File(path, "x", libver=_LIBVER, locking=False, alignment_threshold=512, alignment_interval=64) as file:

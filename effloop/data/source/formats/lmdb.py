@@ -39,7 +39,7 @@ from effloop.data.source.storage.imported import ORIGINAL, RAW, Contents, Import
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.packed import MappedFiles, PackedConfig, Split, check_header, targets_in
 from effloop.data.source.storage.targets import Targets, read_targets, row_of
-from effloop.data.source.storage.writing import NAMES, SHARD_BYTES, Dataset, Record, Records, register_writer
+from effloop.data.source.storage.writing import NAMES, Dataset, Record, Records, register_writer
 from effloop.data.source.vocabulary import IMAGE_KEYS, LABEL_KEYS
 from effloop.errors import ConfigError, DataError, warn
 from effloop.system.hardware import file_system
@@ -299,7 +299,7 @@ def _learned(label: Any, targets: Targets, places: dict[str, int]) -> tuple[int,
 
 
 @register_writer("lmdb")
-def write_lmdb(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+def write_lmdb(path: Path, dataset: Dataset) -> None:
     """A folder: one environment per split with its index, without LMDB's lock file, which is never the same."""
     for split, records in dataset.splits.items():
         folder = path / split

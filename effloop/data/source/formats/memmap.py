@@ -10,7 +10,7 @@ from effloop.data.source.config import DataConfig
 from effloop.data.source.root import begins_with, root_file
 from effloop.data.source.storage import packed
 from effloop.data.source.storage.columns import MAGIC, ColumnFile, ColumnWriter
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
+from effloop.data.source.storage.writing import Dataset, SplitColumns, register_writer
 from effloop.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ class MemmapSource(packed.PackedSource):
 
 
 @register_writer("memmap")
-def write_memmap(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+def write_memmap(path: Path, dataset: Dataset) -> None:
     """One file: the encoded images of the splits end to end, and columns that say where each one is."""
     splits: dict[str, object] = {}
     with ColumnWriter(path, {"splits": splits}) as writer:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,7 @@ from effloop.data.source.storage.indexed import (
 from effloop.data.source.storage.kept import said
 from effloop.data.source.storage.packed import MappedFiles, PackedConfig, Split
 from effloop.data.source.storage.targets import Targets, read_targets
-from effloop.data.source.storage.writing import NAMES, SHARD_BYTES, Dataset, Record, register_writer
+from effloop.data.source.storage.writing import NAMES, Dataset, Record, register_writer
 from effloop.data.source.vocabulary import is_of_split
 from effloop.errors import ConfigError, DataError, optional_package
 
@@ -228,7 +226,7 @@ _OPTIONS = {
 
 
 @register_writer("parquet")
-def write_parquet(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+def write_parquet(path: Path, dataset: Dataset) -> None:
     """A folder: data/SPLIT-00000-of-00003.parquet and so on, README.md, SPLIT.index, and classes.txt."""
     (path / "data").mkdir(parents=True)
     write_names(path, dataset)
@@ -238,17 +236,14 @@ def write_parquet(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) 
     (path / CARD).write_text(f"---\n{configs}---\n", encoding="utf-8")
     schema = _schema(dataset)
     for split in dataset.splits:
-        index, records, base = IndexWriter.of(dataset, path), iter(dataset.splits[split]), f"{path}/data/{split}"
-        count = 0
-        for first in records:
-            part = Path(f"{base}-{count:05}")
-            for entry in _write_shard(part, chain([first], records), shard_bytes, schema, dataset.targets, count):
+        index, parts = IndexWriter.of(dataset, path), list[Path]()
+        for number, records in dataset.files(split):
+            part = path / "data" / f"{split}-{number:05}"
+            for entry in _write_shard(part, records, dataset.shard_bytes, schema, dataset.targets, len(parts)):
                 index.add_entry(entry)
-            count += 1
-        shards = [Path(f"{base}-{number:05}-of-{count:05}.parquet") for number in range(count)]
-        for number, shard in enumerate(shards):  # the number of files is part of their names, and known only now
-            os.rename(f"{base}-{number:05}", shard)
-        write_index(path, split, dataset, shards, index)
+            parts.append(part)
+        of = f"of-{dataset.num_files(split, len(parts)):05}"  # is part of their names, and known only now
+        write_index(path, split, dataset, [part.rename(f"{part}-{of}.parquet") for part in parts], index)
 
 
 def _schema(dataset: Dataset) -> Any:

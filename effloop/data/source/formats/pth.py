@@ -29,7 +29,7 @@ from effloop.data.source.root import expand_root
 from effloop.data.source.storage.arrays import DTYPES, Array, pack, payload_of
 from effloop.data.source.storage.columns import Spool
 from effloop.data.source.storage.packed import MappedFiles, Split, check_header, no_split
-from effloop.data.source.storage.writing import SHARD_BYTES, Dataset, SplitColumns, register_writer
+from effloop.data.source.storage.writing import Dataset, SplitColumns, register_writer
 from effloop.errors import DataError, reason
 from effloop.lazy import torch
 
@@ -158,7 +158,7 @@ def _array(tensor: Any, records: Mapping[int, int], where: str) -> Array:
 
 
 @register_writer("pth")
-def write_pth(path: Path, dataset: Dataset, shard_bytes: int = SHARD_BYTES) -> None:
+def write_pth(path: Path, dataset: Dataset) -> None:
     """One file; the images are first collected in an unnamed file beside it, so they take twice their space."""
     headers, splits, spools = {}, {}, []
     for split, records in dataset.splits.items():

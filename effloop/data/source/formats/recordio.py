@@ -113,7 +113,7 @@ class _FramedPayload(packed.ScatteredPayload):
 
 
 @writing.register_writer("recordio")
-def write_recordio(path: Path, dataset: writing.Dataset, shard_bytes: int = writing.SHARD_BYTES) -> None:
+def write_recordio(path: Path, dataset: writing.Dataset) -> None:
     """A folder: SPLIT.rec, SPLIT.idx and SPLIT.lst as im2rec writes them, SPLIT.index, and classes.txt."""
     path.mkdir()
     indexed.write_names(path, dataset)

@@ -337,72 +337,63 @@ def tar_header(name: bytes, size: int) -> bytes:
 
 
 @writing.register_writer("tar")
-def write_tar(path: Path, dataset: writing.Dataset, shard_bytes: int = writing.SHARD_BYTES) -> None:
+def write_tar(path: Path, dataset: writing.Dataset) -> None:
     """A folder: shards SPLIT-000000.tar and so on, SPLIT.index, and classes.txt."""
     path.mkdir()
-    for split, records in dataset.splits.items():
-        index, shards = indexed.IndexWriter.of(dataset, path), _ShardWriter(path, split, shard_bytes)
-        try:
-            for entry in _write_records(records, shards, dataset.targets):
-                index.add_entry(entry)
-        finally:
-            shards.close()
-        indexed.write_index(path, split, dataset, shards.files, index)
+    for split in dataset.splits:
+        index, files, planned = indexed.IndexWriter.of(dataset, path), list[Path](), dataset.planned(split)
+        taken, number = set[bytes](), 0
+        for shard, records in dataset.files(split):
+            if planned:  # as if all that comes before had been written
+                known, number = (planned.first(shard - 1) if files else 0), planned.first(shard)
+                taken.update(_digest(planned.source.raw_key(sample)) for sample in range(known, number))
+            files.append(path / f"{split}-{shard:06}.tar")
+            with open(files[-1], "xb") as file:
+                for record in records:
+                    stem = _stem_of(record.key, number, taken)
+                    index.add_entry(_write_sample(file, stem, record, len(files) - 1, dataset.targets))
+                    number += 1
+                    if file.tell() >= dataset.shard_bytes:
+                        break
+                file.write(END)
+        indexed.write_index(path, split, dataset, files, index)
     indexed.write_names(path, dataset)
 
 
-def _write_records(records: writing.Records, shards: _ShardWriter, targets: Targets) -> Iterator[indexed.Entry]:
-    """Write all records; yields where the image of each one is."""
-    stems = set[bytes]()  # digests of them
-    for number, record in enumerate(records):
-        key = record.key
-        if (size := len(record.data)) >= 1 << 33:
-            raise DataError(f"'{printable(key)}' has {size:,} bytes; a tar holds members below 8 GiB")
-        # The key where every reader takes it unchanged, otherwise the number.
-        stem = key[: key.rfind(b".")]
-        digest = blake2b(stem, digest_size=8).digest()
-        if digest in stems or not _is_safe(key, stem):
-            stem = b"%09d" % number
-        else:
-            stems.add(digest)
-        offset = shards.add(stem + _extension(record), record.data)
-        entry = indexed.Entry.of(record, len(shards.files) - 1, offset)
-        if targets.kind is Kind.masks:
-            mask = png_bytes(decode_mask(record.mask))  # which any reader can decode
-            entry = entry._replace(mask=mask, mask_offset=shards.add(stem + f".{MASK}".encode(), mask))
-        elif targets:
-            shards.add(stem + f".{LISTS}".encode(), json.dumps(targets.values(record.target).tolist()).encode())
-        else:
-            shards.add(stem + b".cls", b"%d" % record.label)
-        yield entry
-        shards.close(if_full=True)
+def _digest(key: bytes) -> bytes:
+    return blake2b(key[: key.rfind(b".")], digest_size=8).digest()
 
 
-class _ShardWriter:
-    """Writes the archives of a split, one after the other."""
+def _stem_of(key: bytes, number: int, taken: set[bytes]) -> bytes:
+    """The key where every reader takes it unchanged, which joins those that are taken, otherwise the number."""
+    stem, digest = key[: key.rfind(b".")], _digest(key)
+    if digest in taken or not _is_safe(key, stem):
+        return b"%09d" % number
+    taken.add(digest)
+    return stem
 
-    def __init__(self, folder: Path, split: str, shard_bytes: int) -> None:
-        self._folder, self._split, self._shard_bytes = folder, split, shard_bytes
-        self._file: BinaryIO | None = None
-        self.files: list[Path] = []
 
-    def add(self, name: bytes, data: Encoded) -> int:
-        """Append a member; returns the offset of its first byte."""
-        if self._file is None:
-            self.files.append(self._folder / f"{self._split}-{len(self.files):06}.tar")
-            self._file = open(self.files[-1], "xb")  # noqa: SIM115  closed by `close`
-        self._file.write(tar_header(name, len(data)))
-        offset = self._file.tell()
-        self._file.write(data)
-        self._file.write(bytes(-len(data) % BLOCK))
+def _write_sample(file: BinaryIO, stem: bytes, record: writing.Record, number: int, targets: Targets) -> indexed.Entry:
+    """Append the members of a sample to the archive of this number; returns where its image is."""
+
+    def add(name: bytes, data: Encoded) -> int:
+        file.write(tar_header(name, len(data)))
+        offset = file.tell()
+        file.write(data)
+        file.write(bytes(-len(data) % BLOCK))
         return offset
 
-    def close(self, *, if_full: bool = False) -> None:
-        """Complete the current archive, or only one that has reached its size."""
-        if self._file is not None and not (if_full and self._file.tell() < self._shard_bytes):
-            with self._file:
-                self._file.write(END)
-            self._file = None
+    if (size := len(record.data)) >= 1 << 33:
+        raise DataError(f"'{printable(record.key)}' has {size:,} bytes; a tar holds members below 8 GiB")
+    entry = indexed.Entry.of(record, number, add(stem + _extension(record), record.data))
+    if targets.kind is Kind.masks:
+        mask = png_bytes(decode_mask(record.mask))  # which any reader can decode
+        return entry._replace(mask=mask, mask_offset=add(stem + f".{MASK}".encode(), mask))
+    if targets:
+        add(stem + f".{LISTS}".encode(), json.dumps(targets.values(record.target).tolist()).encode())
+    else:
+        add(stem + b".cls", b"%d" % record.label)
+    return entry
 
 
 _UNSAFE = re.compile(

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -287,32 +286,35 @@ class TFRecordSource(indexed.IndexedSource):
 
 
 @writing.register_writer("tfrecord")
-def write_tfrecord(path: Path, dataset: writing.Dataset, shard_bytes: int = writing.SHARD_BYTES) -> None:
+def write_tfrecord(path: Path, dataset: writing.Dataset) -> None:
     """A folder: SPLIT-00000-of-00003.tfrecord and so on with DALI's index of each, SPLIT.index, and classes.txt."""
     path.mkdir()
     indexed.write_names(path, dataset)
     for split in dataset.splits:
         index = indexed.IndexWriter.of(dataset, path)
-        files = _write_shards(path / split, dataset, shard_bytes, index)
+        files = _write_shards(path / split, dataset, index)
         indexed.write_index(path, split, dataset, files, index)
 
 
-def _write_shards(base: Path, dataset: writing.Dataset, shard_bytes: int, index: indexed.IndexWriter) -> list[Path]:
+def _write_shards(base: Path, dataset: writing.Dataset, index: indexed.IndexWriter) -> list[Path]:
     """Write the files of the split `base.name`, each with a `file.idx` that has a line "offset size" per record."""
-    records, count, files = iter(dataset.splits[base.name]), 0, []
-    for first in records:
-        with open(f"{base}-{count:05}", "wb") as file, open(f"{base}-{count:05}.idx", "w") as offsets:
-            for record in chain([first], records):
+    parts, files = list[str](), list[Path]()
+    for number, records in dataset.files(base.name):
+        part = f"{base}-{number:05}"
+        with open(part, "wb") as file, open(f"{part}.idx", "w") as offsets:
+            for record in records:
                 start, example = file.tell(), encode_example(record, dataset.classes, dataset.targets)
-                index.add_entry(indexed.Entry.of(record, count, start + _HEAD.size + len(example) - len(record.data)))
+                index.add_entry(
+                    indexed.Entry.of(record, len(parts), start + _HEAD.size + len(example) - len(record.data))
+                )
                 length = len(example).to_bytes(8, "little")
                 file.write(length + _CHECK.pack(_masked(length)) + example + _CHECK.pack(_masked(example)))
                 offsets.write(f"{start} {file.tell() - start}\n")
-                if file.tell() >= shard_bytes:
+                if file.tell() >= dataset.shard_bytes:
                     break
-        count += 1
-    for number in range(count):  # the number of files is part of their names, and known only now
-        part, file_name = f"{base}-{number:05}", f"{base}-{number:05}-of-{count:05}.tfrecord"
+        parts.append(part)
+    for part in parts:  # the number of files is part of their names, and known only now
+        file_name = f"{part}-of-{dataset.num_files(base.name, len(parts)):05}.tfrecord"
         os.rename(part, file_name)
         os.rename(f"{part}.idx", f"{file_name}.idx")
         files.append(Path(file_name))

@@ -193,11 +193,11 @@ def _checked(path: Path, expected: int) -> Path:
 
 
 def _writer(dialect: Dialect) -> writing.Writer:
-    def write(path: Path, dataset: writing.Dataset, shard_bytes: int = writing.SHARD_BYTES) -> None:
+    def write(path: Path, dataset: writing.Dataset) -> None:
         _write_group(dialect, path, {"n5": "4.0.0"} if dialect is N5 else {})
         for split, records in dataset.splits.items():
             folder, collected, size = path / split, writing.SplitColumns.of(dataset, path), records.num_bytes
-            chunks = max(1, -(-size // min(shard_bytes, _CHUNK)))  # of nearly equal length: the last needs no padding
+            chunks = max(1, -(-size // min(dataset.shard_bytes, _CHUNK)))  # nearly equal: the last needs no padding
             payload, rows = mapped.payload_of(records, collected), -(-size // chunks)
             _write_array(dialect, folder / "payload", np.dtype(np.uint8), [size], rows, payload)
             columns = collected.columns()

@@ -264,6 +264,10 @@ class ColumnFile:
     def __contains__(self, name: str) -> bool:
         return name in self._columns
 
+    def __iter__(self) -> Iterator[str]:
+        """The names of its columns, in order."""
+        return iter(self._columns)
+
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Column `name`: a read-only view of the file."""
         dtype, count, offset = self.place(name)

@@ -14,9 +14,10 @@ from pathlib import Path, PurePath
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, printable
+from effloop.data.source.base import USUAL, WHOLE, Fingerprint, Kind, NoSplitError, printable, target_bytes
 from effloop.data.source.root import root_folder
 from effloop.data.source.storage import packed
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter, crc32c, crc32c_of_ends, crc32c_of_file
@@ -82,7 +83,7 @@ class IndexWriter(SplitColumns):
         """Write the index; it appears under its name only when it is complete."""
         columns = self.columns()
         del columns["end"]
-        columns["file"] = columns["file"].astype(np.uint16 if len(meta["files"]) < 65536 else np.uint32)
+        columns["file"] = columns["file"].astype(_file_dtype(meta))
         if not len(columns["size"]) or columns["size"].max() < 1 << 32:
             columns["size"] = columns["size"].astype(np.uint32)
         if "mask_offset" in columns:  # the order of the columns in files that were written before
@@ -110,6 +111,37 @@ def write_index(root: Path, split: str, dataset: Dataset, files: Sequence[Path],
         for file in files
     ]
     index.write(index_path(root, split), {"header": dataset.header(index.fingerprint()), "files": states})
+
+
+def join_indexes(parts: Sequence[Path], split: str, root: Path) -> None:
+    """Write the index of a split whose files were written in several folders, in this order, and are now in `root`."""
+    indexes = [ColumnFile(index_path(part, split)) for part in parts]
+    header, found = indexes[0].meta["header"], Fingerprint()
+    targets = packed.targets_in(header)
+    for index in indexes:
+        keys, sizes = index.blobs("key"), index["size"].tolist()
+        for sample, row in enumerate(targets.rows(index["target"]) if targets else index["label"].tolist()):
+            learned = (0, sizes[sample], target_bytes(row)) if targets else (row, sizes[sample])
+            found.add(bytes(keys[sample]), *learned)
+    meta = {"header": {**header, "fingerprint": found.result()}, "files": [*chain(*(i.meta["files"] for i in indexes))]}
+    with ColumnWriter(index_path(root, split), meta) as writer:
+        for name in max(map(list, indexes), key=len):  # one without any entropy index has no column for them
+            pieces, before, ends = [], 0, name.endswith("_end")
+            for index in indexes:
+                values: NDArray[Any] = np.zeros(len(index["size"]) if ends else 0, np.uint64 if ends else np.uint8)
+                if name in index:
+                    values = index[name]
+                if ends or name == "file":
+                    values = values.astype(np.uint64) + np.uint64(before)
+                    before = int(values[-1]) + (name == "file")
+                pieces.append(values)
+            joined = np.concatenate(pieces)
+            writer.add(name, joined.astype(_file_dtype(meta)) if name == "file" else joined)
+
+
+def _file_dtype(meta: dict[str, Any]) -> type[np.generic]:
+    """Of the numbers of an index's files."""
+    return np.uint16 if len(meta["files"]) < 65536 else np.uint32
 
 
 def open_index(root: Path, split: str) -> tuple[ColumnFile, list[Path]] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from effloop.data.image.header import Encoded
-from effloop.data.source.base import Fingerprint, Kind, printable
+from effloop.data.source.base import Fingerprint, Kind, Source, printable
 from effloop.data.source.storage.columns import BlobSpool, Spool, crc32c, crc32c_of_values
 from effloop.data.source.storage.targets import CLASSES, Targets
 from effloop.errors import DataError
@@ -47,6 +48,33 @@ class Records(Protocol):
 
 
 @dataclass(frozen=True)
+class Files:
+    """The files of a split, where not their size ends them but their number: each of `total` gets as many samples, so
+    that it is known beforehand what is in it.
+    """
+
+    source: Source  # the whole split
+    total: int
+    written: range  # which files are written now
+    kept: NDArray[np.int64] | None = None  # which of `samples` they get; None is all
+
+    def first(self, number: int) -> int:
+        """The sample that a file starts with."""
+        return len(self.source) * number // self.total
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """(n,) those of the written files."""
+        return np.arange(self.first(self.written.start), self.first(self.written.stop))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Records of each written file."""
+        ends = [self.first(number) for number in (*self.written, self.written.stop)]
+        return np.diff(np.searchsorted(self.samples if self.kept is None else self.samples[self.kept], ends))
+
+
+@dataclass(frozen=True)
 class Dataset:
     """What a writer gets."""
 
@@ -54,6 +82,27 @@ class Dataset:
     splits: Mapping[str, Records]
     about: Mapping[str, Any]  # how images were encoded: `{"payload": "original"}`, `{"payload": "jpeg", …}`
     targets: Targets = CLASSES  # what the samples' targets are, where they aren't classes
+    shard_bytes: int = SHARD_BYTES  # a file of a format that has several ends with the record that reaches this
+
+    def planned(self, split: str) -> Files | None:
+        """The files of a split, where not their size ends them."""
+        return getattr(self.splits[split], "files", None)
+
+    def files(self, split: str) -> Iterator[tuple[int, Iterator[Record]]]:
+        """The number of each file of a split, and its records; those that it doesn't take are the next one's."""
+        records = iter(self.splits[split])
+        if files := self.planned(split):
+            for number, length in zip(files.written, files.lengths, strict=True):
+                if not length:
+                    raise DataError(f"shards: file {number} of {files.total} of '{split}' would be empty; set fewer")
+                yield number, islice(records, int(length))
+        else:
+            for number, first in enumerate(records):
+                yield number, chain([first], records)
+
+    def num_files(self, split: str, written: int) -> int:
+        """How many files a split has, of which so many were written."""
+        return files.total if (files := self.planned(split)) else written
 
     def header(self, fingerprint: Mapping[str, Any], checksums: Mapping[str, int] | None = None) -> dict[str, Any]:
         """What describes a split, for JSON: version, classes, targets that aren't, how its images were encoded,
@@ -76,7 +125,7 @@ class Writer(Protocol):
     records give the same bytes. Temporary files beside the final ones are closed and removed when it returns.
     """
 
-    def __call__(self, path: Path, dataset: Dataset, shard_bytes: int = ...) -> None: ...
+    def __call__(self, path: Path, dataset: Dataset) -> None: ...
 
 
 writers: Modules[Writer] = Modules(
@@ -97,6 +146,9 @@ writers: Modules[Writer] = Modules(
     },
 )
 """Format, as in `convert to=NAME` -> its writer."""
+
+SHARDED = ("parquet", "tar", "tfrecord")
+"""Those that write several files for a split, as `Dataset.files` says."""
 
 
 def register_writer(name: str) -> Callable[[Writer], Writer]:
