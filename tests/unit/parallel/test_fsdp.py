@@ -162,6 +162,45 @@ def test_an_index_runs_no_code_and_damage_is_found(
     assert capsys.readouterr().out == ""
 
 
+OPTIMIZERS = f"""
+    {NET}
+    import json
+    from effloop.optim import optimizers
+    from effloop.optim.library import lazy_names
+    from effloop.parallel import parallels
+    from effloop.parallel.fsdp import _WHOLE, FsdpConfig
+
+    parallel = parallels.build(FsdpConfig(name="fsdp"), torch.device("cpu"))
+    far = {{}}
+    for name, config in lazy_names().items():
+        if _WHOLE.search(config.arch):
+            continue
+        alone, split = net(), net()
+        parallel.shard(split, blocks, None)
+        config.lr = 0.01
+        for model in (alone, split):
+            optimizer = optimizers.build(config, model.parameters())
+            for images, targets in BATCHES:
+                nn.functional.cross_entropy(model(images), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        pairs = zip(alone.parameters(), split.parameters())
+        far[name] = max(float((one - other.full_tensor()).abs().max()) for one, other in pairs)
+    parallel.close()
+    print(json.dumps(far))
+"""
+
+
+@pytest.mark.nightly
+def test_optimizers_that_are_not_refused_are_the_same_on_split_weights(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    (code, out, err), _ = run_script(OPTIMIZERS, tmp_path)
+    assert code == 0, err
+    far = json.loads(out)
+    assert len(far) > 50
+    assert {name: each for name, each in far.items() if not each < 1e-5} == {}
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
