@@ -111,8 +111,14 @@ class Slurm:
         return job
 
     def end(self, number: str, seconds: float = 120) -> dict[str, str]:
-        """Wait until a job has ended for good."""
-        return self.wait(number, lambda job: job["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), seconds)
+        """Wait until a job has ended for good: one that is queued again may be FAILED for a moment."""
+        over: list[bool] = []
+
+        def ended(job: dict[str, str]) -> bool:
+            over.append(job["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"))
+            return len(over) > 5 and all(over[-5:])
+
+        return self.wait(number, ended, seconds)
 
 
 @contextmanager
