@@ -63,10 +63,12 @@ def check_resumable(config: Resolved, state: Mapping[str, Any], *, world_size: i
     values: dict[str, Any] = {key: then.get(key, now[key]) for key in ("batch_size", "accumulate")}
     values["parallel"] = replace(config.parallel, virtual=virtual)
     batch, accumulate = batches_of_update(replace(config, global_batch=whole, **values), ranks)
+    if virtual:
+        same["parallel.virtual"] = virtual, config.parallel.virtual
     kept = whole and whole == config.global_batch  # on any number of ranks
     if not kept:
         same["accumulate"] = accumulate, 1 if config.parallel.virtual else config.accumulate
-    if not kept and batch * ranks != config.batch_size * world_size:
+    if not kept and batch * ranks != config.batch_size * world_size and virtual in (None, config.parallel.virtual):
         several = max(ranks, world_size) > 1
         ours, theirs = (f" on {count} rank{'s' * (count != 1)}" * several for count in (world_size, ranks))
         fits, rest = divmod(batch * ranks, world_size)

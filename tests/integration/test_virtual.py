@@ -49,7 +49,9 @@ def begin(folder: Path, words: Sequence[str], ranks: int) -> subprocess.Popen[st
 
 
 @pytest.mark.slow
-def test_one_two_and_four_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_two_and_four_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And a run that is begun by two, asked to stop, gone on with by four, stopped, and ended by one process."""
     words = [f"data.root={data_for('cnn', tmp_path / 'data')}", *MODELS["cnn"]]
     reference, changing = tmp_path / "one", tmp_path / "changing"
@@ -64,6 +66,8 @@ def test_one_two_and_four_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         _, errors = process.communicate(timeout=60)
         assert process.returncode in (75, 0), errors
     monkeypatch.chdir(changing)
+    assert main(["resume", "outputs/x", "parallel=none"]) == 2  # the group's defaults
+    assert "parallel.virtual: the checkpoint was trained with 4, not null; keep" in capsys.readouterr().err
     assert main(["resume", "outputs/x", "parallel=none", "parallel.virtual=4"]) == 0
     check_same(changing, reference, but=["rng"])
     assert "other sums" not in (changing / "outputs/x/log.txt").read_text()
