@@ -95,6 +95,8 @@ class Ddp(Parallel):
         end = partial(end_all, partial(reporter.report, self.rank, kind="hang"))
         self._watchdog = Watchdog(store, self.rank, self.world_size, config.timeout_s, end)
         self._watchdog.start()  # before the group is opened, as a rank may hang there, too
+        if not os.environ.get("GLOO_SOCKET_IFNAME") and (interface := self._ranks.interface):
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
         with self._watchdog.waiting("to open their group"):
             _open_group(env, store, self.device, config.timeout_s)
         # Stop and save requests: gloo adds and takes maxima but has no bitwise-or, so each bit is a number of its own.

@@ -9,9 +9,10 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from effloop.errors import (
@@ -23,7 +24,7 @@ from effloop.errors import (
     PreemptedRunError,
 )
 from effloop.lazy import Store
-from effloop.parallel.rendezvous import RankGroup
+from effloop.parallel.rendezvous import RankGroup, within
 from effloop.system.files import write_text
 
 
@@ -89,6 +90,8 @@ class FailureReporter:
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._start = 0
+        self.record: Callable[[str], None] = lambda line: None
+        """Writes into the run folder that another rank is the reason of this one's end."""
 
     def write_to(self, folder: Path, start: int) -> None:
         """From now on report into a folder of the process that started the ranks."""
@@ -100,16 +103,26 @@ class FailureReporter:
         if self._folder:
             write(self._folder, failure)
             return
-        group, first = RankGroup.current, True
-        with suppress(RuntimeError):  # the store has ended with its rank
-            if group and failure.final:
-                group.base.set(_FINAL, "1")
-            if group:
-                first = group.store.add(f"said/{hashlib.sha256(line.encode()).hexdigest()}", 1) == 1
+        if kind in ("hang", "lost"):
+            self.record(failure.sentence)
+        first = True
+        if group := RankGroup.current:
+            with suppress(
+                RuntimeError, TimeoutError
+            ):  # the store has ended with its rank, or another thread waits in it
+                first = within(_SAY_S, partial(_is_first, group, failure))
         if first:
             print(f"effloop: {failure.sentence}", file=sys.__stderr__, flush=True)  # without the rank's prefix
 
 
+def _is_first(group: RankGroup, failure: RankFailure) -> bool:
+    """Whether no other rank has reported the same."""
+    if failure.final:
+        group.base.set(_FINAL, "1")
+    return bool(group.store.add(f"said/{hashlib.sha256(failure.line.encode()).hexdigest()}", 1) == 1)
+
+
+_SAY_S = 2.0
 _FINAL, _RUN_DIR = "effloop/final", "effloop/run_dir"  # keys in the store that outlives a start of the ranks
 
 

@@ -8,20 +8,25 @@ import platform
 import re
 import secrets
 import socket
+import struct
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from functools import partial
 from typing import ClassVar, cast
 
-from effloop.errors import ConfigError, RankError
+from effloop.errors import ConfigError, RankError, reason
 from effloop.lazy import Store, dist, torch
-from effloop.parallel.base import RankEnv
+from effloop.parallel.base import RankEnv, T
 
 START_TIMEOUT_S = 300.0  # for all ranks to connect; a machine of a cluster may take minutes to load torch
 _POLL_S, _MOST_POLL_S = 0.02, 0.5
 _LATER_S = 5.0
+_HERE, _SIOCGIFADDR = "127.0.0.1", 0x8915  # <linux/sockios.h>
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,13 @@ class Peer:
     pid: int
     facts: Mapping[str, str]  # {name: value} for values that have to be equal on all ranks
     cores: int = 0  # bit N is set if it may run on core N of its machine; 0 if the system doesn't tell
+    address: str = ""  # of its machine, as seen from the store; empty for rank 0, if that serves it
 
     @classmethod
-    def own(cls, facts: Mapping[str, str]) -> Peer:
+    def own(cls, facts: Mapping[str, str], address: str = "") -> Peer:
         """This process."""
         cores = sum(1 << core for core in os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-        return cls(socket.gethostname(), os.getpid(), facts, cores)
+        return cls(socket.gethostname(), os.getpid(), facts, cores, address)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,24 @@ class RankGroup:
         return min(len(near), self.env.local_world_size)  # several machines may have the same name
 
     @property
+    def interface(self) -> str | None:
+        """The network interface of this machine that leads to the others, such as `eth0`; None if it isn't known.
+
+        gloo would take that of the machine's own name, which many systems resolve to 127.0.1.1, or not at all.
+        """
+        far = next((peer.address for peer in self.peers if not (peer.address or _HERE).startswith("127.")), _HERE)
+        with suppress(OSError, ImportError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            from fcntl import ioctl
+
+            probe.connect((far, 1))  # sends nothing
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):  # it has no IPv4 address
+                    found = ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24]
+                    if socket.inet_ntoa(found) == probe.getsockname()[0]:
+                        return name
+        return None
+
+    @property
     def others(self) -> str:
         """The other ranks, for messages."""
         peers = [f"rank {rank} on {peer.host}" for rank, peer in enumerate(self.peers) if rank != self.env.rank]
@@ -81,9 +105,11 @@ def join(env: RankEnv, facts: Mapping[str, str] | None = None, timeout_s: float 
     """
     group = RankGroup.current
     if group is None or group.env != env:
+        address = _reach(env, timeout_s)
         base = open_store(env, timeout_s)
-        own = {"torch": torch.__version__, "python": platform.python_version(), **(facts or {})}
-        number, peers = _handshake(base, env, Peer.own(own), timeout_s)
+        versions = {"torch": torch.__version__, "python": platform.python_version()}
+        own = {**versions, "WORLD_SIZE": str(env.world_size), **(facts or {})}
+        number, peers = _handshake(base, env, Peer.own(own, address), timeout_s)
         group = RankGroup.current = RankGroup(env, base, dist.PrefixStore(f"effloop/{number}", base), peers)  # type: ignore[attr-defined]
     for fact, value in group.peers[0].facts.items():
         if any(peer.facts.get(fact) != value for peer in group.peers):
@@ -99,6 +125,42 @@ def describe_mismatch(what: str, values: list[str], peers: list[Peer]) -> str:
     parts = [f"'{value}' (rank {', '.join(ranks[:3])}{', …' * (len(ranks) > 3)})" for value, ranks in by_value.items()]
     more = f"; and {len(parts) - 3} other values" * (len(parts) > 3)
     return f"{what}: not the same on all ranks: {'; '.join(parts[:3])}{more}; make them equal"
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """The result of a call, or a TimeoutError: torch waits without end for a store whose machine is gone."""
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    return answer.result(seconds)
+
+
+def _reach(env: RankEnv, timeout_s: float) -> str:
+    """Wait until somebody listens at the store's address; returns this machine's own address towards it.
+
+    Raises:
+        ConfigError: nobody does in time.
+    """
+    if not env.rank and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # it will listen itself
+        return ""
+    why = ""
+    with suppress(RankError):
+        for _ in _polls(timeout_s, str):
+            try:
+                with socket.create_connection((env.address, env.port), timeout_s) as connection:
+                    return str(connection.getsockname()[0])
+            except OSError as error:
+                why = error.strerror or str(error)
+    raise ConfigError(
+        f"MASTER_ADDR: rank {env.rank} on {socket.gethostname()} can't connect to rank 0 at {env.address}:{env.port} "
+        f"({why}); check that it is the address of the machine of rank 0, that rank 0 runs, and that the port is open"
+    )
 
 
 def open_store(env: RankEnv, timeout_s: float = START_TIMEOUT_S) -> Store:
@@ -117,15 +179,14 @@ def open_store(env: RankEnv, timeout_s: float = START_TIMEOUT_S) -> Store:
                 f"MASTER_PORT: {env.port} is in use on {socket.gethostname()}; end the process that listens there "
                 f"(ss -ltnp 'sport = {env.port}' shows it), or take another port (MASTER_PORT, torchrun --master-port)"
             ) from None
-        line = " ".join(str(error).split())[:200]
+        line = reason(error)[:200]
         if joined := re.search(r"(\d+)/\d+ clients joined", line):  # rank 0 serves it, and waits
             raise RankError(
                 f"only {joined[1]} of {env.world_size} ranks have connected within {timeout_s:g} s; look whether the "
                 "others run, or raise parallel.start_timeout_s"
             ) from None
         raise ConfigError(
-            f"MASTER_ADDR: can't connect to the ranks' store at {env.address}:{env.port}: {line}; "
-            "check that rank 0 runs there, and that the port is open"
+            f"MASTER_ADDR: no store of ranks answers at {env.address}:{env.port}: {line}; check that rank 0 runs there"
         ) from None
     while isinstance(store, dist.PrefixStore):  # type: ignore[attr-defined]  # for one start; the restart state
         store = store.underlying_store
@@ -162,7 +223,7 @@ def _handshake(base: Store, env: RankEnv, peer: Peer, timeout_s: float) -> tuple
         number = int(base.get(f"effloop/number/{token}"))
         base.set(f"effloop/ack/{number}/{token}", "")
     ranks = json.loads(base.get(f"effloop/{number}/ranks"))
-    return number, [Peer(rank["host"], rank["pid"], rank["facts"], rank["cores"]) for rank in ranks]
+    return number, [Peer(*(rank[each.name] for each in fields(Peer))) for rank in ranks]
 
 
 def _polls(timeout_s: float, missing: Callable[[], str]) -> Iterator[None]:

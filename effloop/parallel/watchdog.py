@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import signal
 import socket
@@ -15,11 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TypeAlias, cast
 
 from effloop.batch import Batch
-from effloop.errors import RankError, reason, warn
+from effloop.errors import RankError, warn
 from effloop.lazy import Store, torch
+from effloop.parallel.rendezvous import RankGroup, within
 from effloop.system.processes import this_system
 
 _WAITING = (
@@ -34,7 +37,9 @@ _WAITING = (
 _TRAINING = "training"
 _SAMPLE_S = 0.05
 _WINDOW_S = 10.0  # after which the ranks' paces are compared
-_JOIN_S = 5.0  # for the thread to end; it may be waiting for a store that has ended
+_JOIN_S = 5.0  # for a thread to end; it may be waiting for a store that has ended
+_GONE_S = 10.0  # for a rank to say itself that another one has ended, and the store with it
+_ANSWER_S = 5.0
 
 # A straggler takes so many times as long as the median, and costs the others this share of their time, in windows of so
 # many batches, twice in a row: a moment's load is no reason.
@@ -159,14 +164,16 @@ class Watchdog:
         self._number, self._loop, self._closed = 0, threading.get_ident(), threading.Event()
         self._trained, self._own_s, self._all_s = 0, 0.0, 0.0
         self._stragglers = Stragglers(warn)
-        self._thread = threading.Thread(target=self._run, daemon=True, name="effloop-watch")
+        self._gone = False  # the store, with the process that serves it
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._run, self._beat)]
 
     def start(self) -> None:
         """Start to watch the calling thread."""
         self._loop = threading.get_ident()
         self._publish(self._store)  # so that the others know its pid
         atexit.register(self.close)  # a process must not end while the thread uses the store
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, and count them."""
@@ -204,8 +211,9 @@ class Watchdog:
         """Stop watching; other ranks may have ended by now."""
         atexit.unregister(self.close)
         self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join(_JOIN_S)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(_JOIN_S)
 
     def _publish(self, store: Store) -> None:
         self._number += 1
@@ -222,28 +230,31 @@ class Watchdog:
         inside = frame is not None and str(frame.f_globals.get("__name__")).startswith(_WAITING)
         return inside or bool(self._collective)
 
+    def _beat(self) -> None:
+        """Publish heartbeats, in a thread of its own: a store whose machine is gone holds whoever asks it."""
+        with suppress(RuntimeError):  # the store has ended
+            self._store = store = self._store.clone()  # here, as it takes 5 s if hostnames can't be resolved
+            store.set_timeout(timedelta(seconds=max(2.0, 2 * self._every_s)))
+            compared = time.monotonic()
+            while not self._closed.wait(self._every_s):
+                self._publish(store)
+                if not self._rank and time.monotonic() - compared >= _WINDOW_S:
+                    compared = time.monotonic()
+                    if all(beats := self._read(store)):
+                        self._stragglers.window(cast("list[Heartbeat]", beats))
+        self._gone = not self._closed.is_set()
+
     def _run(self) -> None:
-        try:
-            store = self._store.clone()  # in this thread, as it takes 5 s if hostnames can't be resolved
-        except RuntimeError:  # the store has ended, which is reported elsewhere
-            return
-        store.set_timeout(timedelta(seconds=max(2.0, 2 * self._every_s)))
         steps, since = -1, time.monotonic()
-        before = compared = since
+        before = since
         while not self._sampled():
             now = time.monotonic()
             watched = bool(self._phase) or self._waits()
             if self._steps != steps or not watched or now - before > 3 * self._every_s + 1:
                 steps, since = self._steps, now  # progress; or the whole process, or machine, was suspended
             before = now
-            with suppress(RuntimeError):  # the store has ended, which is reported elsewhere
-                self._publish(store)
-                if not self._rank and now - compared >= _WINDOW_S:
-                    compared = now
-                    if all(beats := self._read(store)):
-                        self._stragglers.window(cast("list[Heartbeat]", beats))
-            if now - since >= self._timeout_s:
-                stall = self._find_stall(store)
+            if now - since >= min(self._timeout_s, _GONE_S if self._gone else math.inf):
+                stall = self._find_stall()
                 if self._steps == steps and not self._closed.is_set():
                     self._end(stall)
                     return
@@ -263,18 +274,22 @@ class Watchdog:
             before = now
         return False
 
-    def _find_stall(self, store: Store) -> Stall:
-        """Read all heartbeats twice, and publish this rank's own in between."""
-        try:
+    def _find_stall(self) -> Stall:
+        """Read all heartbeats twice, with so much time in between that each rank has published another."""
+        pause_s = 3 * self._every_s
+
+        def look(store: Store) -> Stall:
             earlier = self._read(store)
-            for _ in range(3):
-                self._closed.wait(self._every_s)
-                self._publish(store)
+            self._closed.wait(pause_s)
             return find_stalled_rank(earlier, self._read(store), self._timeout_s)
-        except RuntimeError as error:
+
+        try:
+            return within(pause_s + _ANSWER_S, partial(look, self._store))
+        except (RuntimeError, TimeoutError):
+            host = f" on {RankGroup.current.peers[0].host}" if RankGroup.current else ""
             return (
-                f"rank {self._rank} on {socket.gethostname()} has made no progress for {self._timeout_s:g} s, and "
-                f"the ranks' store doesn't answer ({reason(error)[:120]}); check the machine of rank 0"
+                f"rank 0{host}, whose machine has the ranks' store, has not answered rank {self._rank} on "
+                f"{socket.gethostname()}; it has ended, or its machine or network is gone"
             ), None
 
     def _read(self, store: Store) -> list[Heartbeat | None]:

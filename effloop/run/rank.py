@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import shlex
 import sys
 import time
@@ -60,7 +61,6 @@ def run_rank(scratch: str, spec: dict[str, Any], variables: dict[str, str]) -> N
     assert env is not None
     (folder / f"pid-{start}-{env.rank}").write_text(str(os.getpid()))
     reporter.write_to(folder, start)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here; else gloo looks the machine's name up
     faulthandler.enable(2)  # as in `entry` of the command line
     with (
         command_timed(whole_process=True),
@@ -179,12 +179,13 @@ def _report(env: RankEnv, error: Exception, session: RankSession | None) -> None
 
 def _report_bug(env: RankEnv, error: Exception, kind: str) -> None:
     time.sleep(_PATIENCE_S.get(kind, 0))
-    what = f"{type(error).__name__}: {reason(error)[:200]}"
     if kind == "lost":
         others = RankGroup.current.others if RankGroup.current else "that one"
-        reporter.report(env.rank, f"lost the connection to another rank ({what}); look at {others}", kind)
+        why = re.sub(r"\[\S+/gloo/\S+\] |\. This is typically.*", "", reason(error))[:200]
+        reporter.report(env.rank, f"lost the connection to another rank ({why}); look at {others}", kind)
         return
     traceback.print_exception(error)
+    what = f"{type(error).__name__}: {reason(error)[:200]}"
     reporter.report(env.rank, f"bug: {what}; please report it with the lines above", kind)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -77,7 +76,6 @@ def build_pruner(config: Config, run_dir: Path, parallel: Parallel) -> Callable[
     return lambda done, epochs: parallel.on_rank0(partial(should_prune, run_dir, meter, done, epochs))
 
 
-_SAY_S = 2.0
 _LEAST_TRAINED_S = 4.0
 """Seconds of training from which a run is reviewed."""
 
@@ -99,6 +97,10 @@ def train(spec: RunSpec, begun: Callable[[Path], None] = lambda run_dir: None) -
             advise=_advise,
         )
     run_dir = trainer.checkpoints.folder.parent
+    if trainer.parallel.world_size > 1 and not trainer.parallel.rank:
+        from effloop.parallel.failures import reporter  # ranks have imported it
+
+        reporter.record = partial(record_end, run_dir)
     trainer.request.always, trainer.request.at_end = True, partial(_end_at_once, trainer, run_dir)
     with trainer.request.caught():
         trainer.prunes = build_pruner(spec.config, run_dir, trainer.parallel)
@@ -149,9 +151,7 @@ def announce_end(line: str) -> None:
         return
     from effloop.parallel.failures import reporter  # ranks have imported it
 
-    thread = threading.Thread(target=reporter.report, args=[env.rank, line, "preempted"], daemon=True)
-    thread.start()
-    thread.join(_SAY_S)  # the main thread may be holding the ranks' store
+    reporter.report(env.rank, line, "preempted")
 
 
 def _end_at_once(trainer: Trainer, run_dir: Path, name: str, again: bool) -> None:
