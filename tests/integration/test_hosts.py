@@ -22,16 +22,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT
 
 LEDGER = """
 import json, os, socket, time
+from pathlib import Path
 from effloop.train.trainer import Trainer
 
 forward_backward = Trainer.forward_backward
 
 def noted(trainer, batch, **rest):
-    ids = batch.ids[batch.valid].tolist()
-    row = [time.time(), trainer.progress.step, trainer.progress.epoch, trainer.parallel.rank, trainer.parallel.world_size]
-    with open(f"ledger-{socket.gethostname()}-{os.getpid()}-{os.environ.get('START')}", "a") as file:
-        file.write(json.dumps([*row, ids]) + "\\n")
-    time.sleep(0.05)
+    now, ranks = trainer.progress, trainer.parallel
+    row = [time.time(), now.step, now.epoch, ranks.rank, ranks.world_size, batch.ids[batch.valid].tolist()]
+    with open(f"ledger-{socket.gethostname()}-{os.getpid()}", "a") as file:
+        file.write(json.dumps(row) + "\\n")
+    time.sleep(0.3 if Path("slow").exists() else 0.05)
     return forward_backward(trainer, batch, **rest)
 
 Trainer.forward_backward = noted
@@ -58,9 +59,7 @@ def by_slurm(rank: int) -> dict[str, str]:
     return {**own, **step, "SLURM_STEP_NODELIST": "host[1-2]"}
 
 
-def begun(
-    pair: list[Host], args: list[str], cwd: Path, env: Callable[[int], dict[str, str]] = by_hand
-) -> list[Any]:
+def begun(pair: list[Host], args: list[str], cwd: Path, env: Callable[[int], dict[str, str]] = by_hand) -> list[Any]:
     return [host.start(*args, cwd=cwd, **env(rank)) for rank, host in enumerate(pair)]
 
 
@@ -96,9 +95,14 @@ def test_they_find_each_other_whatever_their_names_resolve_to(
     [
         ({"MASTER_ADDR": "hots1"}, r"MASTER_ADDR: rank 1 on host2 can't connect to rank 0 at hots1:29500 \(.*name res"),
         ({"WORLD_SIZE": "3"}, r"WORLD_SIZE: not the same .*'2' \(rank 0 on host1\); '3' \(rank 1 on host2\); make"),
-        ({"MASTER_ADDR": "10.77.0.9"}, r"rank 0 at 10.77.0.9:29500 \((No route to host|timed out)\); check"),
-        ({"MASTER_ADDR": "localhost"}, r"rank 0 at localhost:29500 \(Connection refused\); check"),
-        ({"MASTER_PORT": "29501"}, r"rank 0 at 10.77.0.1:29501 \(Connection refused\); check"),
+        *(
+            pytest.param(changed, rf"rank 0 at {place} \({why}\); check", marks=pytest.mark.nightly)
+            for changed, place, why in (
+                ({"MASTER_ADDR": "10.77.0.9"}, "10.77.0.9:29500", "(No route to host|timed out)"),
+                ({"MASTER_ADDR": "localhost"}, "localhost:29500", "Connection refused"),
+                ({"MASTER_PORT": "29501"}, "10.77.0.1:29501", "Connection refused"),
+            )
+        ),
     ],
 )
 def test_what_one_of_them_has_wrong(photos: Path, tmp_path: Path, changed: dict[str, str], line: str) -> None:
@@ -128,7 +132,7 @@ def assert_equal_end(run: Path, unbroken: Path) -> None:
     assert not [part for part in ("model", "optimizer", "progress") if not equal(ours[part], theirs[part])]
 
 
-@pytest.mark.parametrize("gone", [1, 0])
+@pytest.mark.parametrize("gone", [1, pytest.param(0, marks=pytest.mark.nightly)])
 def test_a_host_that_vanishes(photos: Path, tmp_path: Path, unbroken: Path, gone: int) -> None:
     """Without a word, as nothing of it answers any more; the run is continued when it is back."""
     args = command(photos, tmp_path, "epochs=4", "parallel.timeout_s=2", "resume=auto")
@@ -178,14 +182,58 @@ def test_a_link_that_stays_cut_ends_both_sides(photos: Path, tmp_path: Path) -> 
     assert read_run(tmp_path / "outputs/run").state == "failed"
 
 
+def ledger(cwd: Path) -> list[tuple[float, int, int, int, int, list[int]]]:
+    """(time, step, epoch, rank, ranks, samples) of each batch, in order."""
+    noted = [path.read_text().splitlines() for path in cwd.glob("ledger-*")]
+    return sorted(tuple(json.loads(line)) for lines in noted for line in lines if line.endswith("]"))
+
+
 def seen(cwd: Path) -> dict[int, list[int]]:
     """{epoch: samples that the last weights have seen}; of a step that was done again the last time counts."""
     last: dict[int, dict[int, tuple[int, int, list[int]]]] = {}
-    noted = [json.loads(line) for path in cwd.glob("ledger-*") for line in path.read_text().splitlines()]
-    for _, step, epoch, rank, world_size, ids in sorted(noted):
+    for _, step, epoch, rank, world_size, ids in ledger(cwd):
         last.setdefault(step, {})[rank] = (world_size, epoch, ids)
+        last[step][-1] = (world_size, epoch, [])
     epochs: dict[int, list[int]] = {}
     for step in sorted(last):
-        for rank in range(last[step][0][0]):
+        for rank in range(last[step][-1][0]):
             epochs.setdefault(last[step][rank][1], []).extend(last[step][rank][2])
     return epochs
+
+
+ELASTIC = ["torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=5", "--rdzv-backend=c10d"]
+ELASTIC += ["--rdzv-id=x", "--rdzv-endpoint=host1:29400", "-m"]
+ELASTIC[-1:-1] = ["--rdzv-conf=last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("words", [["global_batch=8"], ["parallel.virtual=2", "batch_size=4", "global_batch=null"]])
+def test_torchrun_goes_on_with_one_host_and_with_two_again(photos: Path, tmp_path: Path, words: list[str]) -> None:
+    """Each sample once in each epoch; and the weights of a single process to the bit, if an update has two parts."""
+    same = ["epochs=60", "resume=auto", "checkpoint.every_steps=7", *words]
+    args = [*ELASTIC, *command(photos, tmp_path, *same, "parallel.timeout_s=5")]
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with hosts() as pair:
+
+        def train_on(ranks: int, steps: int) -> None:
+            since = time.time()
+            wait_until(lambda: sum(row[0] > since and row[4] == ranks for row in ledger(tmp_path)) > steps, first)
+
+        (tmp_path / "slow").touch()
+        first, second = (host.start(*args, cwd=tmp_path, **env) for host in pair)
+        train_on(2, 20)
+        pair[1].stop()
+        train_on(1, 10)
+        pair[1].boot()
+        second = pair[1].start(*args, cwd=tmp_path, **env)
+        train_on(2, 20)
+        (tmp_path / "slow").unlink()
+        assert [done(each)[0] for each in (first, second)] == [0, 0]
+        assert [host.running() for host in pair] == [[], []]
+        epochs = seen(tmp_path)
+        assert [sorted(samples) for samples in epochs.values()] == [[*range(40)]] * 60
+        if "parallel.virtual=2" in words:
+            (tmp_path / "alone").mkdir()
+            alone = command(photos, tmp_path / "alone", *same, "parallel=none")
+            assert done(pair[0].start(*alone, cwd=tmp_path / "alone"))[0] == 0
+            assert_equal_end(tmp_path / "outputs/run", tmp_path / "alone/outputs/run")
