@@ -34,7 +34,7 @@ _TUNSETIFF, _TAP, _NO_INFO = 0x400454CA, 0x0002, 0x1000
 _SPACES = ("uts", "net", "pid", "mnt")  # the last one after the others have been opened
 WHY_NOT = (
     "needs root" * (os.geteuid() != 0)
-    or next((f"needs {tool}" for tool in ("ip", "unshare", "mount") if not which(tool)), "")
+    or next((f"needs {tool}" for tool in ("ip", "setpriv", "unshare", "mount") if not which(tool)), "")
     or f"needs {_TUN}" * (not _TUN.exists())
 )
 """Why there can't be hosts on this machine; empty if there can."""
@@ -69,7 +69,8 @@ class Host:
         """Begin, or begin again after `stop`."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            command = ["unshare", "--net", "--uts", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
+            command = ["setpriv", "--pdeathsig", "KILL"]  # they end with this process, even if it is killed
+            command += ["unshare", "--net", "--uts", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
             command += [sys.executable, "-S", __file__, "", str(self.number), self.names, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL)
             theirs.close()
