@@ -101,7 +101,8 @@ class StopOrSkip(NanPolicy):
         self._batches: deque[tuple[Tensor, Tensor]] = deque(maxlen=self.accumulate)
         self._pending: deque[tuple[Tensor, torch.Event, Update]] = deque()
         self._last = Update()
-        buffers = [each for part in self.parallel.part_buffers(self.model) for each in part.values()]
+        parts = [each for part in self.parallel.part_buffers(self.model) for each in part.values()]
+        buffers = dict.fromkeys((*self.model.buffers(), *parts))
         self._kept = [*buffers, self.sums] if self.skip else []  # what a forward pass changes
         self._copies = [each.clone() for each in self._kept]
         self._counts = dict.fromkeys(("updates", "skipped", "in_a_row"), 0)

@@ -33,7 +33,7 @@ ROUNDS = int(os.environ.get("EFFLOOP_KILLS", "3"))
 
 
 def data_for(model: str, folder: Path) -> Path:
-    return make_masks(folder) if model == "unet" else make_photos(folder, train=96, val=13)
+    return make_masks(folder, {"train": 48, "val": 6}) if model == "unet" else make_photos(folder, train=96, val=13)
 
 
 def start(folder: Path, words: Sequence[str], ranks: int) -> tuple[int, str]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from runs import TINY
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
+import effloop
 from effloop.data.order import Order
 from effloop.data.source import Tail
 from effloop.optim import EMA
@@ -142,6 +147,16 @@ def test_one_part_is_what_there_is_without(on_ranks: Callable[..., list[Any]]) -
         return digits([*(each.grad for each in model.parameters()), *model.buffers()])
 
     assert train(True) == train(False)
+
+
+def test_a_skipped_update_leaves_no_statistics(photos: Path, here: Path) -> None:
+    words = (f"data.root={photos}", *TINY, "batch_size=4", "parallel.virtual=2", "nan=skip", "optim.ema=0.9")
+    trainer = effloop.build_trainer(effloop.compose([*words, "record=none", "run=x"]))
+    batches = [*itertools.islice(trainer.train.epoch(0), 2)]
+    batches[1].images.fill_(math.nan)  # of the last part, whose statistics the model has then
+    trainer.train_epoch(batches)
+    trainer.nan.check()
+    assert all(each.isfinite().all() for each in trainer.model.state_dict().values())
 
 
 @pytest.mark.parametrize("tail", list(Tail))
