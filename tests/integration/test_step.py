@@ -134,7 +134,7 @@ def test_a_global_batch_is_made_of_batches(photos: Path, here: Path) -> None:
     weights = [torch.load(f"outputs/{run}/checkpoints/last.ckpt", weights_only=True)["model"] for run in "ab"]
     assert all(map(torch.equal, weights[0].values(), weights[1].values()))
     batches = [(torch.zeros(5, 3, 16, 16), torch.zeros(5, dtype=torch.long))] * 4
-    with pytest.raises(ConfigError, match=r"^probe, global_batch: need images"):
+    with pytest.raises(ConfigError, match=r"^probe, global_batch, parallel.virtual: need images"):
         effloop.build_trainer(effloop.compose([*TINY, "global_batch=16"]), train=batches, val=batches)
 
 

@@ -199,7 +199,9 @@ class Foreign:
             self.count, self.num_bytes = self.count + 1, self.num_bytes + value.size
             self._lengths.add(len(value.key) if value.key.isdigit() else 0)
         if not self.count:
-            raise DataError(f"{tree.path} has no samples in its main database, which alone is read; write them there")
+            raise DataError(
+                f"{tree.path} has no samples in its main database, which alone is read (no named one); write them there"
+            )
         self._raw = not isinstance(self._pair(next(self._in_order()))[0], bytes)
         self.about = RAW if self._raw else ORIGINAL
 
