@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from ranks import ROOT
+from ranks import ROOT, done
 
 _START = """
 set -eu
@@ -49,7 +50,7 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
-KillWait=5
+KillWait=30
 MinJobAge=3600
 SlurmctldPidFile={0}/slurmctld.pid
 SlurmdPidFile={0}/%n.pid
@@ -73,16 +74,21 @@ class Slurm:
     folder: Path  # of the configuration, spools and logs
     enter: tuple[str, ...]  # before a command: runs it there
 
-    def call(self, *command: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run a command, such as `srun -n2 effloop ...`, whatever its exit code."""
+    def start(self, *command: str, cwd: Path | None = None, **env: str) -> subprocess.Popen[str]:
+        """Start a command, such as `srun -n2 effloop ...`."""
         inside = [*self.enter, "sh", "-c", 'cd "$0" && exec "$@"', str(cwd or self.folder), *command]
-        return subprocess.run(inside, env=self.environment(**env), capture_output=True, text=True, timeout=180)
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(inside, env=self.environment(**env), **pipes)
+
+    def call(self, *command: str, cwd: Path | None = None, **env: str) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error of a command."""
+        return done(self.start(*command, cwd=cwd, **env))
 
     def said(self, *command: str, cwd: Path | None = None, **env: str) -> str:
         """What a command that succeeds prints."""
-        done = self.call(*command, cwd=cwd, **env)
-        assert done.returncode == 0, done.stderr + done.stdout
-        return done.stdout.strip()
+        code, out, err = self.call(*command, cwd=cwd, **env)
+        assert code == 0, err + out
+        return out.strip()
 
     def environment(self, **env: str) -> dict[str, str]:
         """Without what a job is given in which the tests themselves may run."""
@@ -131,13 +137,13 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     (folder / "slurm.conf").write_text(_CONF.format(folder))
     (folder / "hosts").write_text("127.0.0.1 localhost\n10.77.0.1 node0\n10.77.0.2 node1\n")
     spaces = ("unshare", "--pid", "--fork", "--net", "--uts", "--mount")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*spaces, "sh", "-c", _START, "sh", folder / "slurm.conf"], cwd=folder, **pipes) as process:
         if not (pid := process.stdout.readline()):
             pytest.skip(f"needs namespaces, of root: {process.stderr.read().strip()}")
         box = Slurm(folder, ("nsenter", "--target", pid.strip(), "--all", "--"))
         until = time.monotonic() + 30
-        while box.call("sinfo", "-h", "-N", "-p", "low", "-o", "%T").stdout.split() != ["idle", "idle"]:
+        while box.call("sinfo", "-h", "-N", "-p", "low", "-o", "%T")[1].split() != ["idle", "idle"]:
             assert time.monotonic() < until, [path.read_text() for path in folder.glob("*.out")]
             time.sleep(0.1)
         yield box

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -79,17 +80,19 @@ def signals_of(folder: Path) -> list[int]:
     return []
 
 
-def _wait(process: subprocess.Popen[str], folder: Path) -> int:
-    """Wait for a job's process, which gets the signals of the sweep, and those of this process."""
+def _wait(process: subprocess.Popen[str], folder: Path) -> tuple[int, list[int]]:
+    """Wait for a job's process, which gets the signals of the sweep and of this process; its exit code, and these."""
+    came: list[int] = []
 
     def pass_on(number: int, frame: Any) -> None:
+        came.append(number)
         process.send_signal(number)
 
     sent = 0
     with nullcontext() if _here else handled(pass_on):
         while True:
             with suppress(subprocess.TimeoutExpired):
-                return process.wait(_POLL_S)
+                return process.wait(_POLL_S), came
             for number in signals_of(folder)[sent:]:
                 process.send_signal(number)
                 sent += 1
@@ -202,12 +205,15 @@ class JobRunner:
         prefixed = processes.output_prefixed(process, f"[job {state.number}] ")
         with process, prefixed, processes.ended_on_error(process):
             processes.send_request(process, job)
-            code = _wait(process, Path(self.folder))
+            code, came = _wait(process, Path(self.folder))
         if read_run(Path(state.folder)).job["state"] == "running":  # it couldn't say itself how it ended
-            if code == PreemptedRunError.exit_code:
+            if code == PreemptedRunError.exit_code or came:
                 state.write("preempted", "stopped before training began")
             else:
                 state.write("killed", f"it {processes.how_ended(code)}")
+        if code and came and self.threads is None:
+            signal.raise_signal(came[0])  # SIGUSR1: submitit queues the job again
+            raise SystemExit(code)  # SIGTERM: Slurm does so itself, and a result would be the end of the job
 
     def environment(self) -> dict[str, str]:
         """A job's environment: with as many threads under any launcher, as their number changes results."""
@@ -328,7 +334,9 @@ def sweep(flags: list[str], overrides: list[str], *, debug: bool = False) -> Non
             *(f"{key}={value}" for key, value in added.items() if key not in shared),
         ]
         go_on = _resume_hint(flags, overrides, folder, config.out)
-        with signals_shared(folder, elsewhere=launcher == "submitit_slurm") as names:
+        if elsewhere := launcher == "submitit_slurm":
+            os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")  # when a job's time is up: USR2 would kill the run
+        with signals_shared(folder, elsewhere=elsewhere) as names:
             problem = _launch(job, words, go_on)
         if names:
             why = problem if isinstance(problem, PreemptedRunError) else f"stopped by {names[0]}"
