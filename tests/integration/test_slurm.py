@@ -95,7 +95,7 @@ def struck(box: Slurm, cwd: Path, job: str, rng: random.Random, *command: str) -
     Returns:
         Seconds until the run was saved, 0 if there was nothing to save; None if the job had ended.
     """
-    steps, delay = rng.choice([(0, rng.uniform(0, 8)), (rng.randint(1, 30), rng.uniform(0, 0.3))])
+    steps, delay = rng.choice([(0, rng.uniform(0, 8)), *[(rng.randint(1, 9), rng.uniform(0, 0.3))] * 3])
     until = batches_of((cwd / "ledger").iterdir()) + 2 * steps
     now = box.wait(job, lambda each: over(each) or (each["JobState"] == "RUNNING" and trained(cwd, until)))
     time.sleep(delay)
@@ -169,7 +169,7 @@ def test_a_sweep_of_jobs(box: Slurm, runs: Runs) -> None:
     (cwd / "ledger").mkdir(parents=True)
     with box.start("sh", "-c", words, cwd=cwd, LEDGER=str(cwd / "ledger"), SLOWER="0.3") as sweep:
         wait_until(lambda: trained(cwd, 40), sweep)
-        array = box.said("squeue", "--noheader", "--format=%A").split()[0]
+        array = box.said("squeue", "--noheader", "--format=%F").split()[0]
         box.said("scancel", "--signal=USR1", f"{array}_0")
         box.said("scontrol", "requeue", f"{array}_1")
         for job in (f"{array}_0", f"{array}_1"):
