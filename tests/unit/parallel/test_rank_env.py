@@ -70,6 +70,9 @@ def test_slurm():
         ({**SLURM, "SLURM_PROCID": "5"}, ["SLURM_PROCID: '5'", "from 0 to 4"]),
         ({**SLURM, "SLURM_LOCALID": "2"}, ["SLURM_LOCALID: '2'", "from 0 to 1"]),
         ({**SLURM, "SLURM_STEP_NODELIST": "[3"}, ["names no machine"]),
+        ({**SLURM, "SLURM_STEP_NODELIST": ""}, ["SLURM_STEP_NODELIST", "not set", "start with srun"]),
+        ({key: SLURM[key] for key in SLURM if key != "SLURM_PROCID"}, ["SLURM_PROCID: not set", "from 0 to 4"]),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "x"}, ["SLURM_STEP_NUM_TASKS: 'x'", "srun"]),
     ],
 )
 def test_contradictions_are_one_line(env, words):
