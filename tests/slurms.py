@@ -27,6 +27,7 @@ ip link set lo up
 unshare --net --uts sh -euc 'hostname node1; ip link set lo up; until ip link set other name eth0; do sleep 0.02; done
     ip addr add 10.77.0.2/24 dev eth0; ip link set eth0 up; exec slurmd -D -f "$0"' "$1" >node1.out 2>&1 &
 ip link add eth0 type veth peer name other
+until [ "$(readlink /proc/$!/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do sleep 0.02; done
 ip link set other netns $!
 ip addr add 10.77.0.1/24 dev eth0
 ip link set eth0 up
@@ -76,7 +77,7 @@ class Slurm:
 
     def start(self, *command: str, cwd: Path | None = None, **env: str) -> subprocess.Popen[str]:
         """Start a command, such as `srun -n2 effloop ...`."""
-        inside = [*self.enter, "sh", "-c", 'cd "$0" && exec "$@"', str(cwd or self.folder), *command]
+        inside = [*self.enter, "sh", "-c", 'cd "$0" && exec timeout 400 "$@"', str(cwd or self.folder), *command]
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(inside, env=self.environment(**env), **pipes)
 
@@ -106,7 +107,7 @@ class Slurm:
         """`scontrol show job`: JobState, Restarts, ExitCode, ..."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.said("scontrol", "--oneliner", "show", "job", number)))
 
-    def wait(self, number: str, what: Callable[[dict[str, str]], bool], seconds: float = 120) -> dict[str, str]:
+    def wait(self, number: str, what: Callable[[dict[str, str]], bool], seconds: float = 300) -> dict[str, str]:
         """Wait for something about a job; a requeued one, which waits for two minutes, starts at once."""
         until = time.monotonic() + seconds
         while not what(job := self.job(number)):
@@ -116,7 +117,7 @@ class Slurm:
             time.sleep(0.1)
         return job
 
-    def end(self, number: str, seconds: float = 120) -> dict[str, str]:
+    def end(self, number: str, seconds: float = 300) -> dict[str, str]:
         """Wait until a job has ended for good: one that is queued again may be FAILED for a moment."""
         over: list[bool] = []
 

@@ -167,7 +167,7 @@ def test_a_sweep_of_jobs(box: Slurm, runs: Runs) -> None:
     words = f"{small(command, runs)[:-1]} run=s parallel.processes=2 seed=1,2".replace("seed=1,2,3,4 ", "")
     cwd = runs.folder / "sweep"
     (cwd / "ledger").mkdir(parents=True)
-    with box.start("sh", "-c", words, cwd=cwd, LEDGER=str(cwd / "ledger"), SLOWER="0.3") as sweep:
+    with box.start("sh", "-c", words, cwd=cwd, LEDGER=str(cwd / "ledger"), SLOWER="0.1") as sweep:
         wait_until(lambda: trained(cwd, 40), sweep)
         array = box.said("squeue", "--noheader", "--format=%F").split()[0]
         box.said("scancel", "--signal=USR1", f"{array}_0")
