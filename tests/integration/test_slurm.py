@@ -168,13 +168,13 @@ def test_a_sweep_of_jobs(box: Slurm, runs: Runs) -> None:
     cwd = runs.folder / "sweep"
     (cwd / "ledger").mkdir(parents=True)
     with box.start("sh", "-c", words, cwd=cwd, LEDGER=str(cwd / "ledger"), SLOWER="0.1") as sweep:
-        wait_until(lambda: trained(cwd, 40), sweep)
+        wait_until(lambda: trained(cwd, 30), sweep, 300)
         array = box.said("squeue", "--noheader", "--format=%F").split()[0]
         box.said("scancel", "--signal=USR1", f"{array}_0")
         box.said("scontrol", "requeue", f"{array}_1")
         for job in (f"{array}_0", f"{array}_1"):
             assert box.end(job)["Restarts"] == "1"
-        _, err = sweep.communicate(timeout=120)
+        _, err = sweep.communicate(timeout=300)
     assert sweep.returncode == 0, err
     for number in (0, 1):
         assert "resumed from " in (cwd / f"outputs/multirun/s/{number}/log.txt").read_text()
