@@ -293,7 +293,7 @@ class Trainer:
         self.model.load_state_dict(own(files.trained(state), self.model.state_dict()))
         self.average.load_state_dict(state["average"], own(state["model"], self.average.model.state_dict()))
         if "shards" in state:
-            from effloop.parallel.fsdp import with_shards
+            from effloop.parallel.sharded import with_shards
 
             optimizer = {**optimizer, "state": with_shards(optimizer["state"], state["shards"], parameters)}
         optimizer = {**optimizer, "state": own(optimizer["state"], dict(enumerate(parameters)))}

@@ -12,7 +12,7 @@ from ranks import run_script
 
 from effloop.config import compose
 from effloop.errors import CheckpointError, ConfigError
-from effloop.parallel.fsdp import with_shards
+from effloop.parallel.sharded import with_shards
 
 NET = """
     import torch
@@ -36,7 +36,8 @@ SCRIPT = f"""
     from effloop.errors import ConfigError
     from effloop.optim import EMA, clipping
     from effloop.parallel import parallels
-    from effloop.parallel.fsdp import FsdpConfig, with_shards
+    from effloop.parallel.fsdp import FsdpConfig
+    from effloop.parallel.sharded import with_shards
     from effloop.train.nan import all_finite
 
     parallel = parallels.build(FsdpConfig(name="fsdp"), torch.device("cpu"))
