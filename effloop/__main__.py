@@ -1,6 +1,6 @@
 """`python -m effloop`."""
 
-from effloop.cli.main import main
+from effloop.cli.main import entry
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry()

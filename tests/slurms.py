@@ -143,7 +143,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
         if not (pid := process.stdout.readline()):
             pytest.skip(f"needs namespaces, of root: {process.stderr.read().strip()}")
         box = Slurm(folder, ("nsenter", "--target", pid.strip(), "--all", "--"))
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while box.call("sinfo", "-h", "-N", "-p", "low", "-o", "%T")[1].split() != ["idle", "idle"]:
             assert time.monotonic() < until, [path.read_text() for path in folder.glob("*.out")]
             time.sleep(0.1)

@@ -155,8 +155,13 @@ def _render(template: str, values: dict[str, Any]) -> str:
     # No HTML: each template quotes for its own language. StrictUndefined: a name that is wrong is an error.
     jinja = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)  # noqa: S701
     jinja.loader = PackageLoader("effloop.cli")
-    jinja.filters |= {"shell": shlex.join, "yaml": _to_yaml, "python": repr}
+    jinja.filters |= {"shell": shlex.join, "yaml": _to_yaml, "unexpanded": _unexpanded, "python": repr}
     return jinja.get_template(f"{template}.j2").render(values)
+
+
+def _unexpanded(words: list[str]) -> list[str]:
+    """In a container's command Kubernetes replaces $(NAME), and $$ by $."""
+    return [re.sub(r"\$(?=[$(])", "$$", word) for word in words]
 
 
 def _to_yaml(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -66,7 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> None:
     """The console script."""
-    raise SystemExit(main())
+    code = main()
+    # Torch's end takes a while, in which a scheduler's signal would make a failure of a run that is over.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise SystemExit(code)
 
 
 def _dispatch(args: list[str]) -> int:

@@ -104,12 +104,12 @@ class FailureReporter:
             write(self._folder, failure)
             return
         if kind in ("hang", "lost"):
-            self.record(failure.sentence)
+            with suppress(TimeoutError):  # the folder's file server may be what hangs
+                within(_SAY_S, partial(self.record, failure.sentence))
         first = True
         if group := RankGroup.current:
-            with suppress(
-                RuntimeError, TimeoutError
-            ):  # the store has ended with its rank, or another thread waits in it
+            # The store may have ended with its rank, or another thread waits in it.
+            with suppress(RuntimeError, TimeoutError):
                 first = within(_SAY_S, partial(_is_first, group, failure))
         if first:
             print(f"effloop: {failure.sentence}", file=sys.__stderr__, flush=True)  # without the rank's prefix

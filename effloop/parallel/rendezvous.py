@@ -72,7 +72,8 @@ class RankGroup:
 
         gloo would take that of the machine's own name, which many systems resolve to 127.0.1.1, or not at all.
         """
-        far = next((peer.address for peer in self.peers if not (peer.address or _HERE).startswith("127.")), _HERE)
+        addresses = [peer.address for peer in self.peers if peer.address and peer.address != "::1"]
+        far = next((address for address in addresses if not address.startswith("127.")), _HERE)
         with suppress(OSError, ImportError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             from fcntl import ioctl
 
@@ -223,7 +224,8 @@ def _handshake(base: Store, env: RankEnv, peer: Peer, timeout_s: float) -> tuple
         number = int(base.get(f"effloop/number/{token}"))
         base.set(f"effloop/ack/{number}/{token}", "")
     ranks = json.loads(base.get(f"effloop/{number}/ranks"))
-    return number, [Peer(*(rank[each.name] for each in fields(Peer))) for rank in ranks]
+    names = [each.name for each in fields(Peer)]  # another version of EffLoop may have others
+    return number, [Peer(**{name: rank[name] for name in names if name in rank}) for rank in ranks]
 
 
 def _polls(timeout_s: float, missing: Callable[[], str]) -> Iterator[None]:

@@ -21,7 +21,7 @@ from typing import TypeAlias, cast
 
 from effloop.batch import Batch
 from effloop.errors import RankError, warn
-from effloop.lazy import Store, torch
+from effloop.lazy import Store, dist, torch
 from effloop.parallel.rendezvous import RankGroup, within
 from effloop.system.processes import this_system
 
@@ -237,11 +237,12 @@ class Watchdog:
             store.set_timeout(timedelta(seconds=max(2.0, 2 * self._every_s)))
             compared = time.monotonic()
             while not self._closed.wait(self._every_s):
-                self._publish(store)
-                if not self._rank and time.monotonic() - compared >= _WINDOW_S:
-                    compared = time.monotonic()
-                    if all(beats := self._read(store)):
-                        self._stragglers.window(cast("list[Heartbeat]", beats))
+                with suppress(dist.DistStoreError):  # it is slow, not gone
+                    self._publish(store)
+                    if not self._rank and time.monotonic() - compared >= _WINDOW_S:
+                        compared = time.monotonic()
+                        if all(beats := self._read(store)):
+                            self._stragglers.window(cast("list[Heartbeat]", beats))
         self._gone = not self._closed.is_set()
 
     def _run(self) -> None:

@@ -100,7 +100,8 @@ def test_they_find_each_other_whatever_their_names_resolve_to(
     ],
 )
 def test_what_one_of_them_has_wrong(photos: Path, tmp_path: Path, changed: dict[str, str], line: str) -> None:
-    args = command(photos, tmp_path, "parallel.start_timeout_s=1")
+    wait_s = 60 if "WORLD_SIZE" in changed else 1  # for the other one, on a busy machine; it is said at once
+    args = command(photos, tmp_path, f"parallel.start_timeout_s={wait_s}")
     with hosts() as pair:
         started = begun(pair, args, tmp_path, lambda rank: by_hand(rank, **(changed if rank else {})))
         (first, _, mine), (second, _, other) = map(done, started)
@@ -129,7 +130,7 @@ def assert_equal_end(run: Path, unbroken: Path) -> None:
 @pytest.mark.parametrize("gone", [pytest.param(1, marks=slow), pytest.param(0, marks=nightly)])
 def test_a_host_that_vanishes(photos: Path, tmp_path: Path, unbroken: Path, gone: int) -> None:
     """Without a word, as nothing of it answers any more; the run is continued when it is back."""
-    args = command(photos, tmp_path, "epochs=4", "parallel.timeout_s=2", "resume=auto")
+    args = command(photos, tmp_path, "epochs=4", "parallel.timeout_s=5", "resume=auto")
     with hosts() as pair:
         started = begun(pair, args, tmp_path)
         wait_until(lambda: steps_done(tmp_path, 7), started[0])
@@ -137,7 +138,7 @@ def test_a_host_that_vanishes(photos: Path, tmp_path: Path, unbroken: Path, gone
         since = time.monotonic()
         code, _, err = done(started[1 - gone])
         assert code == 2
-        assert time.monotonic() - since < 20
+        assert time.monotonic() - since < 60
         assert re.search(rf"^effloop: rank {gone} on host{gone + 1}[ ,].* has not answered", lines(err)[-1]), err
         assert len(lines(err)) == 1
         assert pair[1 - gone].running() == []

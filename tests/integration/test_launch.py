@@ -7,6 +7,8 @@ import re
 import shlex
 import shutil
 import subprocess
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from effloop.config.overrides import quoted
 
 PAGE = (Path(__file__).parents[2] / "docs/launch.md").read_text("utf-8")
 SHOWN = re.findall(r"```sh\n(effloop launch to=(\w+).*?)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
-TEXT = 'it\'s "so":  $HOME $(id) `id` \\ # ; &\n  é猫 - {x}, *'
+TEXT = 'it\'s "so":  $HOME $(id) $$(id) $$ `id` \\ # ; &\n  é猫 - {x}, *'
 NEEDED = {"skypilot": ["image=i", "storage=s3://b"], "kubernetes": ["image=i", "storage=c"]}
 
 
@@ -64,6 +66,8 @@ def test_words_arrive_as_they_were_typed(to: str, nodes: int, monkeypatch: pytes
         subprocess.run(["bash", "file"], check=True)
         found = arguments("srun")
         assert arguments("scontrol") == ["requeue", "7"]
+        Path("bin/srun").write_text("#!/bin/sh\nexit 2\n")
+        assert subprocess.run(["bash", "file"], check=False).returncode == 2  # the job has failed
     elif to == "skypilot":
         for name, value in {"NUM_NODES": "2", "NODE_RANK": "1", "NODE_IPS": "10.0.0.1\n10.0.0.2"}.items():
             monkeypatch.setenv(f"SKYPILOT_{name}", value)
@@ -71,7 +75,9 @@ def test_words_arrive_as_they_were_typed(to: str, nodes: int, monkeypatch: pytes
         found = arguments("torchrun") if nodes > 1 else ["effloop", *arguments("effloop")]
         assert nodes == 1 or {"--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--nproc-per-node=2"} <= {*found}
     elif to == "kubernetes":
-        found = yaml.safe_load(text)["spec"]["trainer"]["command"]
+        expanded = {"$$": "$", "$(id)": "?"}  # as Kubernetes does
+        command = yaml.safe_load(text)["spec"]["trainer"]["command"]
+        found = [re.sub(r"\$\$|\$\(id\)", lambda match: expanded[match[0]], word) for word in command]
     else:
         assert all(repr(word) in text for word in words)
         return
@@ -87,6 +93,13 @@ def test_each_start_finds_the_same_run(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert re.search(r"--job-name=[a-z][a-z0-9-]*\d\d-\d\d-\d\d$", text, re.MULTILINE)
         assert "--gpus" not in text
         Path("file").unlink()
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("to", "place"), [("kubernetes", ["metadata", "name"]), ("skypilot", ["name"])])
+def test_a_run_may_have_the_name_of_a_boolean(to: str, place: list[str]) -> None:
+    found = yaml.safe_load(launched(to, "gpus=0", "run='no'"))
+    assert reduce(getitem, place, found) == "no"
 
 
 @pytest.mark.usefixtures("programs")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from io import StringIO
+
 import pytest
 import torch.distributed as dist
 
 from effloop.errors import CheckpointError, ConfigError, DataError, WorkerError
-from effloop.parallel.failures import RankFailure, failure_kind, read, root_cause, write
+from effloop.parallel.failures import FailureReporter, RankFailure, failure_kind, read, root_cause, write
 
 
 def report(rank: int, kind: str, at: float, start: int = 0) -> RankFailure:
@@ -48,6 +51,16 @@ def test_the_first_that_blames_nobody_is_the_cause():
 def test_whose_line_it_is():
     assert report(1, "common", 0).sentence == "common of 1"
     assert report(1, "crash", 0).sentence == "rank 1 on here: crash of 1"
+
+
+def test_a_folder_that_hangs_does_not_hold_the_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("effloop.parallel.failures._SAY_S", 0.05)
+    reporter, back = FailureReporter(), threading.Event()
+    reporter.record = lambda line: back.wait(60)
+    monkeypatch.setattr("sys.__stderr__", said := StringIO())
+    reporter.report(0, "rank 1 has not answered", "hang")
+    back.set()
+    assert "has not answered" in said.getvalue()
 
 
 def test_folder(tmp_path):

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -52,6 +53,14 @@ def test_others_are_named_where_they_are_few():
     assert group(("a", 0), ("b", 0), rank=1).others == "rank 0 on a"
     assert group(*[("a", 0)] * 4).others == "rank 1 on a, rank 2 on a, rank 3 on a"
     assert group(*[("a", 0)] * 5).others == "the other 4 ranks"
+
+
+def test_an_address_of_this_machine_alone_leads_to_its_loopback_interface():
+    """`localhost` may be ::1."""
+    peers = [Peer("a", 1, {}), Peer("a", 2, {}, address="::1")]
+    found = replace(group(("a", 0), ("a", 0)), peers=peers).interface
+    assert found == replace(group(("a", 0)), peers=peers[:1]).interface
+    assert found
 
 
 def test_no_start_has_ended_for_good_yet():

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import DistStoreError, PrefixStore, TCPStore
 
+from effloop.parallel import watchdog
 from effloop.parallel.watchdog import Heartbeat, Stall, Stragglers, Watchdog, find_stalled_rank, find_straggler
 from effloop.system.processes import this_system
 
@@ -110,6 +111,24 @@ def test_who_waits_in_a_collective_names_the_rank_that_does_not_come():
     (said,) = verdicts(built)
     assert "rank 1 on" in said[0]
     assert "wait for it before the first batch, to begin with the same weights; raise" in said[0]
+
+
+def test_a_store_that_is_slow_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats go on, without which the others would blame this rank for the next slow step."""
+    monkeypatch.setattr(watchdog, "_WINDOW_S", 0.0)
+    dog = Watchdog(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0, 1, 0.5, lambda stall: None)
+    read = threading.Semaphore(0)
+
+    def late(store: object) -> None:
+        read.release()
+        raise DistStoreError("wait timeout after 2000ms")
+
+    monkeypatch.setattr(dog, "_read", late)
+    dog.start()
+    assert read.acquire(timeout=PATIENCE_S)
+    assert read.acquire(timeout=PATIENCE_S)
+    assert not dog._gone
+    dog.close()
 
 
 def test_what_goes_on_is_left_alone():
