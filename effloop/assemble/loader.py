@@ -178,7 +178,9 @@ def _plan(config: Resolved, source: Source, parallel: Slice, *, train: bool, kin
         order = BalancedOrder(**vars(order), draw=ClassDraw(source, config.data.balance, config.seed, folder))
     if not len(order):
         most = len(source) // (order.world_size * order.parts)
-        fix = f"set batch_size={most} or less, or" if most else f"start at most {len(source)} ranks, or set"
+        virtual, few = config.parallel.virtual, f"start at most {len(source)} ranks, or set"
+        few = f"set parallel.virtual={len(source)} or less, or" if virtual else few
+        fix = f"set batch_size={most} or less, or" if most else few
         raise ConfigError(
             f"batch_size: {order.all_parts} is more than the {len(source)} samples in {source.where}; "
             f"{fix} data.tail=wrap"

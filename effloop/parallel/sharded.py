@@ -146,7 +146,7 @@ def _reason(error: BaseException) -> str:
 
 _INDEX = re.compile(
     r"torch\.(Size|b?float\d+|serialization\._get_layout)|pathlib(\._local)?\.PosixPath|"
-    r"torch\.distributed\.checkpoint\.(metadata\.[A-Z_]\w+|filesystem\._StorageInfo)"
+    r"torch\.distributed\.checkpoint\.(metadata\._?[A-Z]\w+|filesystem\._StorageInfo)"
 )
 """What DCP's index, a pickle, may hold."""
 
@@ -157,7 +157,7 @@ class _Index(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if not _INDEX.fullmatch(f"{module}.{name}"):
             raise pickle.UnpicklingError(f"its index holds {module}.{name}")
-        return super().find_class(module, name)
+        return super().find_class(module.removesuffix("._local"), name)  # Python 3.13's name, which 3.12 doesn't know
 
 
 class _Reader(FileSystemReader):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import pickle
 import zlib
-from pathlib import Path
+from io import BytesIO
+from pathlib import Path, PosixPath
 
 import pytest
 from ranks import run_script
 
 from effloop.config import compose
 from effloop.errors import CheckpointError, ConfigError
+from effloop.parallel import sharded
 from effloop.parallel.sharded import with_shards
 
 NET = """
@@ -155,6 +157,9 @@ def test_an_index_runs_no_code_and_damage_is_found(
     assert "No such file" in said(folder=folder.with_name("shards-1"))
     index.write_bytes(code := pickle.dumps(Code()))
     assert "its index holds builtins.print" in said(crc32=zlib.crc32(code))
+    index.write_bytes(code := b"ctorch.distributed.checkpoint.metadata\n__builtins__\n.")
+    assert "its index holds torch.distributed.checkpoint.metadata.__builtins__" in said(crc32=zlib.crc32(code))
+    assert sharded._Index(BytesIO(b"cpathlib._local\nPosixPath\n.")).load() is PosixPath  # as Python 3.13 writes it
     index.write_bytes(whole)
     data = bytearray(rank1.read_bytes())
     data[data.index(b"/data/0") + 100] ^= 1
