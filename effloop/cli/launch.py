@@ -27,6 +27,7 @@ TOOLS = {
 }
 """What `to=` takes -> the template, in templates/ without its .j2, and the command that takes the file."""
 _TAKERS = {"time": ("slurm",), "image": ("skypilot", "kubernetes"), "storage": ("skypilot", "kubernetes")}
+_LEAST_MIN = 4  # Slurm's signal, 120 s before the end, may come a minute earlier: a job would begin again and again
 _OUT = "/storage/outputs"  # where `out` is, if it isn't typed, with a template that mounts `storage`
 
 
@@ -79,8 +80,11 @@ class LaunchOptions:
         check_value(
             "gpus", self.gpus, self.to != "kubernetes" or ":" not in self.gpus, "N for Kubernetes, without a type"
         )
-        form = re.fullmatch(r"(\d+-)?\d+:\d\d:\d\d", self.time or "0:00:00")
+        form = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):\d\d", self.time or "24:00:00")
         check_value("time", self.time, form is not None, "[DAYS-]HH:MM:SS, e.g. 24:00:00")
+        days, hours, minutes = map(int, form.groups("0") if form else "000")
+        longer = (24 * days + hours) * 60 + minutes >= _LEAST_MIN
+        check_value("time", self.time, longer, f"{_LEAST_MIN} minutes or more, as a job is told 2 before the end")
 
     def submits(self, command: str, file: Path) -> list[str]:
         """A command of `TOOLS`, filled in."""

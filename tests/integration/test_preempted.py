@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -247,6 +248,14 @@ def test_patience_is_from_the_last_progress() -> None:
     with open(reading) as said:
         assert said.read() == "batches, a save, late"
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 75
+
+
+@pytest.mark.usefixtures("here")
+def test_a_schedulers_signal_as_the_process_ends() -> None:
+    """Of a run that is over it would make one that failed."""
+    Path("late.py").write_text("import atexit, os, signal\natexit.register(os.kill, os.getpid(), signal.SIGUSR1)\n")
+    code, _, err = done(started([sys.executable, "-m", "effloop", "list", "model", "plugins=[late.py]"], Path.cwd()))
+    assert (code, err) == (0, "")
 
 
 def test_a_trainer_that_was_stopped(photos: Path, here: Path) -> None:

@@ -135,6 +135,7 @@ def _has(line: str, words: str) -> None:
         ("launch to=slurm nodes=0", "nodes: '0' from 1 to"),
         ("launch to=slurm gpus=x8", "gpus: x8 set N or TYPE:N"),
         ("launch to=slurm time=1d", "time: 1d set [DAYS-]HH:MM:SS"),
+        ("launch to=slurm time=0-00:03:00", "time: 0-00:03:00 set 4 minutes or more"),
         ("launch to=slurm image=i", "image: to=slurm doesn't take it; set to=skypilot or to=kubernetes"),
         ("launch to=kubernetes image=i", "to=kubernetes needs storage="),
         ("launch to=kubernetes image=i storage=c gpus=H100:2", "gpus: H100:2 set N for Kubernetes"),
