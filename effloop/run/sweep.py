@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,7 +123,12 @@ class JobRunner:
         """Run a job in a process of its own and wait for it; None if it failed, and job.json says why."""
         if self.parent not in (0, os.getpid()):
             processes.end_with_parent(self.parent)
-        os.chdir(self.cwd)
+        try:
+            os.chdir(self.cwd)
+        except OSError as error:
+            here = f"{self.cwd}, where the sweep was typed, can't be used on {socket.gethostname()}"
+            print(f"effloop: a job: {here}: {error.strerror}; share it, or make it there", file=sys.stderr, flush=True)
+            return None
         registry.load_plugins()  # in a launcher's own process: a score of theirs may be the objective
         hydra = HydraConfig.get()
         task: Any = OmegaConf.to_container(hydra.overrides.task)  # as typed, interpolations and all

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 from runs import TINY, call, once, rows, start
 
 from effloop.cli.main import main
@@ -177,6 +178,14 @@ def test_jobs_have_the_threads_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> 
     found = runner.environment()
     assert (found["OMP_NUM_THREADS"], found.get("MKL_NUM_THREADS")) == ("3", None)
     assert replace(runner, threads=None).environment()["MKL_NUM_THREADS"] == "1"
+
+
+def test_a_job_on_a_machine_without_the_sweeps_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    values: dict[str, Any] = {"folder": "", "fixed": frozenset(), "objective": "", "count": 0, "parent": 0}
+    runner = JobRunner(**values, resume=False, parallel=True, debug=False, threads=None, cwd="/nosuch")
+    assert runner(OmegaConf.create()) is None
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("effloop: a job: /nosuch, where the sweep was typed, can't be used on ")
 
 
 @pytest.mark.nightly
