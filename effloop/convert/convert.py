@@ -197,6 +197,8 @@ def convert(options: ConvertOptions, splits: Mapping[str, Source], decoder: Deco
         check_same_classes(splits["train"], splits["val"])
     recodes = {out: Recode(recipe, decoder) if recipe else None for out, recipe in options.outputs.items()}
     recoding, threads, part = any(recodes.values()), max(1, threads), options.part
+    if part and part.of > (most := max(map(len, splits.values()))):
+        raise ConfigError(f"part: {part} has more parts than there are samples in a split; set part=N/{most}")
     work, about, planned = WorkFolder([*recodes]), _about([*splits.values()]), _planned(options, splits)
     asked = options.asked | {"decode": str(getattr(decoder, "config", ""))}
     if part and is_written(options.whole_out, part, plan := plan_of(asked, splits)):

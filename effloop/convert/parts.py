@@ -123,18 +123,21 @@ def merge(out: Path, asked: Mapping[str, Any], threads: int) -> None:
         ConfigError, DataError: parts are missing, there twice, damaged, or of other data or options.
     """
     folder, merged, work = ALL.folder(out).parent, out.with_name(f".{out.name}.merged"), WorkFolder([out])
-    if merged.is_dir() and not out.exists():  # of a merge that was killed before it published
-        merged.rename(folder)
-    if not merged.is_dir():  # or else afterwards
+    if not (merged.is_dir() and out.exists()):  # or else a merge was killed after it published
         work.check_absent()
-        parts = _parts(out, asked)
         with work.held():
+            if merged.is_dir():  # of a merge that was killed before it published
+                if folder.exists():
+                    raise ConfigError(f"merge: {folder} was written while {merged} has all parts; remove one of them")
+                merged.rename(folder)
+            parts = _parts(out, asked)
             _check_files(parts, threads)
             _join(parts, work.writing(out))
             folder.rename(merged)
             work.publish()
     shutil.rmtree(work.path, ignore_errors=True)
-    shutil.rmtree(merged)
+    with suppress(FileNotFoundError):  # another merge removes it
+        shutil.rmtree(merged)
     print(f"{out} is written")
 
 

@@ -147,7 +147,7 @@ class Sink:
 
     def close(self) -> None:
         """Close files and connections, also after a failure."""
-        if self._file is not None:
+        if isinstance(self._file, AppendFile):  # a plugin may call something else so
             self._file.close()
 
 

@@ -52,6 +52,7 @@ ELSEWHERE = {
     "pip": "installs packages",
     "python -m pytest": "is what runs this",
     "python tests/gpu/report.py": "needs a GPU: unit/test_gpu_report.py",
+    "effloop resume outputs/pets parallel.processes=4": "starts ranks, of a run that had some: test_virtual.py",
 }
 COMPOSED = {  # what begins, or is, a word of the commands that are not run but composed -> why
     "torchrun": "starts ranks: test_ranks.py",

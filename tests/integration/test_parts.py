@@ -175,6 +175,7 @@ def test_parts_that_do_not_fit(
     assert files_of(here) == before  # nothing is lost, and nothing left
 
 
+@pytest.mark.slow
 def test_a_part_of_other_data_or_after_the_merge(
     parts: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,11 +191,20 @@ def test_a_part_of_other_data_or_after_the_merge(
     assert main(["convert", "to=tar", "out=set", "merge=true"]) == 0
     assert sorted(path.name for path in here.iterdir()) == ["photos", "set"]
     capsys.readouterr()
+    assert convert(photos, "new", "to=tar", "part=41/41") == 2
+    wanted = "part: 41/41 has more parts than there are samples in a split; set part=N/40"
+    assert capsys.readouterr().err == f"effloop: {wanted}\n"
+    for name in ("new.parts", ".new.merged"):  # a job was started again after a merge had been killed
+        shutil.copytree(parts / "set.parts", here / name)
+    assert convert(photos, "new", "to=tar", "merge=true") == 2
+    wanted = f"merge: {here}/new.parts was written while {here}/.new.merged has all parts; remove one of them"
+    assert capsys.readouterr().err == f"effloop: {wanted}\n"
     for words in ("part=1/3", "merge=true"):
         assert convert(photos, "set", "to=tar", words) == 2
         assert capsys.readouterr().err.startswith(f"effloop: out: {here}/set is there already, and nothing is ")
 
 
+@pytest.mark.slow
 def test_no_links(parts: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(parts / "set.parts", here / "set.parts")
     shutil.copytree(parts / "set.parts", here / "other.parts")
@@ -208,6 +218,7 @@ def test_no_links(parts: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert files_of(here / "set") == files_of(here / "other")
 
 
+@pytest.mark.slow
 def test_verify(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = shutil.copytree(photos, here / "bad")
     for name in ("train/a/003.jpg", "train/c/005.jpg", "val/c/002.jpg"):
@@ -226,6 +237,7 @@ def test_verify(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert sorted(itertools.chain(*lines)) == sorted(wanted)
 
 
+@pytest.mark.slow
 def test_index(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(7):
         path = here / f"data/train/{'ab'[number % 2]}/{number}.jpg"
