@@ -27,7 +27,7 @@ def optimizer_of(config: Config, model: nn.Module, updates: int, images: int = 2
     """With its schedule."""
     batches = Batches(range(updates * config.accumulate))
     batches.global_batch = images // config.accumulate
-    _, optimizer, schedule, _ = _optimizer(resolved(config), model, batches, Start())
+    _, optimizer, schedule, _ = _optimizer(resolved(config), model, None, batches, Start())
     return optimizer, schedule
 
 

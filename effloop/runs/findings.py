@@ -106,7 +106,7 @@ def pipeline_key(config: Config) -> str:
     plain["max_grad_norm"] = any(clips)
     # Findings of earlier versions still count.
     plain["distill"] = None
-    for part, key in ((plain, "global_batch"), (plain["model"], "args")):
+    for part, key in ((plain, "global_batch"), (plain["model"], "args"), (plain["parallel"], "virtual")):
         if not part.get(key):
             part.pop(key, None)
     losses = {"classification": ("loss", "gamma", "gamma_pos", "gamma_neg"), "multilabel": ("gamma",)}

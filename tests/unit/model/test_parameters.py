@@ -143,8 +143,8 @@ def test_runs_of_before_keep_their_groups() -> None:
     batches = Batches([0])
     then = parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.1, listed=False)
     start = Start(state={"optimizer": {"param_groups": then}})
-    _, before, _, _ = _optimizer(config, model, batches, start)
-    _, now, _, _ = _optimizer(config, model, batches, Start())
+    _, before, _, _ = _optimizer(config, model, None, batches, start)
+    _, now, _, _ = _optimizer(config, model, None, batches, Start())
     assert [len(group["params"]) for group in before.param_groups] == [len(each["params"]) for each in then]
     moved = {*names(model, now.param_groups[1])} - {*names(model, before.param_groups[1])}
     assert moved == {"cls_token", "pos_embed"}

@@ -38,7 +38,7 @@ def chunks(path: Path, name: str, array: str) -> list[Path]:
 def test_samples_cross_borders_of_chunks(name: str, path: Path, tmp_path: Path, shard_bytes: int, count: int) -> None:
     split = open_source("zarr", path)
     cut = tmp_path / "cut"
-    writers[name](cut, Dataset(split.classes, {"train": Copied(split)}, {}), shard_bytes)
+    writers[name](cut, Dataset(split.classes, {"train": Copied(split)}, {}, shard_bytes=shard_bytes))
     assert verified("zarr", cut) == TRAIN
     files = chunks(cut, name, "payload")
     assert len(files) == count
