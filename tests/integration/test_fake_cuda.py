@@ -148,7 +148,12 @@ PLANTED: list[tuple[str, str, str, Callable[[Any], Any]]] = [
     ("2 reads", "precision=fp16", SCALER, lambda own: lambda self: (own(self), self.get_scale())[0]),
     ("weight of .* strides", "", MAKE, lambda own: lambda net: own(net.to(memory_format=torch.contiguous_format))),
     ("images have strides", "", PIXELS, _pixels(lambda images: images.contiguous())),
-    ("sums is torch.float32", "", RESET, lambda own: lambda self: setattr(self, "sums", self.sums.float())),
+    (
+        "sums is torch.float32",
+        "",
+        RESET,
+        lambda own: lambda self: (setattr(self, "sums", self.sums.float()), own(self)),
+    ),
 ]
 
 
