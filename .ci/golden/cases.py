@@ -26,7 +26,7 @@ from images import encode, exif, photo
 from runs import TINY, call, make_photos, once
 
 import effloop
-from effloop.__main__ import main
+from effloop.cli.main import main
 
 GOLDEN = Path(__file__).with_name("golden.json")
 
