@@ -84,7 +84,7 @@ class LaunchOptions:
         check_value("time", self.time, form is not None, "[DAYS-]HH:MM:SS, e.g. 24:00:00")
         days, hours, minutes = map(int, form.groups("0") if form else "000")
         longer = (24 * days + hours) * 60 + minutes >= _LEAST_MIN
-        check_value("time", self.time, longer, f"{_LEAST_MIN} minutes or more, as a job is told 2 before the end")
+        check_value("time", self.time, longer, f"{_LEAST_MIN} minutes or more: SIGUSR1 comes 2 before the end")
 
     def submits(self, command: str, file: Path) -> list[str]:
         """A command of `TOOLS`, filled in."""
