@@ -1,0 +1,1 @@
+"""`effloop audit`: what is wrong with a dataset."""
