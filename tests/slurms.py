@@ -108,11 +108,15 @@ class Slurm:
         return dict(re.findall(r"(\S+?)=(\S*)", self.said("scontrol", "--oneliner", "show", "job", number)))
 
     def wait(self, number: str, what: Callable[[dict[str, str]], bool], seconds: float = 300) -> dict[str, str]:
-        """Wait for something about a job; a requeued one, which waits for two minutes, starts at once."""
+        """Wait for something about a job; a requeued one, which waits for two minutes, starts in a second.
+
+        Not at once: nodes refuse a job of a number that ended in the same second.
+        """
         until = time.monotonic() + seconds
         while not what(job := self.job(number)):
             assert time.monotonic() < until, job
             if job["JobState"] == "PENDING" and job["Reason"] == "BeginTime":
+                time.sleep(1.1)
                 self.call("scontrol", "update", f"jobid={number}", "StartTime=now")
             time.sleep(0.1)
         return job
