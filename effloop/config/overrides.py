@@ -85,7 +85,7 @@ _REPLACES = {"optim.lr": "lr", "amp": "precision", "precision": "amp"}
 """Key -> the one that would override it, or contradict it, if an experiment or a saved config has set that."""
 PATHS = frozenset(
     """
-    data.root data.val_root data.images data.colors data.index_dir data.download_dir model.weights
+    data.root data.val_root data.images data.colors data.exclude data.index_dir data.download_dir model.weights
     model.backbone_weights resume out
     """.split()  # noqa: SIM905
 )

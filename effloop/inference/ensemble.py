@@ -15,8 +15,8 @@ from effloop.assemble.checks import check_trained_on
 from effloop.assemble.loader import build_loader, loader_of
 from effloop.config import Config
 from effloop.data.augment.base import RecipeConfig
-from effloop.data.source.division import part_of
-from effloop.data.source.splits import undivided
+from effloop.data.source.base import USUAL
+from effloop.data.source.splits import open_part, undivided
 from effloop.data.source.view import View
 from effloop.errors import ConfigError, warn
 from effloop.inference.options import Average
@@ -126,11 +126,13 @@ def _by_fold(
         for number in of:
             check_trained_on(members[number].facts, source)
             members[number].check_divided_alike(source)
-        parts.append((loaders, np.asarray(part_of(whole, replace(data, fold=fold), "val").ids), int(fold or 0)))
+        part: Any = open_part(replace(data, fold=fold), "val")
+        parts.append((loaders, np.asarray(part.ids), int(fold or 0)))
     covered = np.sort(np.concatenate([ids for _, ids, _ in parts]).astype(np.int64))
-    if missing := len(whole) - len(covered):
-        warn(f"{missing:,} of {len(whole):,} samples aren't scored: they are in the folds of other runs")
-    base = loader_of(members[0].config, View(whole, covered) if missing else whole)
+    total = sum(len(open_part(data, split)) for split in USUAL)
+    if missing := total - len(covered):
+        warn(f"{missing:,} of {total:,} samples aren't scored: they are in the folds of other runs")
+    base = loader_of(members[0].config, View(whole, covered) if len(covered) < len(whole) else whole)
     places_of = [(loaders, np.searchsorted(covered, ids)) for loaders, ids, _ in parts]
     made = Together(base, places_of)
     made.folds = np.zeros(len(covered), np.int64)

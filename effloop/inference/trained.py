@@ -25,8 +25,8 @@ from effloop.config.overrides import key_of
 from effloop.config.schema import word
 from effloop.data.loader import Loader
 from effloop.data.source import Source
-from effloop.data.source.base import WHOLE, NoSplitError
-from effloop.data.source.splits import has_splits, open_part, open_split, undivided
+from effloop.data.source.base import USUAL, WHOLE, NoSplitError
+from effloop.data.source.splits import has_splits, open_part, open_split
 from effloop.errors import CheckpointError, ConfigError, EffLoopError, warn
 from effloop.inference.formats import Format, format_of, one_line_errors, read_metadata
 from effloop.inference.together import together
@@ -42,7 +42,7 @@ from effloop.train.evaluation import Scorer, View, evaluate
 def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) -> Config:
     """The config that a model was trained by, with overrides, for a single process that doesn't compile, in float32.
 
-    Other data than the run's isn't divided as the run's is, unless an override says so.
+    Other data than the run's isn't divided as the run's is, nor are samples left out of it, unless an override says so.
     """
     # A run of an earlier version may have set removed keys, which a trained model doesn't depend on.
     alone = {key: value for key, value in facts["config"].items() if key not in ("distill", "stop")}
@@ -57,16 +57,16 @@ def config_of(facts: Mapping[str, Any], overrides: Sequence[str], path: Path) ->
         names = {key: data[key] for key in ("train_split", "val_split") if data[key] and f"data.{key}" not in keys}
         config.data = replace(config.data, **names)
     moved = "data.root" in keys and not _same_path(config.data.root, data["root"])
-    if not config.data.divides or not moved or keys & {"data.val", "data.folds", "data.fold"}:
+    chosen = config.data.divides or config.data.exclude
+    if not chosen or not moved or keys & {"data.val", "data.folds", "data.fold", "data.exclude"}:
         return config
-    trained_on = facts.get("data")
-    with suppress(EffLoopError):  # by its samples and bytes it may be the run's data, elsewhere now
-        found = undivided(config.data).fingerprint()
-        if trained_on and all(
-            found[k] == sum(trained_on[s][k] for s in ("train", "val")) for k in ("samples", "bytes")
-        ):
+    trained_on = facts.get("data") or {}
+    with suppress(EffLoopError, KeyError):  # by its samples and bytes it may be the run's data, elsewhere now
+        found = {split: open_part(config.data, split).fingerprint() for split in USUAL}
+        counts = [[sum(each[s][k] for s in USUAL) for k in ("samples", "bytes")] for each in (found, trained_on)]
+        if counts[0] == counts[1]:
             return config
-    whole = dict.fromkeys(("val", "folds", "fold", "group"))
+    whole = dict.fromkeys(("val", "folds", "fold", "group", "exclude"))
     alone["data"] = {**data, **whole, "val_split": data["val_split"] or "val"}
     return configs.from_dict(alone, overrides, f"the config in {path}")
 

@@ -77,7 +77,7 @@ def _write_format(config: Config, original: Mapping[str, Source], name: str, fol
     kind = READ_BY.get(name, name)  # what reads it, without cache and check of samples
     own: dict[str, Any] = {field.name: getattr(config.data, field.name) for field in fields(DataConfig)}
     own |= {"name": kind, "root": str(path), "check": 0, "cache": Cache.none, "index_dir": str(indexes)}
-    own |= {"train_split": "train", "val_split": "val", "val": None, "folds": None, "fold": None, "group": None}
+    own |= {"train_split": "train", "val_split": "val", **dict.fromkeys(("val", "folds", "fold", "group", "exclude"))}
     data = sources[kind].config(**own)
     assert isinstance(data, DataConfig)
     stored = replace(config, data=data)

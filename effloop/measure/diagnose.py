@@ -283,7 +283,7 @@ def _images(found: Measured, each: Proposal) -> int | None:
     return images if images < found.loader.plan.order.num_samples else None
 
 
-_SPLITS = ("val", "folds", "fold", "group")
+_SPLITS = ("val", "folds", "fold", "group", "exclude")
 
 
 def _rates(

@@ -84,6 +84,7 @@ _SPEEDLESS_OF_PARTS = {  # the same in groups. Others stay, among them those of 
     "data": {
         "repeats",
         *("root", "index_dir", "train_split", "val_split", "check", "allow_missing_classes", "tail", "mean", "std"),
+        "exclude",
         *("images", "image", "label", "classes", "split", "val_root", "targets"),
     },
     "engine": {"timeout_s"},

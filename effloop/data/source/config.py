@@ -56,6 +56,9 @@ class DataConfig(PartConfig):
         group: what isn't divided by `val` or `folds`, such as a patient: a column in the data, or a regular expression
             for the names, with what to group by in parentheses.
         split_seed: of the hash by which `val` and `folds` choose.
+        exclude: a table with the names of samples that are left out, such as the CSV that `effloop audit` writes: a
+            column `name`, and if wanted `split`, and `exclude` with 1 for those to leave out. `val` and `folds` divide
+            before, so that all other samples stay on their sides.
         balance: from 0, where each class is trained on as often as it is in the data, to 1, where all classes are
             trained on equally often: its share is its number of samples to the power of 1 - `balance`, over the sum.
         repeats: how often each image comes in a row, each time augmented otherwise (repeated augmentation). An epoch is
@@ -97,6 +100,7 @@ class DataConfig(PartConfig):
     fold: int | None = None
     group: str | None = None
     split_seed: int = 0
+    exclude: str | None = None
     balance: float = 0.0
     repeats: int = 1
     tail: Tail = Tail.drop

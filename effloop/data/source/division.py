@@ -31,14 +31,13 @@ _VERSION = 1  # of the rules: another number gives other kept files
 
 
 class Part(View):
-    """The training or the validation part of a divided source, by the file of the division, by which it is pickled,
-    too. Messages call it by its `share`.
+    """A part of a source, such as of a divided one the training part, by the file that `write_parts` has written, by
+    which it is pickled, too.
     """
 
-    def __init__(self, source: Source, kept: ColumnFile, split: str, share: str) -> None:
-        where, found = f"{share} of {source.where}", kept.meta["fingerprints"][split]
-        super().__init__(source, kept[split], where=where, fingerprint=found)
-        self._made_of = (source, kept, split, share)
+    def __init__(self, source: Source, kept: ColumnFile, name: str, where: str) -> None:
+        super().__init__(source, kept[name], where=where, fingerprint=kept.meta["fingerprints"][name])
+        self._made_of = (source, kept, name, where)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Part, self._made_of
@@ -56,10 +55,10 @@ def part_of(source: Source, config: DataConfig, split: str) -> Part:
     how = [config.val, config.folds, config.fold, config.group, config.split_seed, config.allow_missing_classes]
 
     def write(path: Path) -> None:
-        _write(path, source, held_out(source, config))
+        write_parts(path, source, held_out(source, config).astype(np.int8), ("train", "val"))
 
     kept = open_kept("division", config.index_dir, [_VERSION, how, source.identity()], write)
-    return Part(source, kept, split, _share(config, split))
+    return Part(source, kept, split, f"{_share(config, split)} of {source.where}")
 
 
 def _share(config: DataConfig, split: str) -> str:
@@ -215,28 +214,28 @@ def _check_classes(source: Source, found: NDArray[np.bool_], config: DataConfig,
         )
 
 
-def _write(path: Path, source: Source, found: NDArray[np.bool_]) -> None:
-    """Write which samples are in which part, and the parts' fingerprints."""
-    prints = {"train": Fingerprint(), "val": Fingerprint()}
+def write_parts(path: Path, source: Source, found: NDArray[np.int8], parts: Sequence[str]) -> None:
+    """Write which samples are in which part, by (N,) their places in `parts` or -1, and the parts' fingerprints."""
+    prints = [Fingerprint() for _ in (*parts, None)]
     for start in range(0, len(source), _CHUNK):
         stop = min(start + _CHUNK, len(source))
         targets = source.target_rows[start:stop]
         plain = source.kind is Kind.classes
         labels = targets.tolist() if plain else [0] * (stop - start)
-        names, sides = source.raw_keys(np.arange(start, stop)).items(), found[start:stop].tolist()
-        for row, (name, label, side) in enumerate(zip(names, labels, sides, strict=True)):
+        names, places = source.raw_keys(np.arange(start, stop)).items(), found[start:stop].tolist()
+        for row, (name, label, place) in enumerate(zip(names, labels, places, strict=True)):
             target = b"" if plain else target_bytes(targets[row])
-            prints["val" if side else "train"].add(name, label, source.size(start + row), target)
+            prints[place].add(name, label, source.size(start + row), target)
     dtype = np.uint32 if len(found) < 1 << 32 else np.uint64
-    meta = {"fingerprints": {split: each.result() for split, each in prints.items()}}
+    meta = {"fingerprints": {part: each.result() for part, each in zip(parts, prints, strict=False)}}
     with ColumnWriter(path, meta) as writer:
-        for split, side in (("train", ~found), ("val", found)):
-            writer.add(split, np.flatnonzero(side).astype(dtype))
+        for place, part in enumerate(parts):
+            writer.add(part, np.flatnonzero(found == place).astype(dtype))
 
 
 def units_of(source: Source, config: DataConfig) -> tuple[Uint64s, NDArray[np.int64] | None]:
     """(U,) hashes of what stays together, and (N,) which one each sample is in; None: each sample is one."""
-    texts = _names(source) if config.group is None else _groups(source, config.group)
+    texts = names_of(source) if config.group is None else _groups(source, config.group)
     found = np.concatenate([hashes(piece, config.split_seed) for piece in texts])
     if config.group is None:
         return found, None
@@ -252,7 +251,7 @@ def units_of(source: Source, config: DataConfig) -> tuple[Uint64s, NDArray[np.in
     return units, group
 
 
-def _names(source: Source) -> Iterator[list[bytes]]:
+def names_of(source: Source) -> Iterator[list[bytes]]:
     """The names of all samples, piece by piece."""
     for start in range(0, len(source), _CHUNK):
         yield source.raw_keys(np.arange(start, min(start + _CHUNK, len(source)))).items()
@@ -264,7 +263,7 @@ def _groups(source: Source, group: str) -> Iterator[Sequence[bytes]]:
         yield from column_texts(source, group, "group")
         return
     pattern = _pattern(source, group)
-    for names in _names(source):
+    for names in names_of(source):
         matches = [pattern.search(name) for name in names]
         without = [name for name, match in zip(names, matches, strict=True) if match is None or match[1] is None]
         if without:

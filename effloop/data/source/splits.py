@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from effloop.data.source.base import USUAL, WHOLE, Kind, NoSplitError, Source, sources
 from effloop.data.source.config import Cache, DataConfig
@@ -39,13 +40,23 @@ def open_split(config: DataConfig, split: str, classes: Sequence[str] | None = N
 @opening_once()
 def open_part(config: DataConfig, split: str) -> Source:
     """As `open_split`, with the classes that the split itself has."""
+    source = whole_of(config, split)
+    if config.divides and split in USUAL:
+        from effloop.data.source.division import part_of
+
+        source = part_of(source, config, split)
+    if config.exclude is None:
+        return source
+    from effloop.data.source.exclude import without
+
+    return without(source, config, split, partial(whole_of, config))
+
+
+def whole_of(config: DataConfig, split: str) -> Source:
+    """The samples of a split before they are divided, and some are left out."""
     if split not in USUAL:
         return sources.build(config, split)
-    if not config.divides:
-        return find_split(config, split)
-    from effloop.data.source.division import part_of
-
-    return part_of(undivided(config), config, split)
+    return undivided(config) if config.divides else find_split(config, split)
 
 
 def undivided(config: DataConfig) -> Source:
