@@ -1,0 +1,186 @@
+"""An audit as a page of pictures, a table, and a line for each kind of finding."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from PIL import Image
+
+from effloop.audit.findings import KINDS, Finding, Place
+from effloop.config import Config
+from effloop.data.decode import Decoder, decoders
+from effloop.data.source import Source
+from effloop.data.source.base import Kind
+from effloop.errors import ConfigError, DataError
+from effloop.report.files import environment, stylesheet
+from effloop.report.values import in_cell, to_text
+from effloop.runs.environment import effloop_version
+from effloop.system.files import describe_failure, replacing
+from effloop.system.progress import in_threads
+
+_SIDE, _TINY, _QUALITY = 160, 64, 78  # pixels of thumbnails' longer side, and of those that are shown pixel by pixel
+_MAX_PICTURES, _MAX_TOGETHER = 48, 6  # of a kind, and of one finding: 21 kinds of 8 KB each stay below 10 MB
+
+COLUMNS = ("finding", "split", "name", "label", "group", "value", "text", "exclude")
+
+OF_CLASSES = ("ignored", "confused", "few", "spelling", "group", "shares")  # whose images are a few examples
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found in a dataset.
+
+    Attributes:
+        config: by which its images are read.
+        splits: name -> source.
+        findings: of all kinds, each kind's most remarkable first.
+        scores: kind -> what the findings mean for the score of a run, such as "without them top1 is 71.2% instead of
+            74.8%".
+    """
+
+    config: Config
+    splits: Mapping[str, Source]
+    findings: Sequence[Finding]
+    scores: Mapping[str, str]
+
+    @property
+    def excluded(self) -> set[Place]:
+        """The images that `data.exclude` would leave out."""
+        return {place for finding in self.findings for place in finding.exclude}
+
+    def lines(self) -> dict[str, tuple[int, str]]:
+        """kind -> a number, and what it counts, of the kinds of which something was found."""
+        found = {}
+        for kind, title in KINDS.items():
+            of = [finding for finding in self.findings if finding.kind == kind]
+            places = {place for finding in of for place in finding.places}
+            number, notes = len(places), [self.scores.get(kind, "")]
+            if kind in OF_CLASSES:
+                number, notes = len(of), [of[0].text + ", …" * (len(of) > 1)] if of else []
+            elif kind == "copy":
+                number -= len(of)
+            elif kind == "leak" and of:  # the images that were to be new to a model
+                split = min((place.split for place in places), key=lambda name: len(self.splits[name]))
+                number = sum(place.split == split for place in places)
+                title = f"of {len(self.splits[split]):,} {split} images have copies in another split"
+            if of:
+                found[kind] = (number, ": ".join([title, *filter(None, notes)]))
+        return found
+
+    def label(self, place: Place) -> str:
+        """The target of an image as text; nothing where it is a mask."""
+        source = self.splits[place.split]
+        return "" if source.kind is Kind.masks else source.target_name(place.sample)
+
+
+def outputs(out: Path) -> tuple[Path, Path]:
+    """The page and the table, which aren't there, in a folder that can be written to; a ConfigError if not."""
+    name = out.stem if out.suffix in (".html", ".csv") else out.name
+    if not name:
+        raise ConfigError(f"out: '{out}' has no name; set out=NAME, for NAME.html and NAME.csv")
+    paths = out.with_name(f"{name}.html"), out.with_name(f"{name}.csv")
+    for path in paths:
+        if os.path.lexists(path):
+            raise ConfigError(f"out: {path} is there already, and nothing is overwritten; remove it or set out=NAME")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(f"out: {describe_failure(paths[0], error)}; set out=NAME") from None
+    return paths
+
+
+def write(found: Audit, out: Path, title: str, command: str, num_threads: int) -> tuple[Path, Path]:
+    """Write OUT.html and OUT.csv, both or none; a ConfigError if they can't be written or are there.
+
+    Args:
+        found: what to write.
+        out: the path without its extension.
+        title: of the page.
+        command: what trains without the images that are left out.
+        num_threads: how many images are decoded at the same time.
+    """
+    page, table = outputs(out)
+    text = render(found, title, command, num_threads)
+    try:
+        with replacing(table) as cells, replacing(page) as file:
+            file.write(text.encode("utf-8", "replace"))
+            wrapped = io.TextIOWrapper(cells, "utf-8", errors="replace", newline="", write_through=True)
+            csv.writer(wrapped, lineterminator="\n").writerows([COLUMNS, *_rows(found)])
+            wrapped.detach()  # else it would close the file
+    except OSError as error:
+        raise ConfigError(f"out: {describe_failure(page, error)}; set out=NAME") from None
+    return page, table
+
+
+def _rows(found: Audit) -> Iterator[Sequence[Any]]:
+    """A row for each image of each finding; of one without images one that names none."""
+    for group, finding in enumerate(found.findings, 1):
+        left_out, what = {*finding.exclude}, (group, f"{finding.value:.6g}", in_cell(to_text(finding.text)))
+        for place in finding.places:
+            texts = found.splits[place.split].key(place.sample), found.label(place)
+            yield finding.kind, place.split, *(in_cell(to_text(text)) for text in texts), *what, int(place in left_out)
+        if not finding.places:
+            yield finding.kind, "", "", "", *what, 0
+
+
+def render(found: Audit, title: str, command: str, num_threads: int) -> str:
+    """The page: it needs nothing else, no network and no script, and everything in it is escaped."""
+    lines = found.lines()
+    shown = {kind: [*_shown(found.findings, kind)] for kind in lines}
+    places = {place: None for of in shown.values() for _, finding in of for place in finding.places[:_MAX_TOGETHER]}
+    decode = replace(found.config.decode, exif=True, dct_scaling=True)
+    decoder = decoders.build_for(found.config.data.channels, decode)
+    thumbnails = in_threads(partial(_thumbnail, decoder, found.splits), places, num_threads)
+    return environment().get_template("audit.html.j2").render(
+        title=title,
+        style=stylesheet(),
+        now=time.strftime("%Y-%m-%d %H:%M"),
+        version=effloop_version(),
+        found=found,
+        lines=lines,
+        titles=KINDS,
+        shown=shown,
+        counts=Counter(finding.kind for finding in found.findings),
+        together=_MAX_TOGETHER,
+        side=_SIDE,
+        tiny=_TINY,
+        thumbnails=dict(zip(places, thumbnails, strict=True)),
+        excluded=found.excluded,
+        command=command,
+    )
+
+
+def _shown(findings: Sequence[Finding], kind: str) -> Iterator[tuple[int, Finding]]:
+    """The first ones of a kind with their numbers, until there are enough pictures."""
+    pictures = 0
+    for number, finding in enumerate(findings, 1):
+        if finding.kind == kind:
+            pictures += min(len(finding.places), _MAX_TOGETHER) or 1
+            if pictures > _MAX_PICTURES:
+                return
+            yield number, finding
+
+
+def _thumbnail(decoder: Decoder, splits: Mapping[str, Source], place: Place) -> tuple[str, int]:
+    """An image as a data: URL, and the pixels of its longer side; upright. An empty text if it can't be decoded."""
+    try:
+        pixels = decoder.decode(splits[place.split].read(place.sample), at_least=(_SIDE, _SIDE))
+    except DataError:
+        return "", 0
+    picture, file = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels), io.BytesIO()
+    picture.thumbnail((_SIDE, _SIDE))
+    picture.save(file, "JPEG", quality=_QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}", max(picture.size)
