@@ -60,7 +60,7 @@ class Audit:
         return {place for finding in self.findings for place in finding.exclude}
 
     def lines(self) -> dict[str, tuple[int, str]]:
-        """kind -> a number, and what it counts, of the kinds of which something was found."""
+        """What was found: kind -> a number, and what it counts."""
         found = {}
         for kind, title in KINDS.items():
             of = [finding for finding in self.findings if finding.kind == kind]
@@ -144,22 +144,26 @@ def render(found: Audit, title: str, command: str, num_threads: int) -> str:
     decode = replace(found.config.decode, exif=True, dct_scaling=True)
     decoder = decoders.build_for(found.config.data.channels, decode)
     thumbnails = in_threads(partial(_thumbnail, decoder, found.splits), places, num_threads)
-    return environment().get_template("audit.html.j2").render(
-        title=title,
-        style=stylesheet(),
-        now=time.strftime("%Y-%m-%d %H:%M"),
-        version=effloop_version(),
-        found=found,
-        lines=lines,
-        titles=KINDS,
-        shown=shown,
-        counts=Counter(finding.kind for finding in found.findings),
-        together=_MAX_TOGETHER,
-        side=_SIDE,
-        tiny=_TINY,
-        thumbnails=dict(zip(places, thumbnails, strict=True)),
-        excluded=found.excluded,
-        command=command,
+    return (
+        environment()
+        .get_template("audit.html.j2")
+        .render(
+            title=title,
+            style=stylesheet(),
+            now=time.strftime("%Y-%m-%d %H:%M"),
+            version=effloop_version(),
+            found=found,
+            lines=lines,
+            titles=KINDS,
+            shown=shown,
+            counts=Counter(finding.kind for finding in found.findings),
+            together=_MAX_TOGETHER,
+            side=_SIDE,
+            tiny=_TINY,
+            thumbnails=dict(zip(places, thumbnails, strict=True)),
+            excluded=found.excluded,
+            command=command,
+        )
     )
 
 

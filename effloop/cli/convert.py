@@ -63,7 +63,7 @@ def verify_data(options: SplitOptions, overrides: list[str]) -> int:
     config = configs.compose(overrides)
     problems: list[str] = []
     with comparing(Comparing.kept):  # a damaged column is a problem among others
-        opened = _open_all(config, options.split, problems.append)
+        opened = open_all(config, options.split, problems.append)
     if options.part.number > 1:  # what concerns all samples is for the first
         problems.clear()
     data = config.data if config.data.index is Index.none else replace(config.data, index=Index.read)
@@ -82,12 +82,12 @@ def index_data(options: SplitOptions, overrides: list[str]) -> int:
     num_workers=N sets the threads.
     """
     config = configs.compose(overrides)
-    opened = _open_all(config, options.split)
+    opened = open_all(config, options.split)
     index.show(index.build_indexes(opened, config.data.index_dir, num_workers(config), options.part))
     return 0
 
 
-def _open_all(config: Config, split: Splits, refused: Callable[[str], None] | None = None) -> dict[str, Source]:
+def open_all(config: Config, split: Splits, refused: Callable[[str], None] | None = None) -> dict[str, Source]:
     """Open some splits, or all samples of data that has none; `refused` as of `_open_splits`."""
     try:
         return _open_splits(config, split_names(split), refused)

@@ -197,7 +197,6 @@ def overview(commands: Mapping[str, str]) -> str:
         "  effloop [COMMAND] [OPTION=VALUE ...] [OVERRIDE ...]",
         "Commands, of which COMMAND --help shows the options; train if there is none:",
         *in_columns(sorted(_summaries({*commands.values()}), key=lambda row: (row[0] != "train", row))),
-        "",
         "Parts, each chosen by GROUP=NAME; list GROUP says what they are:",
         *in_columns(names, max_lines=2),  # of more there are too many to be named here
         *textwrap.wrap(f"Keys: {keys}, and more: list keys", WIDTH, subsequent_indent="  ", break_on_hyphens=False),
