@@ -13,6 +13,7 @@ import yaml
 
 from effloop import config as configs
 from effloop.cli.command import command
+from effloop.config import Config
 from effloop.config.compose import searchpath
 from effloop.config.overrides import is_sweep, key_of, only_shows, parse_flags, quoted
 from effloop.errors import PROGRAM, ConfigError, check_value
@@ -71,15 +72,10 @@ class LaunchOptions:
                 raise ConfigError(f"launch: to={self.to} needs {name}=; see {PROGRAM} launch --help")
         form = re.fullmatch(r"([A-Za-z][\w.-]*:)?\d{1,3}", self.gpus)
         check_value("gpus", self.gpus, form is not None, "N or TYPE:N, e.g. 8 or H100:8")
-        check_value(
-            "gpus",
-            self.gpus,
-            self.to != "skypilot" or ":" in self.gpus or self.gpus == "0",
-            "TYPE:N for SkyPilot, e.g. H100:8",
-        )
-        check_value(
-            "gpus", self.gpus, self.to != "kubernetes" or ":" not in self.gpus, "N for Kubernetes, without a type"
-        )
+        typed = ":" in self.gpus or self.gpus == "0"
+        check_value("gpus", self.gpus, typed or self.to != "skypilot", "TYPE:N for SkyPilot, e.g. H100:8")
+        plain = ":" not in self.gpus
+        check_value("gpus", self.gpus, plain or self.to != "kubernetes", "N for Kubernetes, without a type")
         form = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):\d\d", self.time or "24:00:00")
         check_value("time", self.time, form is not None, "[DAYS-]HH:MM:SS, e.g. 24:00:00")
         days, hours, minutes = map(int, form.groups("0") if form else "000")
@@ -103,13 +99,14 @@ def launch(options: LaunchOptions, words: list[str]) -> int:
     """
     gpu_type, _, gpus = options.gpus.rpartition(":")
     ranks = max(int(gpus), 1)
-    words, run = _words(options, words, options.nodes * ranks)
-    slug = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+    words, config = _words(options, words, options.nodes * ranks)
+    slug = re.sub(r"[^a-z0-9]+", "-", config.run.lower()).strip("-")
     name = (slug if slug[:1].isalpha() else f"run-{slug}")[:40].strip("-")  # as Kubernetes takes it, the strictest
     template, command = TOOLS[options.to]
     file = options.file or Path(f"{name}.{template}")
     submit = options.submits(command, file)
     values = {"name": name, "gpus": int(gpus), "gpu_type": gpu_type, "ranks": ranks, "words": words}
+    values["virtual"] = getattr(config.parallel, "virtual", None)
     text = _render(template, {**vars(options), **values})
     try:
         if file.exists() and file.read_bytes() != text.encode():
@@ -125,19 +122,20 @@ def launch(options: LaunchOptions, words: list[str]) -> int:
         raise ConfigError(f"submit: {submit[0]} can't be run here: {error.strerror}; {fix}") from None
 
 
-def _words(options: LaunchOptions, words: list[str], ranks: int) -> tuple[list[str], str]:
-    """What follows `effloop` in the file, checked as far as that needs no data; and the run's name."""
+def _words(options: LaunchOptions, words: list[str], ranks: int) -> tuple[list[str], Config]:
+    """What follows `effloop` in the file, checked as far as that needs no data; and its config."""
     flags, overrides = parse_flags(words)
     if is_sweep(flags) or only_shows(flags):
         raise ConfigError(f"launch: {' '.join(flags)}: a file is of a single run; a sweep starts its jobs itself")
     if odd := [word for word in words if not word.replace("\n", " ").isprintable()]:
         raise ConfigError(f"launch: {odd[0]!r} has a character that no file of text should have; leave it out")
     typed = {key_of(each) for each in overrides}
-    if ranks > 1 and "parallel" not in typed:
-        overrides = [*overrides, "parallel=ddp"]
     if options.storage and "out" not in typed:
         overrides = [*overrides, f"out={_OUT}"]
     config = configs.compose([*overrides, *searchpath(flags)])
+    if ranks > 1 and not config.parallel.of_ranks and "parallel" not in typed:
+        overrides = [*overrides, "parallel=ddp"]
+        config = configs.compose([*overrides, *searchpath(flags)])
     if ranks > 1 and not config.parallel.of_ranks:
         of = f"nodes={options.nodes} gpus={options.gpus} are {ranks} ranks"
         raise ConfigError(f"parallel={config.parallel.name} is a single process, but {of}; set parallel=ddp or gpus=1")
@@ -150,7 +148,7 @@ def _words(options: LaunchOptions, words: list[str], ranks: int) -> tuple[list[s
     run = [each for each in overrides if key_of(each) == "run" and "${" not in each]
     run = run or [f"run={config.run if plain else quoted(config.run)}"]
     kept = [each for each in overrides if key_of(each) not in ("run", "resume")]
-    return [*plugin_words(), *flags, *kept, *run, "resume=auto"], config.run
+    return [*plugin_words(), *flags, *kept, *run, "resume=auto"], config
 
 
 def _render(template: str, values: dict[str, Any]) -> str:

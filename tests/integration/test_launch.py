@@ -96,6 +96,11 @@ def test_each_start_finds_the_same_run(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.usefixtures("here")
+def test_the_strategy_of_a_recipe_stays() -> None:
+    assert "parallel=" not in launched("slurm", "gpus=8", "experiment=imagenet_resnet50_8gpu", "data.root=/data/in1k")
+
+
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("to", "place"), [("kubernetes", ["metadata", "name"]), ("skypilot", ["name"])])
 def test_a_run_may_have_the_name_of_a_boolean(to: str, place: list[str]) -> None:
     found = yaml.safe_load(launched(to, "gpus=0", "run='no'"))
