@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audited import make_audit
 from diagnoses import DECODE, EVALUATION, efficiency
 from folders import HOSTILE, make_run, make_troubled_sweep
 
+from effloop.audit import page as audits
+from effloop.audit.findings import KINDS
 from effloop.measure.pictures import write_diagnosis
 from effloop.record.efficiency import Verdict
 from effloop.report.files import write_report
@@ -118,5 +121,41 @@ def test_diagnosis_loads_without_an_error_or_a_request(browser: Any, tmp_path: P
         tank = browser.find_element(By.CSS_SELECTOR, ".wait .tank")
         filled = tank.find_element(By.TAG_NAME, "span").rect[side] / tank.rect[side]
         assert filled == pytest.approx(DECODE.wait, abs=0.03)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_audit_loads_without_an_error_or_a_request(browser: Any, tmp_path: Path, width: int) -> None:
+    """Of hostile names, labels and texts; all pictures are seen, and two are beside each other on a phone."""
+    found = make_audit(tmp_path / "data")
+    written, _ = audits.write(found, tmp_path / "audit", HOSTILE, f"effloop '{HOSTILE}'", 1)
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get_log("browser")  # what the tests before have left there
+    try:
+        browser.get(written.as_uri())
+        assert browser.get_log("browser") == []
+        assert browser.title == HOSTILE
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        sizes = browser.execute_async_script("""
+            const done = arguments[0], images = [...document.images];
+            images.forEach((image) => image.loading = "eager");
+            Promise.all(images.map((image) => image.decode())).then(
+                () => done(images.map((image) => [image.naturalWidth, image.naturalHeight, image.src.slice(0, 16)])));
+        """)
+        assert {kind for *_, kind in sizes} == {"data:image/jpeg;"}
+        assert {(107, 160), (160, 107), (160, 16)} == {(width, height) for width, height, _ in sizes}
+        entries = "return performance.getEntriesByType('resource').filter((each) => !each.name.startsWith('data:'))"
+        assert browser.execute_script(entries) == []
+        assert [each.get_attribute("id") for each in browser.find_elements(By.CSS_SELECTOR, "section[id]")] == [*KINDS]
+        leaks = browser.find_elements(By.CSS_SELECTOR, "#leak figure")
+        assert len(leaks) == 8  # each shows 6 of its 9 images
+        assert "and 3 more" in leaks[0].text
+        assert "The table has 41 more." in browser.find_element(By.ID, "leak").text
+        first, second = (each.rect for each in leaks[0].find_elements(By.CSS_SELECTOR, ".picture")[:2])
+        assert (first["y"], second["x"] > first["x"]) == (second["y"], True)
+        assert browser.find_elements(By.CSS_SELECTOR, ".none")
+        assert browser.title == HOSTILE
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
