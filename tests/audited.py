@@ -14,7 +14,14 @@ from effloop.audit.page import Audit
 from effloop.data.source.splits import open_split
 
 LABEL = HOSTILE.replace("/", "\N{DIVISION SLASH}")
-NAMES = ("=1+1.jpg", "a\nb.jpg", os.fsdecode(b"\xff.jpg"), "-1.jpg", "\N{RIGHT-TO-LEFT OVERRIDE}gpj.jpg", f"{LABEL}.jpg")
+NAMES = (
+    "=1+1.jpg",
+    "a\nb.jpg",
+    os.fsdecode(b"\xff.jpg"),
+    "-1.jpg",
+    "\N{RIGHT-TO-LEFT OVERRIDE}gpj.jpg",
+    f"{LABEL}.jpg",
+)
 
 
 def make_audit(root: Path) -> Audit:

@@ -131,7 +131,8 @@ def _rows(found: Audit) -> Iterator[Sequence[Any]]:
         left_out, what = {*finding.exclude}, (group, f"{finding.value:.6g}", in_cell(to_text(finding.text)))
         for place in finding.places:
             texts = found.splits[place.split].key(place.sample), found.label(place)
-            yield finding.kind, place.split, *(in_cell(to_text(text)) for text in texts), *what, int(place in left_out)
+            split = place.split if place.split != "all" else ""  # by whose names a later division's samples are found
+            yield finding.kind, split, *(in_cell(to_text(text)) for text in texts), *what, int(place in left_out)
         if not finding.places:
             yield finding.kind, "", "", "", *what, 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Set
 from contextlib import suppress
@@ -105,10 +106,11 @@ def _names(path: Path) -> dict[str, set[bytes]]:
                 raise DataError(
                     f"{table.at(number)}: '{tables.shown(text[:80])}' in 'exclude'; write 1, to leave out, or 0"
                 )
-            if not row["name"]:
+            if flag and not row["name"]:
                 raise DataError(f"{table.at(number)}: nothing in 'name'; name a sample, or remove the row")
             if flag:
-                found[row.get("split", "").strip()].add(printable(tables.encoded(row["name"])).encode())
+                name = re.sub(r"^'(?=\W)", "", row["name"])  # with which an audit keeps it from being a formula
+                found[row.get("split", "").strip()].add(printable(tables.encoded(name)).encode())
     except DataError as error:
         raise ConfigError(f"data.exclude: {error}") from None
     return found
