@@ -6,12 +6,10 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from audited import NAMES, make_audit
 
 from effloop.audit import page
 from effloop.audit.findings import Finding, Place
-from effloop.cli.main import main
 from effloop.data.source.base import printable
 from effloop.data.source.splits import open_split
 
