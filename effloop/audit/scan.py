@@ -22,7 +22,7 @@ from effloop.data.image.orientation import upright_size
 from effloop.data.image.pixels import resize_into
 from effloop.data.source.base import Source
 from effloop.data.source.storage.kept import kept_folder
-from effloop.data.source.view import View
+from effloop.data.source.view import unwrapped
 from effloop.errors import ConfigError, DataError
 from effloop.system.progress import Meter, in_threads
 
@@ -51,9 +51,7 @@ def scan(splits: Mapping[str, Source], index_dir: str | None, num_threads: int) 
     decoder = decoders.build(DecodeConfig("auto", dct_scaling=True))
     with Meter() as meter:
         for name, split in splits.items():
-            source, samples = split, np.arange(len(split))
-            while isinstance(source, View):
-                samples, source = source._of(samples), source.source
+            source, samples = unwrapped(split)
             kept = _kept(source, index_dir)
             left = samples[kept["state"][samples] == 0]
             meter.begin(name, total=len(left))

@@ -53,8 +53,8 @@ class DataConfig(PartConfig):
             null: the data has a validation split.
         folds, fold: instead, into how many folds the training samples are divided, by class, and which one of them
             validates, from 0. Without `folds` a column `fold` in the data says it.
-        group: what isn't divided by `val` or `folds`, such as a patient: a column in the data, or a regular expression
-            for the names, with what to group by in parentheses.
+        group: what isn't divided by `val` or `folds`, such as a patient: a column in the data, a regular expression for
+            the names, with what to group by in parentheses, or copies, for those that `effloop audit` has found.
         split_seed: of the hash by which `val` and `folds` choose.
         exclude: a table with the names of samples that are left out, such as the CSV that `effloop audit` writes: a
             column `name`, and if wanted `split`, and `exclude` with 1 for those to leave out. `val` and `folds` divide

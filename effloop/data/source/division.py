@@ -6,8 +6,11 @@ added moves at most one other of its class. See `_blocks` for how.
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,12 @@ from effloop.data.source.base import Fingerprint, Kind, Source, at_most, class_c
 from effloop.data.source.config import DataConfig
 from effloop.data.source.storage.columns import ColumnFile, ColumnWriter
 from effloop.data.source.storage.kept import open_kept
-from effloop.data.source.view import View
-from effloop.errors import ConfigError, DataError
+from effloop.data.source.view import View, unwrapped
+from effloop.errors import PROGRAM, ConfigError, DataError
 from effloop.registry import choices
 
 FOLD = "fold"  # the column that says which fold a sample is of, where `data.folds` doesn't
+COPIES = "copies"  # `data.group` for what `keep_copies` has kept
 
 _CHUNK = 1 << 18  # samples whose names are in memory at a time
 _ROWS = 1 << 14  # of flags that are copied at a time
@@ -53,6 +57,8 @@ def part_of(source: Source, config: DataConfig, split: str) -> Part:
         ConfigError, DataError: the data can't be divided so.
     """
     how = [config.val, config.folds, config.fold, config.group, config.split_seed, config.allow_missing_classes]
+    if config.group == COPIES and COPIES not in source.columns:
+        how.append(_copies(source, config).meta["sha256"])
 
     def write(path: Path) -> None:
         write_parts(path, source, held_out(source, config).astype(np.int8), ("train", "val"))
@@ -235,7 +241,7 @@ def write_parts(path: Path, source: Source, found: NDArray[np.int8], parts: Sequ
 
 def units_of(source: Source, config: DataConfig) -> tuple[Uint64s, NDArray[np.int64] | None]:
     """(U,) hashes of what stays together, and (N,) which one each sample is in; None: each sample is one."""
-    texts = names_of(source) if config.group is None else _groups(source, config.group)
+    texts = names_of(source) if config.group is None else _groups(source, config.group, config)
     found = np.concatenate([hashes(piece, config.split_seed) for piece in texts])
     if config.group is None:
         return found, None
@@ -257,10 +263,17 @@ def names_of(source: Source) -> Iterator[list[bytes]]:
         yield source.raw_keys(np.arange(start, min(start + _CHUNK, len(source)))).items()
 
 
-def _groups(source: Source, group: str) -> Iterator[Sequence[bytes]]:
-    """What group each sample is in, piece by piece: a column's texts, or what a pattern finds in the names."""
+def _groups(source: Source, group: str, config: DataConfig) -> Iterator[Sequence[bytes]]:
+    """What group each sample is in, piece by piece: a column's texts, the name of a copy of it, or what a pattern finds
+    in the names.
+    """
     if group in source.columns:
         yield from column_texts(source, group, "group")
+        return
+    if group == COPIES:
+        first = _copies(source, config)["first"]
+        for start in range(0, len(first), _CHUNK):
+            yield source.raw_keys(first[start : start + _CHUNK].astype(np.int64)).items()
         return
     pattern = _pattern(source, group)
     for names in names_of(source):
@@ -273,6 +286,50 @@ def _groups(source: Source, group: str) -> Iterator[Sequence[bytes]]:
                 "set a pattern that all names have"
             )
         yield [match[1] for match in matches if match]
+
+
+def keep_copies(
+    splits: Mapping[str, Source], index_dir: str | None, groups: Sequence[Sequence[tuple[str, int]]]
+) -> None:
+    """Keep what samples are copies of each other, for `data.group=copies`.
+
+    Args:
+        splits: all that were searched, by their names.
+        index_dir: `data.index_dir`.
+        groups: a split and the number of a sample in it for each copy; groups with a sample in common become one.
+
+    Raises:
+        ConfigError: the cache folder can't be written.
+    """
+    parts = {split: (*unwrapped(source), unwrapped(source)[0].identity()) for split, source in splits.items()}
+    for whole, _, identity in parts.values():
+        own = [[int(parts[split][1][row]) for split, row in each if parts[split][2] == identity] for each in groups]
+        rows = sorted({*chain(*own)}, key=whole.raw_key)
+        rank = {row: place for place, row in enumerate(rows)}
+        sets, lowest = [np.array([rank[row] for row in each]) for each in own if each], np.arange(len(rows))
+        while any(np.ptp(lowest[each]) for each in sets):
+            for each in sets:
+                lowest[each] = lowest[each].min()
+        first = np.arange(len(whole))
+        first[rows] = np.array(rows, np.int64)[lowest]
+        open_kept(COPIES, index_dir, [_VERSION, identity], partial(_write_copies, first), lambda _: False)
+
+
+def _write_copies(first: NDArray[np.int64], path: Path) -> None:
+    with ColumnWriter(path, {"sha256": hashlib.sha256(first.data).hexdigest()}) as writer:
+        writer.add("first", first)
+
+
+def _copies(source: Source, config: DataConfig) -> ColumnFile:
+    """For each sample the first one, by name, of the copies of it: itself where there are none."""
+
+    def missing(_: Path) -> None:
+        raise ConfigError(
+            f"data.group: copies haven't been looked for in {source.where} as it is now; run {PROGRAM} audit "
+            f"data.root={config.root} first, or set another data.group"
+        )
+
+    return open_kept(COPIES, config.index_dir, [_VERSION, source.identity()], missing)
 
 
 def column_texts(source: Source, name: str, key: str) -> Iterator[Sequence[bytes]]:

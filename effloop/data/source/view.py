@@ -164,6 +164,14 @@ class View(Source):
         return {**self.source.identity(), **self.fingerprint()}
 
 
+def unwrapped(source: Source) -> tuple[Source, NDArray[np.int64]]:
+    """The source that a view is of, or a view of a view, and (N,) which of its samples are the view's."""
+    samples = np.arange(len(source))
+    while isinstance(source, View):
+        samples, source = source._of(samples), source.source
+    return source, samples
+
+
 def shuffled(source: Source, seed: int) -> View:
     """All samples of a source, in an order that is a function of the seed and of how many there are."""
     return View(source, Permutation.of_epoch(len(source), seed, 0)(np.arange(len(source))))

@@ -11,7 +11,7 @@ from tabled import Tabled
 
 from effloop.data.source import DataConfig
 from effloop.data.source.base import class_counts, fingerprint_of
-from effloop.data.source.division import held_out, part_of
+from effloop.data.source.division import held_out, keep_copies, part_of
 from effloop.errors import EffLoopError
 
 COUNTS = [2, 3, 10, 101, 1000, 4321]
@@ -196,3 +196,29 @@ def test_few_groups_of_a_class(share: float) -> None:
     counts = np.bincount(patients[found] // 3, minlength=10) // 4
     assert (counts > 0).all()
     assert (counts < 3).all()
+
+
+def test_copies_stay_on_one_side(tmp_path: Path) -> None:
+    source, options = table([40, 40]), {"index_dir": str(tmp_path), "group": "copies", "val": 0.3}
+    with pytest.raises(EffLoopError, match=r"haven't been looked for in table as it is now; run .*effloop audit"):
+        held_out(source, config(**options))
+    parts = {split: part_of(source, config(val=0.5, index_dir=str(tmp_path)), split) for split in ("train", "val")}
+    wanted = [[3, 50, 7], [50, 60], [20, 21]]  # the first two have one in common
+    side = {int(row): (split, place) for split, part in parts.items() for place, row in enumerate(part.ids)}
+    keep_copies(parts, str(tmp_path), [[side[row] for row in group] for group in wanted])
+    found = held_out(source, config(**options))
+    assert len({*found[[3, 7, 50, 60]]}) == len({*found[[20, 21]]}) == 1
+    order = np.random.default_rng(0).permutation(80)
+    shuffled = Tabled([source.key(row) for row in order.tolist()], source.labels[order])
+    place = {int(row): place for place, row in enumerate(order)}
+    keep_copies({"all": shuffled}, str(tmp_path), [[("all", place[row]) for row in group] for group in wanted])
+    assert (held_out(shuffled, config(**options)) == found[order]).all()
+    before = part_of(source, config(**options), "val").ids.tolist()
+    for _ in range(2):
+        keep_copies({"all": source}, str(tmp_path), [[("all", row) for row in range(0, 80, 2)]])
+    other = part_of(source, config(**options), "val")
+    assert {row % 2 for row in other.ids} == {1} or {*range(0, 80, 2)} <= {*other.ids.tolist()}
+    assert before != other.ids.tolist()
+    named = Patients(np.arange(9), NINE * 0)  # a column of that name is taken
+    named.columns = ("copies",)
+    assert held_out(named, config(**options)).any()
