@@ -19,8 +19,8 @@ from effloop.errors import DataError
 from effloop.system.progress import in_threads
 
 LOOKS = ("contrast", "low", "high", "span", "others", "detail")
-"""Columns of what `measure` returns; the others are 0. Of a thumbnail's luminance, from 0 to 255: deviation, quantiles of
-5 and 99 %. Then the range of the colour that has the largest, the share of the pixels that aren't within 8 levels of the
+"""Columns of what `measure` returns; the others are 0. Of a thumbnail's luminance, 0 to 255: deviation, quantiles of 5
+and 99 %. Then the range of the colour that has the largest, the share of the pixels that are not within 8 levels of the
 median colour, and the variance of the luminance's Laplacian.
 """
 

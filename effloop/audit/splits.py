@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 from effloop.audit.findings import Finding, Place
 from effloop.data.random import hashes
 from effloop.data.source.base import Kind, Source, class_counts, printable
-from effloop.data.source.vocabulary import words
-
-_GROUPS = frozenset(
-    {"patient", "subject", "person", "participant", "individual", "donor", "animal", "user", "case", "study"}
-    | {"series", "session", "sequence", "video", "scene", "clip", "slide", "specimen", "track", "burst", "group"}
-)
-_NUMBERS = frozenset({"id", "ids", "uid", "no", "nr", "number", "name", "key", "index", "code"})
+from effloop.data.source.vocabulary import is_group
 
 _FEW, _SHARE = 10, 0.1  # training images of a class, and of the average class's
 _LEVEL, _FACTOR = 0.01, 1.5  # of a test of all classes, and between shares
@@ -50,8 +44,7 @@ def find(splits: Mapping[str, Source]) -> list[Finding]:
 def _groups(splits: Mapping[str, Source], one: str, other: str) -> Iterator[Finding]:
     """Columns that look like groups, such as patients, and have values in both of two splits."""
     for column in splits[one].columns:
-        parts = {*words(column)}
-        if not parts & _GROUPS or parts - _GROUPS - _NUMBERS or column not in splits[other].columns:
+        if not is_group(column) or column not in splits[other].columns:
             continue
         sides = [_hashes(splits[split], column) for split in (one, other)]
         both = np.setdiff1d(np.intersect1d(sides[0], sides[1]), [0])

@@ -24,7 +24,7 @@ from effloop.data.source.storage.loose import Facts, Listed, Listing, Looked, Lo
 from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import read_targets
 from effloop.data.source.tables import Column, NoTargetsError, Parser, Row, Table, encoded, infer, shown
-from effloop.data.source.vocabulary import IMAGE_PATH, LABEL, MASK_PATH
+from effloop.data.source.vocabulary import IMAGE_PATH, LABEL, MASK_PATH, is_group
 from effloop.errors import ConfigError, DataError
 from effloop.registry import choices
 
@@ -88,6 +88,7 @@ METADATA = "metadata"  # name of the table in each split's folder, as Hugging Fa
 MOST_SPLITS = 32  # each has files of its own while the index is written
 _SPLITS = {"0": "train", "false": "train", "1": "val", "true": "val"}  # of a column like `is_valid`
 _LISTED, _SHOWN = 3, 200
+_VERSION = 2  # of what an index has: another number's are read again
 
 
 def find_tables(config: CsvConfig, split: str) -> dict[str | None, Path]:
@@ -136,7 +137,7 @@ class Part:
     image: int
     labels: tuple[int, ...]
     by: int | None  # of the column that says the split, if there is one
-    kept: Mapping[str, int]  # of those that the index has, too: what `data.group` names, and `fold`
+    kept: Mapping[str, int]  # of those that the index has, too: what `data.group` names, `fold`, and what `is_group`
     sure: bool  # whether the columns of the targets were named, by the user or as usual
     masked: bool = False  # whether the targets are paths of masks
 
@@ -195,6 +196,8 @@ def open_part(config: CsvConfig, split: str | None, path: Path) -> Part:
         labels = tuple(sorted({*range(len(table.columns))} - {image, by, *kept.values()}))
         if not labels:
             raise lacking(table, "targets", "label", LABEL)
+    known = {image, by, *labels, *kept.values()}
+    kept |= {name: at for at, name in enumerate(table.columns) if at not in known and is_group(name)}
     return Part(table, split, base, image, labels, by, kept, sure, masked=mask is not None)
 
 
@@ -441,7 +444,7 @@ def _index(config: CsvConfig, split: str) -> ColumnFile:
     # Each choice of columns and tables is an index of its own.
     own = [getattr(config, field.name) for field in fields(config)[len(fields(DataConfig)) :]] + [config.index_dir]
     read_as = f"\0{format_of(config)[0]}" if config.colors else ""
-    identity = f"{[*map(str, found.values())]}\0{[*found]}\0{config.group}\0{own}{read_as}"
+    identity = f"{_VERSION}\0{[*map(str, found.values())]}\0{[*found]}\0{config.group}\0{own}{read_as}"
 
     def masks(index: ColumnFile) -> dict[str, bytes]:
         masked = index.meta["kind"] == Kind.masks.value

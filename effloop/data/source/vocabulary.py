@@ -25,6 +25,14 @@ OTHER_WORDS = frozenset(
 )
 """Words in the name of an array: of images, of labels, and of what describes either."""
 
+GROUP_WORDS = frozenset(
+    {"patient", "subject", "person", "participant", "individual", "donor", "animal", "user", "specimen", "case"}
+    | {"study", "series", "session", "sequence", "video", "clip", "scene", "burst", "track", "slide", "group"}
+)
+"""Words of columns that say which samples belong together, besides those of numbers and names."""
+
+_NUMBERS = frozenset({"id", "ids", "uid", "no", "number", "name", "key", "index", "code"})
+
 SPLIT_WORDS = frozenset({"train", "val", "test", *(name for names in USUAL.values() for name in names)})
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z](?![a-z])|\d+")
@@ -33,6 +41,12 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z](?![a-z])|\d+")
 def words(name: str) -> list[str]:
     """The words of a name, lower-case: `X_trainImages` is x, train, images. MNIST's `t10k` is test."""
     return [word.lower() for word in _WORD.findall(name.replace("t10k", "test"))]
+
+
+def is_group(name: str) -> bool:
+    """Whether a column looks like one that says which samples belong together: `patient_id`, `VideoName`."""
+    found = {*words(name)}
+    return bool(found & GROUP_WORDS) and found <= GROUP_WORDS | _NUMBERS
 
 
 def split_of(name: str) -> list[str]:
