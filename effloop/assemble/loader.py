@@ -15,7 +15,7 @@ from effloop.config import Config
 from effloop.data.augment import augments
 from effloop.data.augment.mix import Mix
 from effloop.data.bad import Ledger, OnBad, OnError
-from effloop.data.check import check_samples, look
+from effloop.data.check import check_samples, copied, look
 from effloop.data.decode import decoders
 from effloop.data.engine import engines
 from effloop.data.engine.base import engine_class
@@ -24,12 +24,12 @@ from effloop.data.order import Order
 from effloop.data.plan import Plan
 from effloop.data.source import Cache, Kind, Source, Tail
 from effloop.data.source.base import classes_without_samples
-from effloop.data.source.config import Index
+from effloop.data.source.config import DataConfig, Index
 from effloop.data.source.root import remote_facts, remote_files
 from effloop.data.source.splits import check_same_classes, open_part, open_split
 from effloop.data.source.storage.kept import opening_once
 from effloop.data.transfer import Transfer
-from effloop.errors import ConfigError, EffLoopError, warn
+from effloop.errors import PROGRAM, ConfigError, EffLoopError, warn
 from effloop.parallel import OwnSlice, Slice, own_slice
 from effloop.system import gpu
 from effloop.system.hardware import keep_freed_memory
@@ -82,17 +82,24 @@ def build_loader(
 
 def _check(config: Resolved, parallel: Slice, loaders: Mapping[str, Loader]) -> str:
     """As `check_samples`, and warn of those that will be skipped; returns a line about those that EXIF turns."""
-    words = {"data": config.data.name.replace("auto", ""), "data.root": config.data.root}
     line, turned = check_samples(
         {split: loader.plan for split, loader in loaders.items()},
         config.data.check,
         config.num_workers,
         config.max_errors if config.on_error is OnError.skip else None,
-        shlex.join(["verify", *(f"{key}={value}" for key, value in words.items() if value)]),
+        _command("verify", config.data),
     )
     if line and not parallel.rank:
         warn(line)
     return turned
+
+
+def _command(name: str, config: DataConfig) -> str:
+    """What to type for a command on the data of a run."""
+    keys = ("root", "train_split", "val_split", "val", "folds", "fold", "group")
+    given = {key: value for key in keys if (value := getattr(config, key)) != getattr(type(config), key)}
+    words = [f"data.{key}={'null' if value is None else value}" for key, value in given.items()]
+    return shlex.join([name, *[f"data={config.name}"] * (config.name != "auto"), *words])
 
 
 def loader_of(config: Config, source: Source, plan: type[Plan] = Plan) -> Loader:
@@ -256,12 +263,24 @@ def build_data(environment: Environment) -> Data:
     download, lines = remote_facts(config.data)
     notes += lines
     if fingerprints["train"] == fingerprints["val"]:
-        notes.append(
+        line = (
             f"validation uses the training images ({val.plan.source.where}): its scores say nothing about other "
             "images; set data.val_split to a split of images that aren't trained on"
         )
-        parallel.on_rank0(lambda: warn(notes[-1]))
+    else:
+        line = parallel.on_rank0(lambda: _copied(config))
+    if line:
+        notes.append(line)
+        parallel.on_rank0(lambda: warn(line))
     return Data(train, batches, largest, val, fingerprints, notes, download)
+
+
+def _copied(config: Resolved) -> str:
+    """A line about images that both splits have; empty if none were found."""
+    data = config.data
+    found = copied(open_split(data, "train"), open_split(data, "val"), data.check, config.num_workers)
+    fix = "data.group=copies keeps them on one side" if data.divides else "data.exclude=audit.csv leaves them out"
+    return found and f"{found}: scores are too good; {PROGRAM} {_command('audit', data)} shows them, {fix}"
 
 
 def _stages(environment: Environment, train: Loader) -> tuple[BatchStream, Loader]:

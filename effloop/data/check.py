@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from effloop.data.bad import quota
 from effloop.data.decode import Decoder
@@ -16,7 +20,7 @@ from effloop.data.image.orientation import read_orientation
 from effloop.data.plan import Plan
 from effloop.data.source import Kind, Source
 from effloop.data.source.base import target_bytes
-from effloop.errors import PROGRAM, DataError, few
+from effloop.errors import PROGRAM, DataError, EffLoopError, few
 
 _NAMED = 20
 
@@ -151,6 +155,64 @@ def check_mask(source: Source, sample: int, height: int, width: int, *, whole: b
         check_values(largest_value(mask), len(source.classes))
         if mask_digest(mask) != target_bytes(source.target_rows[sample]):
             raise DataError("has a mask of other values than when it was looked at or written")
+
+
+_READ = 1 << 28  # bytes that are read, about
+
+
+def copied(train: Source, val: Source, limit: int, num_threads: int) -> str:
+    """Look for validation images that are training images as well, to the byte.
+
+    Those that may be equal, by sizes and by the checksums that a format stores, are read: `limit` images at most, first
+    those that the fewest others may be equal to.
+
+    Returns:
+        How many there are, and an example; empty if none was found, or if nothing is known before images are read.
+    """
+    keys, val_keys = train.digests(), val.digests()
+    if not limit or keys is None or val_keys is None:
+        return ""
+    ids, val_ids = np.arange(len(keys)), np.arange(len(val_keys))
+    if train.has_checksums and val.has_checksums:
+        ids, val_ids, _ = _alike(keys, val_keys, np.inf)
+        both = np.intersect1d(keys[ids], val_keys[val_ids])
+        ids, val_ids = ids[np.isin(keys[ids], both)], val_ids[np.isin(val_keys[val_ids], both)]
+    most = min(limit, _READ // max(1, int(val_keys.mean()) >> 32))
+    rows, val_rows, left = _alike(keys[ids], val_keys[val_ids], most)
+    near, val_near = ids[rows].tolist(), val_ids[val_rows].tolist()
+    with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-check") as pool:
+        first = dict(zip(pool.map(partial(_digest, train), near), near, strict=True))
+        digests = [*pool.map(partial(_digest, val), val_near)]
+    found = [(sample, first[each]) for sample, each in zip(val_near, digests, strict=True) if each and each in first]
+    if not found:
+        return ""
+    of = f"{len(val) - left:,} validation images{' that were compared' * (left > 0)}"
+    pair = f"{val.name(found[0][0])} = {train.name(found[0][1])}"
+    return f"the training split has {len(found):,} of {of}, to the byte ({pair})"
+
+
+def _alike(
+    keys: NDArray[np.int64], val_keys: NDArray[np.int64], limit: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Rows of both that may be equal, by a hash: `limit` at most, and how many of `val_keys` that leaves out."""
+    mask = (1 << max(16, len(keys).bit_length() - 1)) - 1
+    groups, val_groups = ((each ^ each >> 32) & mask for each in (keys, val_keys))
+    counts, val_counts = (np.bincount(each, minlength=mask + 1) for each in (groups, val_groups))
+    both = (counts > 0) & (val_counts > 0)
+    both[0] = False  # no bytes
+    there = np.flatnonzero(both)
+    costs = (counts + val_counts)[there]
+    order = np.argsort(costs, kind="stable")
+    over = there[order[np.cumsum(costs[order]) > limit]]
+    both[over] = False
+    return np.flatnonzero(both[groups]), np.flatnonzero(both[val_groups]), int(val_counts[over].sum())
+
+
+def _digest(source: Source, sample: int) -> bytes:
+    """Of an image's bytes; empty if they can't be read."""
+    with suppress(EffLoopError):  # loading says what is wrong
+        return hashlib.sha256(source.read(sample)).digest()
+    return b""
 
 
 def listed(what: str, lines: Sequence[str], fix: str) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from runs import TINY, train
 import effloop
 from effloop.cli.main import main
 from effloop.config import load
-from effloop.errors import ConfigError, warn
+from effloop.errors import PROGRAM, ConfigError, warn
 from effloop.measure.advice import advise
 from effloop.measure.loops import alone
 from effloop.optim import EMA, NoEMA
@@ -81,6 +84,23 @@ def test_validation_on_the_training_images_is_said(
     said = f"effloop: warning: validation uses the training images ({photos}/train)"
     assert capsys.readouterr().err.startswith(said) is warned
     assert any(note.startswith("validation uses") for note in trainer.notes) is warned
+
+
+@pytest.mark.parametrize("words", [(), ("data.val_split=null", "data.folds=2", "data.fold=0"), ("data.check=0",)])
+def test_images_in_both_splits_are_said(
+    photos: Path, here: Path, capsys: pytest.CaptureFixture[str], words: Sequence[str]
+) -> None:
+    warn.cache_clear()
+    root = shutil.copytree(photos, here / "own photos")
+    for copy in ("val/b/x.jpg", *(f"train/a/{number:03}.jpg" for number in range(3, 40, 3))):
+        shutil.copy(root / "train/a/000.jpg", root / copy)
+    trainer = build(root, *words)
+    notes = [note for note in trainer.notes if "to the byte" in note]
+    fix = "data.group=copies keeps them on one side" if words else "data.exclude=audit.csv leaves them out"
+    typed = shlex.join(["audit", f"data.root={root}", *words])
+    said = f": scores are too good; {PROGRAM} {typed} shows them, {fix}"
+    assert [note[note.index(": scores") :] for note in notes] == [said] * (words != ("data.check=0",))
+    assert capsys.readouterr().err == "".join(f"effloop: warning: {note}\n" for note in notes)
 
 
 def test_frozen_layers_stay(photos: Path, here: Path) -> None:

@@ -192,6 +192,12 @@ class Source(ABC):
         """Bytes of the encoded image of sample `index`; overridden where they are known without reading it."""
         return len(self.read(index))
 
+    def digests(self) -> NDArray[np.int64] | None:
+        """(len,) sizes of the encoded images in bytes, shifted by 32 bits, and their CRC-32C where the format stores it
+        (`has_checksums`); None where they aren't known without reading the images.
+        """
+        return None
+
     def bad_samples(self) -> NDArray[np.int64]:
         """(n,) samples that can't be loaded, as far as the index tells: without a byte, or with a damaged mask."""
         return np.empty(0, np.int64)

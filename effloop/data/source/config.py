@@ -65,7 +65,7 @@ class DataConfig(PartConfig):
             as long as ever, so that with 3 it sees a third of the images.
         tail: what training does with the samples that don't fill the last global batch: drop or wrap.
         check: number of samples per split, evenly spaced, whose header and end of file are checked before the
-            first step; 0 checks none.
+            first step; and of images of the same size that are read to find those that both splits have. 0 is none.
         cache: what is kept in memory, one copy per machine: none, bytes (encoded) or pixels (decoded).
         index: entropy indexes, with which only what a crop needs of a baseline JPEG is decoded: read uses those that
             `effloop index` or an earlier run has kept in the cache folder, auto also builds what is missing while data

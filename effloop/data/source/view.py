@@ -125,6 +125,10 @@ class View(Source):
     def size(self, index: int) -> int:
         return self.source.size(self._at(index))
 
+    def digests(self) -> NDArray[np.int64] | None:
+        found = self.source.digests() if type(self).read is View.read else None
+        return found if found is None or self.ids is None else found[self.ids]
+
     def bad_samples(self) -> NDArray[np.int64]:
         bad = self.source.bad_samples()
         return bad if self.ids is None else np.flatnonzero(np.isin(self.ids, bad))

@@ -5,10 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from plans import line, make_plan, open_source
+from masked import make_masks
+from plans import line, make_plan, open_source, write_as, write_rows
 
-from effloop.data.check import check_samples
+from effloop.data.check import check_samples, copied
 from effloop.data.plan import Plan
+from effloop.data.source import sources
+from effloop.data.source.splits import open_split
 from effloop.errors import PROGRAM, DataError
 
 VERIFY = f"{PROGRAM} verify data.root=PATH checks every sample"
@@ -123,3 +126,57 @@ def test_where_none_is_left_nothing_is_skipped(plan: Plan) -> None:
         file(plan, index).write_text("text")
     with pytest.raises(DataError, match=rf"^40 of the 40 .* \(40 of train\); {re.escape(VERIFY)}:\n"):
         check_samples({"train": plan}, 40, 2)
+
+
+@pytest.fixture
+def leaky(photos: Path, tmp_path: Path) -> Path:
+    """The photographs, with three of the training split in the validation split, too, and one of the same size."""
+    root = shutil.copytree(photos, tmp_path / "leaky")
+    for number in ("000", "003", "006"):
+        shutil.copy(root / f"train/a/{number}.jpg", root / f"val/b/copy-{number}.jpg")
+    other = (root / "train/a/009.jpg").read_bytes()
+    (root / "val/b/other.jpg").write_bytes(other[:-3] + bytes([other[-3] ^ 1]) + other[-2:])
+    return root
+
+
+@pytest.mark.parametrize("form", ["folder", "lmdb", "tar", "tar of others"])
+def test_images_in_both_splits(photos: Path, leaky: Path, tmp_path: Path, form: str) -> None:
+    """Without checksums as many are read as may be, and those first that few others are as large as."""
+    name, _, foreign = form.partition(" ")
+    root = leaky if name == "folder" else write_as(name, leaky, tmp_path / "packed")
+    for index in root.glob("*.index") if foreign else ():
+        index.unlink()
+    train, val = (open_source(name, root, split) for split in ("train", "val"))
+    pair = f"{val.where}/b/copy-000.jpg = {train.where}/a/000.jpg"
+    assert copied(train, val, 99, 2) == f"the training split has 3 of 17 validation images, to the byte ({pair})"
+    found = copied(train, val, 4, 2)
+    assert re.match(r"the training split has [12] of \d+ validation images that were compared, ", found)
+    assert copied(train, val, 0, 2) == ""
+    assert copied(train, open_source("folder", photos, "val"), 99, 2) == ""
+
+
+def test_copies_of_what_is_no_image_or_gone(leaky: Path) -> None:
+    train, val = (open_source("folder", leaky, split) for split in ("train", "val"))
+    (leaky / "train/a/000.jpg").unlink()
+    assert copied(train, val, 99, 2).startswith("the training split has 2 of 17 ")
+    (leaky / "val/b/copy-003.jpg").unlink()
+    assert copied(train, val, 99, 2).startswith("the training split has 1 of 17 ")
+    for path in ("train/a/006.jpg", "val/b/copy-006.jpg", "val/b/other.jpg"):
+        (leaky / path).write_bytes(b"")
+    assert copied(*(open_source("folder", leaky, split) for split in ("train", "val")), 99, 2) == ""
+
+
+def test_copies_in_parts_masks_and_tables(photos: Path, tmp_path: Path) -> None:
+    paths = ["train/a/000.jpg", "train/b/001.jpg", "train/a/003.jpg", "val/b/001.jpg"]
+    rows = [{"image": path, "label": path[-9], "split": ("train", "val")[row > 1]} for row, path in enumerate(paths)]
+    root = shutil.copytree(photos, tmp_path / "photos")
+    for number in range(3, 40, 3):
+        shutil.copy(root / "train/a/000.jpg", root / f"train/a/{number:03}.jpg")
+    for name, at, options, found in (
+        ("masks", make_masks(tmp_path / "masked"), {}, r"2 of 2 .*val/images/a.png = .*train/images/a.png"),
+        ("csv", write_rows(root / "table.csv", rows), {}, r"1 of 2 .*train/a/003.jpg = .*train/a/000.jpg"),
+        ("folder", root, {"val": 0.5, "val_split": None}, r"7 of 21 .*/a/\d+.jpg = .*/a/\d+.jpg"),
+    ):
+        config = sources[name].config(name=name, root=str(at), **options)
+        said = copied(open_split(config, "train"), open_split(config, "val"), 99, 2)
+        assert re.fullmatch(rf"the training split has {found}\)", said)

@@ -28,7 +28,7 @@ from effloop.data.in_progress import in_progress
 from effloop.data.source.base import Kind, printable
 from effloop.data.source.config import DataConfig
 from effloop.data.source.storage import kept, packed, targets, writing
-from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter, span, spans
+from effloop.data.source.storage.columns import Blobs, ColumnFile, ColumnWriter, spans
 from effloop.errors import ConfigError, DataError
 from effloop.native import address, function
 
@@ -106,12 +106,12 @@ def read_files(folder: bytes, names: EncodedImages, sizes: NDArray[np.int64]) ->
     return EncodedImages.of(found)
 
 
-class Files(packed.Payload):
-    """N image files below a folder, by their names; `ends` is where each would end if all stood end to end, None where
+class Files(packed.EndedPayload):
+    """N image files below a folder, by their names; `ends` is where each would end if all stood end to end, empty where
     only single ones are read.
     """
 
-    def __init__(self, folder: bytes, names: Blobs, ends: NDArray[Any] | None = None) -> None:
+    def __init__(self, folder: bytes, names: Blobs, ends: NDArray[Any]) -> None:
         self._folder, self._names, self._ends = folder, names, ends
 
     def __len__(self) -> int:
@@ -126,15 +126,8 @@ class Files(packed.Payload):
 
     def run(self, samples: NDArray[np.int64]) -> EncodedImages:
         """(n,) files, of usual ones in one call without the GIL."""
-        assert self._ends is not None
         starts, ends = spans(self._ends, samples)
         return read_files(self._folder, self._names.run(samples), ends - starts)
-
-    def size(self, index: int) -> int:
-        """Bytes of a file when it was listed."""
-        assert self._ends is not None
-        start, end = span(self._ends, index)
-        return end - start
 
     def parts(self, index: int) -> NoReturn:
         """None: a file is read in one call, and nothing is announced."""
@@ -402,7 +395,7 @@ class LooseSource(packed.TableSource):
         self._files = Files(facts.folder, keys, index[f"{self._prefix}end"])
         self._mask_files: Files | None = None
         if facts.kind is Kind.masks:
-            self._mask_files = Files(facts.mask_folder, index.blobs(f"{self._prefix}mask"))
+            self._mask_files = Files(facts.mask_folder, index.blobs(f"{self._prefix}mask"), np.empty(0))
         header: dict[str, Any] = {"classes": facts.names, "fingerprint": splits[split]["fingerprint"]}
         if form := targets.Targets(facts.kind, facts.names):
             header |= {"classes": form.classes, "targets": form.header()}
@@ -445,8 +438,7 @@ class LooseSource(packed.TableSource):
         return image if self._mask_files is None else max(image, modified_ns(self.mask_path(index)))
 
     def bad_samples(self) -> NDArray[np.int64]:
-        ends = self._index[f"{self._prefix}end"]
-        empty = np.flatnonzero(np.concatenate([[0], ends[:-1]]).astype(ends.dtype) == ends)
+        empty = np.flatnonzero(self._files.sizes() == 0)
         return np.union1d(np.array([*empty, *self._without_plugin()], np.int64), super().bad_samples())
 
     def _without_plugin(self) -> list[int]:

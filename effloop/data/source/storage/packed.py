@@ -92,6 +92,10 @@ class Payload(ABC):
         """Bytes of sample `index`, without reading it."""
 
     @abstractmethod
+    def sizes(self) -> NDArray[np.int64]:
+        """(N,) `size` of all samples."""
+
+    @abstractmethod
     def parts(self, index: int) -> list[tuple[mmap.mmap, int, int]]:
         """Where sample `index` is: (file, offset, size) of its parts, in order; a DataError if not inside the file."""
 
@@ -143,6 +147,9 @@ class ScatteredPayload(Payload):
     def size(self, index: int) -> int:
         return int(self._size[index])
 
+    def sizes(self) -> NDArray[np.int64]:
+        return self._size.astype(np.int64)
+
     def parts(self, index: int) -> list[tuple[mmap.mmap, int, int]]:
         return [self._part(int(self._file[index]), int(self._offset[index]), int(self._size[index]))]
 
@@ -159,7 +166,21 @@ class Extent(NamedTuple):
     length: int
 
 
-class ContiguousPayload(Payload):
+class EndedPayload(Payload):
+    """Samples that end at `ends`, (N,) unsigned, in what they are together."""
+
+    _ends: NDArray[Any]
+
+    def size(self, index: int) -> int:
+        start, end = span(self._ends, index)
+        return end - start
+
+    def sizes(self) -> NDArray[np.int64]:
+        ends = self._ends.astype(np.int64)
+        return np.concatenate([ends[:1], ends[1:] - ends[:-1]])
+
+
+class ContiguousPayload(EndedPayload):
     """Samples stored end to end, in one extent or across several.
 
     Sample i is bytes `ends[i-1]:ends[i]` of all extents, in order, together; `ends` is (N,) unsigned.
@@ -176,10 +197,6 @@ class ContiguousPayload(Payload):
 
     def __len__(self) -> int:
         return len(self._ends)
-
-    def size(self, index: int) -> int:
-        start, end = span(self._ends, index)
-        return end - start
 
     def parts(self, index: int) -> list[tuple[mmap.mmap, int, int]]:
         start, end = span(self._ends, index)
@@ -338,6 +355,10 @@ class TableSource(Source):
 
     def size(self, index: int) -> int:
         return self._split.payload.size(index)
+
+    def digests(self) -> NDArray[np.int64]:
+        sizes, checksums = self._split.payload.sizes() << 32, self._split.checksums
+        return sizes if checksums is None else sizes | checksums.astype(np.int64)
 
     def bad_samples(self) -> NDArray[np.int64]:
         return undigested(self._rows) if self.kind is Kind.masks else super().bad_samples()
