@@ -52,30 +52,30 @@ def scan(splits: Mapping[str, Source], index_dir: str | None, num_threads: int) 
     with Meter() as meter:
         for name, split in splits.items():
             source, samples = unwrapped(split)
-            kept = _kept(source, index_dir)
-            left = samples[kept["state"][samples] == 0]
+            rows = kept("audit", RECORD, source, index_dir)
+            left = samples[rows["state"][samples] == 0]
             meter.begin(name, total=len(left))
             runs = [left[start : start + _RUN] for start in range(0, len(left), _RUN)]
             looks = in_threads(partial(_look, source, decoder), runs, num_threads)
             for run, records in zip(runs, looks, strict=True):
                 states = records["state"].copy()
                 records["state"] = 0  # until all else is there: this process may be killed
-                kept[run] = records
-                kept["state"][run] = states
+                rows[run] = records
+                rows["state"][run] = states
                 meter.advance(len(run))
-            found[name] = kept[samples]
+            found[name] = rows[samples]
     return found
 
 
-def _kept(source: Source, index_dir: str | None) -> NDArray[Any]:
-    """The records of all samples of a source, mapped from the file that they are kept in."""
-    what = json.dumps([_VERSION, RECORD.itemsize, source.identity()], sort_keys=True, default=str)
-    path = kept_folder(index_dir) / f"audit-{hashlib.sha256(what.encode()).hexdigest()[:16]}.index"
+def kept(name: str, record: np.dtype[Any], source: Source, index_dir: str | None) -> NDArray[Any]:
+    """A record for each sample of a source, mapped from the file that they are kept in; 0 in a new one."""
+    what = json.dumps([_VERSION, record.itemsize, source.identity()], sort_keys=True, default=str)
+    path = kept_folder(index_dir) / f"{name}-{hashlib.sha256(what.encode()).hexdigest()[:16]}.index"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
-            file.truncate(len(source) * RECORD.itemsize)
-        return np.memmap(path, RECORD, "r+")
+            file.truncate(len(source) * record.itemsize)
+        return np.memmap(path, record, "r+")
     except OSError as error:
         raise ConfigError(
             f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"

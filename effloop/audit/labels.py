@@ -1,0 +1,266 @@
+"""Labels that predictions contradict, and classes that are taken for each other: confident learning (Northcutt, Jiang
+and Chuang 2021, "Confident learning: estimating uncertainty in dataset labels"), as cleanlab 2.9 defines it.
+
+Images are predicted by a run that wasn't trained on them, or by logistic regression on the features of packaged
+weights, with cross-validation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import cross_entropy, normalize
+
+from effloop import config as configs
+from effloop import model as networks
+from effloop.assemble.environment import resolved
+from effloop.assemble.loader import loader_of
+from effloop.assemble.model import build_model
+from effloop.audit.findings import Finding, Place
+from effloop.audit.scan import kept
+from effloop.config import Config
+from effloop.data.source.base import Kind, Source, at_most
+from effloop.data.source.view import View, unwrapped
+from effloop.errors import ConfigError
+from effloop.inference import ensemble
+from effloop.inference.predict import SizedPlan
+from effloop.inference.trained import Trained
+from effloop.model.parameters import Features
+from effloop.precision import precisions
+from effloop.system import gpu
+from effloop.system.progress import Meter, duration
+
+LIMIT_S = 600.0
+"""Seconds that features take at most where nobody has asked for them."""
+
+FOLDS = 5
+
+_STRENGTH = 1.0  # of the regularisation; features are standardised, and each image's have a length of 1
+_CONFUSED = 0.05  # share of both classes that is taken for the other
+_EXAMPLES = 4  # of each of them
+_FEATURES = np.dtype([("done", np.bool_), ("values", np.float16, 1280)])
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a run predicts for images that it wasn't trained on."""
+
+    describe: str  # the run, in words
+    classes: tuple[str, ...]  # names of its outputs; empty where targets aren't classes
+    probabilities: NDArray[np.float32]  # (N, K) of all splits' samples in turn; NaN where it doesn't predict one
+    score: str  # the first of the task's scores, in words, on its validation split
+    without: str  # the same without the samples that are left out
+
+
+def open_run(run: Path, overrides: Sequence[str]) -> Trained:
+    """A run, or those of folds, whose images may be unreadable; errors as of `ensemble.open_runs`."""
+    return ensemble.open_runs(run, [*overrides, "on_error=skip", "max_errors=1e12"], "probabilities", "val")
+
+
+@torch.inference_mode()
+def judge(trained: Trained, splits: Mapping[str, Source], left_out: Collection[Place]) -> Judged:
+    """Score a run on its validation split, or those of folds on all images, with and without some samples."""
+    loader, task = trained.loader("val"), trained.task
+    source, by_class = loader.plan.source, loader.plan.source.kind is Kind.classes
+    whole, its = unwrapped(source)
+    numbers = {}  # of each split's samples in the source, else the last
+    for name, split in splits.items():
+        of, samples = unwrapped(split)
+        places = np.full(len(of), len(source))
+        if of.identity() == whole.identity():
+            places[its] = np.arange(len(its))
+        numbers[name] = places[samples]
+    stays = np.ones(len(source) + 1, np.bool_)
+    stays[[numbers[place.split][place.sample] for place in left_out]] = False
+    scorers = [*trained.scorers(), *trained.scorers()]
+    found = np.full((len(source) + 1, trained.num_outputs if by_class else 1), np.nan, np.float32)
+    with Meter() as meter, closing(loader):
+        meter.begin("predictions", total=len(source))
+        for batch in loader.epoch(0):
+            outputs, ids = trained.forward(batch.images), batch.ids.numpy()
+            some = batch.valid & torch.from_numpy(stays[ids]).to(trained.device)
+            for scorer, valid in zip(scorers, (batch.valid, some), strict=True):
+                scorer.add(outputs, replace(batch, valid=valid))
+            if by_class:
+                seen = batch.valid.cpu().numpy()
+                found[ids[seen]] = outputs.float().softmax(dim=1).cpu().numpy()[seen]
+            meter.advance(len(ids))
+    score = task.meters[0]
+    texts = [score.text(scorer.scores()[score.name]) for scorer in scorers]
+    probabilities = np.concatenate([found[rows] for rows in numbers.values()])
+    return Judged(trained.describe(), trained.classes if by_class else (), probabilities, *texts)
+
+
+def find(
+    splits: Mapping[str, Source],
+    records: Mapping[str, NDArray[Any]],
+    config: Config,
+    run: Judged | None = None,
+    limit_s: float = LIMIT_S,
+) -> tuple[list[Finding], list[str]]:
+    """What predictions say about the labels, and lines on what predicts, or why nothing does.
+
+    Args:
+        splits: name -> opened split.
+        records: of each split, as of `scan`.
+        config: by which images are decoded, and on which device.
+        run: what a run predicts.
+        limit_s: seconds that features may take.
+    """
+    kinds = {source.kind.value for source in splits.values()}
+    if kinds != {Kind.classes.value}:
+        return [], [f"labels: of classes they are compared with predictions, and these are {', '.join(kinds)}"]
+    listed = [*(run.classes if run else ()), *(name for source in splits.values() for name in source.classes)]
+    classes, notes, findings = [*dict.fromkeys(listed)], [], []
+    labels = np.concatenate([_labels(source, classes) for source in splits.values()])
+    places = [(name, sample) for name, source in splits.items() for sample in range(len(source))]
+    probabilities, predicted = np.full((len(labels), len(classes)), np.nan, np.float32), []
+    if run:
+        probabilities[:, : len(run.classes)] = run.probabilities
+        predicted.append((run.describe, ~np.isnan(run.probabilities[:, 0])))
+        probabilities[predicted[0][1], len(run.classes) :] = 0
+    if (rest := np.isnan(probabilities[:, 0])).any():
+        try:
+            features = _features(splits, records, config, rest, limit_s)
+            probabilities[rest] = _out_of_fold(features, labels[rest], len(classes), config.seed)
+            how = f"{FOLDS}-fold cross-validation of logistic regression on features of efficientnet_lite0"
+            predicted.append((how, rest & ~np.isnan(probabilities[:, 0])))
+        except ConfigError as error:
+            notes.append(f"labels of {rest.sum():,} images aren't compared with predictions: {error}")
+    joint = np.zeros((len(classes), len(classes)), np.int64)
+    for how, rows in predicted:
+        used = np.flatnonzero(rows & (labels >= 0))
+        of, own = probabilities[used], labels[used]
+        best = of.argmax(axis=1)
+        wrong, margins, its = contradicted(of, own)
+        joint += its
+        notes.append(f"labels of {len(used):,} images: {(best == own).mean():.1%} are as predicted by {how}")
+        for row in wrong.tolist():
+            text = f"predicted: {classes[best[row]]} ({of[row, best[row]]:.2f})"
+            findings.append(Finding("label", (Place(*places[used[row]]),), text, float(margins[row])))
+    shares = joint / np.maximum(np.bincount(labels[labels >= 0], minlength=len(classes)), 1)[:, None]
+    both = np.triu(np.minimum(shares, shares.T), 1)
+    for one, other in np.argwhere(both >= _CONFUSED).tolist():
+        pairs = (one, other), (other, one)
+        text = ", ".join(f"{shares[a, b]:.0%} of {classes[a]} are predicted as {classes[b]}" for a, b in pairs)
+        findings.append(Finding("confused", (), text, float(both[one, other])))
+    return findings, notes
+
+
+def _labels(source: Source, classes: Sequence[str]) -> NDArray[np.int64]:
+    """(N,) places of the samples' classes in a list; -1 for a label without a class."""
+    places = np.array([*map(classes.index, source.classes), -1])
+    return np.asarray(places[at_most(source.labels, len(source.classes))])
+
+
+def contradicted(
+    probabilities: NDArray[np.float32], labels: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """Confident learning: a sample is taken for the class whose probability is at least its mean over the samples with
+    that label; of several, for the most probable class.
+
+    Args:
+        probabilities: (N, K), out of fold.
+        labels: (N,).
+
+    Returns:
+        The samples that are taken for another class, where that isn't less probable, those with the largest margin
+        first; (N,) margins, by which the most probable other class exceeds the label's; (K, K) how many of each class
+        are taken for which.
+    """
+    rows, num_classes = np.arange(len(labels)), probabilities.shape[1]
+    own, totals = probabilities[rows, labels].astype(np.float64), np.bincount(labels, minlength=num_classes)
+    means = np.bincount(labels, own, num_classes) / np.maximum(totals, 1)
+    confident = probabilities >= np.where(totals, means, 2) - 1e-6
+    taken = np.where(confident.sum(axis=1) > 1, probabilities.argmax(axis=1), confident.argmax(axis=1))
+    sure = confident.any(axis=1)
+    joint = np.bincount(labels[sure] * num_classes + taken[sure], minlength=num_classes**2)
+    others = probabilities.copy()
+    others[rows, labels] = -1
+    margins = others.max(axis=1) - own
+    wrong = np.flatnonzero(sure & (taken != labels) & (margins > 1e-6))
+    return wrong[np.argsort(-margins[wrong], kind="stable")], margins, joint.reshape(num_classes, num_classes)
+
+
+def _features(
+    splits: Mapping[str, Source],
+    records: Mapping[str, NDArray[Any]],
+    config: Config,
+    wanted: NDArray[np.bool_],
+    limit_s: float,
+) -> NDArray[np.float16]:
+    """(n, D) features of the samples of all splits in turn that are wanted, 0 for those that can't be decoded; they
+    are kept in the cache folder. A ConfigError if the weights aren't installed, or it takes longer than `limit_s`.
+    """
+    probe = configs.compose(["experiment=probe", "task=classification", "data.root=."])
+    probe = replace(probe, decode=config.decode, device=config.device, num_workers=config.num_workers)
+    device, parts, found = gpu.use(gpu.find_device(config.device)), [], []
+    ends = np.cumsum([len(split) for split in splits.values()])[:-1]
+    for (name, split), of in zip(splits.items(), np.split(wanted, ends), strict=True):
+        whole, samples = unwrapped(split)
+        rows = kept("features", _FEATURES, whole, config.data.index_dir)
+        left = samples[of & (records[name]["state"] == 1) & ~rows["done"][samples]]
+        parts += [(View(whole, left), left, rows)] * bool(len(left))
+        found.append((rows, samples[of]))
+    if total := sum(len(left) for _, left, _ in parts):
+        model = build_model(resolved(probe), 1000, device)
+        normalisation = tuple(probe.data.mean or ()), tuple(probe.data.std or ())
+        networks.load_weights(model, "DEFAULT", probe.model.zoo, probe.image_size, normalisation)
+        features = Features(model, networks.find_head(model.eval(), probe.size))
+        precision, started, done = precisions.build(resolved(probe).precision, device), time.perf_counter(), 0
+    with Meter() as meter:
+        meter.begin("features", total=total)
+        for source, left, rows in parts:
+            with closing(loader_of(probe, source, SizedPlan)) as loader:
+                for batch in loader.epoch(0):
+                    with precision.autocast():
+                        values = features(batch.images)[batch.valid].cpu().numpy()
+                    at = left[batch.ids[batch.valid.cpu()].numpy()]
+                    rows["values"][at] = values
+                    rows["done"][at] = True
+                    meter.advance(len(at))
+                    done += len(at)
+                    needs = (time.perf_counter() - started) / max(done, 1) * total
+                    if done >= 256 and needs > limit_s:
+                        raise ConfigError(f"{total:,} images would take {duration(needs)} here; set labels=true")
+    return np.concatenate([rows["values"][samples] for rows, samples in found])
+
+
+def _out_of_fold(features: NDArray[Any], labels: NDArray[np.int64], num_classes: int, seed: int) -> NDArray[np.float32]:
+    """(N, D), (N,) -> (N, K) probabilities by logistic regression that was fitted to the other folds; NaN for samples
+    without features, or of a class that has fewer samples than there are folds.
+    """
+    found = np.full((len(labels), num_classes), np.nan, np.float32)
+    enough = np.bincount(labels[labels >= 0], minlength=num_classes + 1) >= FOLDS
+    used = np.flatnonzero((labels >= 0) & enough[labels] & features.any(axis=1))
+    x, y = torch.from_numpy(features[used].astype(np.float32)), torch.from_numpy(labels[used])
+    x = torch.cat([normalize((x - x.mean(dim=0)) / x.std(dim=0).clamp(min=1e-3)), torch.ones(len(x), 1)], dim=1)
+    drawn = np.random.default_rng(seed).permutation(len(used))
+    fold = torch.empty(len(used), dtype=torch.long)
+    fold[drawn[np.argsort(labels[used][drawn], kind="stable")]] = (
+        torch.arange(len(used)) % FOLDS
+    )  # each class's in turn
+    for number in range(FOLDS if len(used) else 0):
+        rest, weight = fold != number, torch.zeros(x.shape[1], num_classes, requires_grad=True)
+        optimizer: Any = torch.optim.LBFGS([weight], max_iter=100, tolerance_grad=1e-2, line_search_fn="strong_wolfe")
+
+        its, of = x[rest], y[rest]
+
+        def loss(weight: torch.Tensor = weight, its: torch.Tensor = its, of: torch.Tensor = of) -> torch.Tensor:
+            weight.grad = None
+            total = cross_entropy(its @ weight, of, reduction="sum")
+            total = total + _STRENGTH / 2 * weight[:-1].square().sum()
+            torch.autograd.backward(total)
+            return total
+
+        optimizer.step(loss)
+        found[used[~rest.numpy()]] = (x[~rest] @ weight).softmax(dim=1).detach().numpy()
+    return found

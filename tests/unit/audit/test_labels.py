@@ -1,0 +1,61 @@
+"""Labels that predictions contradict."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from effloop.audit import labels
+
+
+def _drawn(count: int, num_classes: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Probabilities that often name the label; the last class has no samples, and some are as probable as others."""
+    rng = np.random.default_rng(seed)
+    own = rng.integers(num_classes - 1, size=count)
+    logits = rng.normal(size=(count, num_classes)).round(1)
+    logits[np.arange(count), own] += rng.choice([0, 1, 3], count)
+    return (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)).astype(np.float32), own
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 12])
+def test_as_cleanlab(num_classes: int) -> None:
+    count, filters = pytest.importorskip("cleanlab.count"), pytest.importorskip("cleanlab.filter")
+    for seed in range(20):
+        probabilities, own = _drawn(300, num_classes, seed)
+        wrong, margins, joint = labels.contradicted(probabilities, own)
+        how = {"filter_by": "confident_learning", "return_indices_ranked_by": "normalized_margin"}
+        expected = filters.find_label_issues(own, probabilities, **how)
+        assert {*wrong.tolist()} == {*expected.tolist()}
+        np.testing.assert_allclose(margins[wrong], margins[expected], atol=1e-6)
+        theirs = count.compute_confident_joint(own, probabilities, calibrate=False)
+        np.testing.assert_array_equal(joint, theirs - np.diag(theirs.diagonal() - joint.diagonal()))
+        np.testing.assert_array_equal(theirs.diagonal(), joint.diagonal().clip(1))
+
+
+def test_by_hand() -> None:
+    """Means 0.7 and 0.45: the third is taken for the second class, the last for none."""
+    probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.3, 0.7], [0.2, 0.8], [0.9, 0.1]], np.float32)
+    wrong, margins, joint = labels.contradicted(probabilities, np.array([0, 0, 0, 1, 1]))
+    assert wrong.tolist() == [4, 2]
+    np.testing.assert_allclose(margins, [-0.8, -0.8, 0.4, -0.6, 0.8], atol=1e-6)
+    assert joint.tolist() == [[2, 1], [1, 1]]
+
+
+def test_flipped_labels_come_first() -> None:
+    """Of three clouds with a label in twenty flipped; a class of two samples, and samples without features, say
+    nothing.
+    """
+    rng = np.random.default_rng(0)
+    own = np.append(np.arange(300) % 3, [3, 3])
+    features = (rng.normal(size=(302, 32)) + 4 * np.eye(4, 32)[own]).astype(np.float16)
+    features[:4] = 0
+    flipped = rng.choice(np.arange(4, 300), 15, replace=False)
+    own[flipped] = (own[flipped] + 1) % 3
+    found = labels._out_of_fold(features, own, 4, seed=0)
+    used = np.flatnonzero(~np.isnan(found[:, 0]))
+    assert used.tolist() == [*range(4, 300)]
+    np.testing.assert_allclose(found[used].sum(axis=1), 1, rtol=1e-5)
+    wrong, _, _ = labels.contradicted(found[used], own[used])
+    assert {*used[wrong[:15]].tolist()} == {*flipped.tolist()}
+    np.testing.assert_array_equal(labels._out_of_fold(features, own, 4, seed=0), found)
