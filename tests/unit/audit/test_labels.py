@@ -34,7 +34,7 @@ def test_as_cleanlab(num_classes: int) -> None:
 
 
 def test_by_hand() -> None:
-    """Means 0.7 and 0.45: the third is taken for the second class, the last for none."""
+    """Means of 0.7 and 0.45: the third is taken for the second class, the last for the first."""
     probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.3, 0.7], [0.2, 0.8], [0.9, 0.1]], np.float32)
     wrong, margins, joint = labels.contradicted(probabilities, np.array([0, 0, 0, 1, 1]))
     assert wrong.tolist() == [4, 2]
@@ -56,6 +56,8 @@ def test_flipped_labels_come_first() -> None:
     used = np.flatnonzero(~np.isnan(found[:, 0]))
     assert used.tolist() == [*range(4, 300)]
     np.testing.assert_allclose(found[used].sum(axis=1), 1, rtol=1e-5)
-    wrong, _, _ = labels.contradicted(found[used], own[used])
-    assert {*used[wrong[:15]].tolist()} == {*flipped.tolist()}
+    wrong, margins, _ = labels.contradicted(found[used], own[used])
+    first = used[np.argsort(-margins)[:15]]
+    assert {*used[wrong].tolist()} < {*first.tolist()}
+    assert len({*first.tolist()} & {*flipped.tolist()}) >= 14
     np.testing.assert_array_equal(labels._out_of_fold(features, own, 4, seed=0), found)
