@@ -43,13 +43,13 @@ _SHOWN = 6  # examples of many
 def measure(thumbnails: NDArray[np.uint8]) -> NDArray[np.float32]:
     """What odd images are found by: (n, SIDE, SIDE, 3) uint8 thumbnails -> (n, 8) float32, as `LOOKS` says."""
     found = np.zeros((len(thumbnails), 8), np.float32)
-    colours = thumbnails.reshape(len(thumbnails), SIDE * SIDE, 3)
-    ordered, grey = np.sort(colours, axis=1), colours @ _WEIGHTS
+    planes = thumbnails.reshape(-1, SIDE * SIDE, 3).transpose(0, 2, 1).astype(np.float32, order="C")
+    ordered, grey = np.sort(planes), _WEIGHTS @ planes  # of floats: NumPy sorts bytes 30 times as slowly
     found[:, 0] = grey.std(axis=1)
     found[:, 1:3] = np.quantile(grey, [0.05, 0.99], axis=1).T
-    found[:, 3] = (ordered[:, -1] - ordered[:, 0]).max(axis=1)
-    median = ordered[:, SIDE * SIDE // 2, None].astype(np.int16)
-    found[:, 4] = (np.abs(colours - median) > _ALIKE).any(axis=2).mean(axis=1)
+    found[:, 3] = (ordered[:, :, -1] - ordered[:, :, 0]).max(axis=1)
+    median = ordered[:, :, SIDE * SIDE // 2, None]
+    found[:, 4] = (np.abs(planes - median) > _ALIKE).any(axis=1).mean(axis=1)
     image = grey.reshape(-1, SIDE, SIDE)
     near = image[:, 2:, 1:-1] + image[:, :-2, 1:-1] + image[:, 1:-1, 2:] + image[:, 1:-1, :-2]
     found[:, 5] = (near - 4 * image[:, 1:-1, 1:-1]).var(axis=(1, 2))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,26 +17,29 @@ from effloop.audit.copies import describe
 from effloop.audit.odd import measure
 from effloop.audit.records import FORMATS, RECORD, SIDE
 from effloop.data.decode import DecodeConfig, Decoder, decoders
-from effloop.data.decode.base import Resizes
-from effloop.data.image.encoded import EncodedImages, Kind, read_headers
+from effloop.data.image.encoded import EncodedImages, Headers, Kind, read_headers
 from effloop.data.image.header import Encoded, Header
-from effloop.data.image.orientation import upright_size
-from effloop.data.image.pixels import resize_into
+from effloop.data.image.orientation import upright, upright_size
+from effloop.data.image.pixels import opencv
 from effloop.data.source.base import Source
 from effloop.data.source.storage.kept import kept_folder
 from effloop.data.source.view import unwrapped
 from effloop.errors import ConfigError, DataError
+from effloop.native import address, function
+from effloop.system.files import replacing
 from effloop.system.progress import Meter, in_threads
 
-_VERSION = 1  # of a record: another number's are made again
+_VERSION = 1  # of what is kept: another number's is made again
 _RUN = 64  # images that a thread takes at a time
+_STAMPS = 1 << 16  # samples whose names are in memory at a time
+_SHORTEST = 600  # bytes before a JPEG's frame header from which on another image may be there
 
 
 def scan(splits: Mapping[str, Source], index_dir: str | None, num_threads: int) -> dict[str, NDArray[Any]]:
     """Look at all images of some splits, and show the progress.
 
-    What is found is kept in the cache folder: a call that was killed is continued by the next, and of data that were
-    looked at, however divided, nothing is read.
+    What is found is kept in the cache folder: a call that was killed is continued by the next, and images that were
+    looked at, however the data were divided, are read again only where they have changed.
 
     Args:
         splits: name -> opened split.
@@ -63,50 +68,105 @@ def scan(splits: Mapping[str, Source], index_dir: str | None, num_threads: int) 
                 rows[run] = records
                 rows["state"][run] = states
                 meter.advance(len(run))
-            found[name] = rows[samples]
+            found[name] = rows if split is source else rows[samples]
     return found
 
 
 def kept(name: str, record: np.dtype[Any], source: Source, index_dir: str | None) -> NDArray[Any]:
-    """A record for each sample of a source, mapped from the file that they are kept in; 0 in a new one."""
-    what = json.dumps([_VERSION, record.itemsize, source.identity()], sort_keys=True, default=str)
-    path = kept_folder(index_dir) / f"{name}-{hashlib.sha256(what.encode()).hexdigest()[:16]}.index"
+    """A record for each sample of a source, mapped from the file that they are kept in; 0 of one that is new or has
+    changed.
+    """
+    where = hashlib.sha256(os.fsencode(os.path.abspath(source.where))).hexdigest()[:16]
+    path, stamps = kept_folder(index_dir) / f"{name}-{where}.index", _stamps(source)
+    row = np.dtype([("of", np.uint64), ("record", record)])  # of which sample it is, by `_stamps`
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            file.truncate(len(source) * record.itemsize)
-        return np.memmap(path, record, "r+")
+        before = _mapped(path, row)
+        if not np.array_equal(before["of"], stamps):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                file.truncate(len(stamps) * row.itemsize)
+                _, now, then = np.intersect1d(stamps, before["of"], return_indices=True)
+                rows = _mapped(Path(file.name), row)
+                rows["of"], rows[now] = stamps, before[then]
+        found: NDArray[Any] = _mapped(path, row)["record"]
     except OSError as error:
         raise ConfigError(
             f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"
         ) from None
+    return found
+
+
+def _mapped(path: Path, row: np.dtype[Any]) -> NDArray[Any]:
+    try:
+        return np.memmap(path, row, "r+")
+    except (FileNotFoundError, ValueError):  # none, or no whole rows
+        return np.empty(0, row)
+
+
+def _stamps(source: Source) -> NDArray[np.uint64]:
+    """(n,) what identifies the bytes of each sample: its name and size, and when they were changed."""
+    of_all = json.dumps([_VERSION, source.identity()], sort_keys=True, default=str)
+
+    def changed(sample: int) -> int | str:
+        try:
+            when = source.modified_ns(sample)
+        except DataError:
+            when = 0
+        return of_all if when is None else when
+
+    found = np.empty(len(source), np.uint64)
+    for start in range(0, len(source), _STAMPS):
+        samples = range(start, min(start + _STAMPS, len(source)))
+        names = source.raw_keys(np.array(samples)).items()
+        found[start : samples.stop] = [
+            int.from_bytes(
+                hashlib.blake2b(
+                    b"%b %d %b" % (name, source.size(sample), str(changed(sample)).encode()), digest_size=8
+                ).digest()
+            )
+            for sample, name in zip(samples, names, strict=True)
+        ]
+    return found
 
 
 def _look(source: Source, decoder: Decoder, samples: NDArray[np.int64]) -> NDArray[Any]:
     """The records of (n,) samples."""
     images, records = _read(source, samples), np.zeros(len(samples), RECORD)
     headers = read_headers(images, lambda row: _header(decoder, images[row]), turn=True)
-    thumbnails = np.zeros((len(samples), SIDE, SIDE, 3), np.uint8)
-    boxes = np.concatenate([np.zeros_like(headers.sizes), headers.sizes], axis=1)
-    wanted = Resizes(boxes, np.zeros(len(samples), np.bool_), (SIDE, SIDE), thumbnails)
-    done = decoder.decode_resized(images, headers, wanted)
+    thumbnails, digests = np.zeros((len(samples), SIDE, SIDE, 3), np.uint8), np.empty(len(samples), np.uint64)
+    done = np.empty(len(samples), np.bool_)
+    function("effloop_thumbnails", "pplippp")(
+        *(address(images.addresses), address(images.sizes), len(images), SIDE),
+        *(address(thumbnails), address(digests), address(done)),
+    )
+    for row, header in headers.others.items():
+        if done[row]:
+            thumbnails[row] = upright(thumbnails[row], header.orientation)
     for row in np.flatnonzero(~done).tolist():
         done[row] = _decode(decoder, images[row], headers[row], thumbnails[row])
-    records["state"] = np.where(done, 1, 2)
-    records["format"], records["turn"] = FORMATS.index("JPEG"), 1
+    records["state"], records["digest"] = np.where(done, 1, 2), digests
+    records["bytes"] = images.sizes.clip(max=2**32 - 1)
+    records["grey"] = done & (thumbnails == thumbnails[..., :1]).all((1, 2, 3))
+    records["code"], records["looks"] = describe(thumbnails), measure(thumbnails)
+    _describe_files(records, images, headers)
+    return records
+
+
+def _describe_files(records: NDArray[Any], images: EncodedImages, headers: Headers) -> None:
+    """Write what the headers say."""
+    kinds = np.array([0, FORMATS.index("JPEG"), FORMATS.index("PNM")])  # by `Kind`
+    records["format"], records["turn"], frames = kinds[headers.rows["kind"]], 1, headers.rows["at"].copy()
     records["height"], records["width"] = headers.sizes.T
     for row, header in headers.others.items():
-        records["format"][row] = FORMATS.index(header.format) if header.format in FORMATS else 0
-        records["turn"][row] = header.orientation
+        known = header.format in FORMATS
+        records["format"][row], records["turn"][row] = known and FORMATS.index(header.format), header.orientation
         stored = upright_size(header.height, header.width, header.orientation)
         records["height"][row], records["width"][row] = stored
-    records["format"][headers.rows["kind"] == Kind.pnm] = FORMATS.index("PNM")
-    records["grey"] = done & (thumbnails == thumbnails[..., :1]).all((1, 2, 3))
-    records["bytes"] = images.sizes.clip(max=2**32 - 1)
-    records["extra"] = [_extra(images[row], headers[row]) for row in range(len(samples))]
-    records["digest"] = [_digest(data) for data in images]
-    records["code"], records["looks"] = describe(thumbnails), measure(thumbnails)
-    return records
+        frames[row] = header.sof_at
+    for row in np.flatnonzero((frames > _SHORTEST) & (records["format"] == kinds[Kind.jpeg])).tolist():
+        before = bytes(images[row][2 : frames[row]])
+        start = before.find(b"\xff\xd8\xff")
+        records["extra"][row] = max(0, before.rfind(b"\xff\xd9") + 2 - start) if start >= 0 else 0
 
 
 def _read(source: Source, samples: NDArray[np.int64]) -> EncodedImages:
@@ -134,20 +194,11 @@ def _header(decoder: Decoder, data: Encoded) -> Header:
 
 def _decode(decoder: Decoder, data: Encoded, header: Header, out: NDArray[np.uint8]) -> bool:
     """Write the thumbnail of one image, if it can be decoded."""
-    try:
-        pixels = decoder.decode_with_info(data, header, (0, 0, header.height, header.width), (SIDE, SIDE))
-    except (DataError, ValueError):
+    if not header.height:
         return False
-    resize_into(pixels, out)
+    try:
+        pixels = decoder.decode_with_info(data, header, at_least=(SIDE, SIDE))
+    except DataError:
+        return False
+    out[:] = opencv().resize(pixels, (SIDE, SIDE), interpolation=opencv().INTER_AREA)
     return True
-
-
-def _extra(data: Encoded, header: Header) -> int:
-    """Bytes of a JPEG within another's segments."""
-    before = bytes(data[2 : header.sof_at])
-    start = before.find(b"\xff\xd8\xff")
-    return max(0, before.rfind(b"\xff\xd9") + 2 - start) if start >= 0 else 0
-
-
-def _digest(data: Encoded) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

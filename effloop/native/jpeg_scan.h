@@ -10,4 +10,25 @@
  * Returns 1, 0 if not every bit of the scan is as a baseline JPEG's has to be, -1 if there isn't enough memory. */
 int scan_states(const uint8_t *data, const Jpeg *jpeg, State **found);
 
+/* A walk through the scan of one image after the other. */
+typedef struct Walk Walk;
+
+enum { WALKS = 4 }; /* that go on in turns */
+
+Walk *walk_make(void);
+void walk_free(Walk *);
+
+/* Begin with an image; returns as scan_states. */
+int walk_open(Walk *, const uint8_t *data, const Jpeg *jpeg);
+void walk_nowhere(Walk *);
+
+/* Go on until one has ended. */
+void walk_on(Walk *const walks[WALKS]);
+
+/* 0: it hasn't ended; 1: at the end of the scan; -1: the scan is damaged. */
+int walk_ended(const Walk *);
+
+/* The DC value of each block, in the order of the scan; 0 if one is out of its range. */
+int walk_values(const Walk *, int16_t *values);
+
 #endif

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from images import encode, exif, photo
+from jpegs import KINDS
+from numpy.typing import NDArray
+from plans import open_source
+
+from effloop.audit import scan
+from effloop.audit.records import FORMATS, SIDE
+from effloop.data.decode import DecodeConfig, Decoder, decoders
+from effloop.data.image.encoded import EncodedImages
+from effloop.data.image.pixels import opencv
+from effloop.data.source import Source
+from effloop.native import address, function
+
+RUN = 3  # images that a thread takes at a time
+WHOLE = encode(photo(300, 270), "JPEG")
+
+
+@pytest.fixture(autouse=True)
+def _runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "_RUN", RUN)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    """Images of many kinds, of which every second can't be decoded."""
+    thumbnail = b"\xff\xe1\x10\x02Exif\0\0" + encode(photo(40, 40), "JPEG").ljust(4090, b"\0")
+    good = [
+        WHOLE,
+        encode(photo(300, 270), "JPEG", exif=exif(6)),
+        encode(photo(300, 270), "JPEG", mode="L", progressive=True),
+        encode(photo(30, 20), "PNG"),
+        WHOLE[:2] + thumbnail + WHOLE[2:],
+        encode(photo(30, 20), "GIF"),
+    ]
+    bad = [b"", b"text", WHOLE[:-99], WHOLE[:30], good[3][:-30], b"\xff\xd8\xff"]
+    for number, data in enumerate(each for pair in zip(good, bad, strict=True) for each in pair):
+        (tmp_path / "train" / "a").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "train" / "a" / f"{number:02}.jpg").write_bytes(data)
+    return open_source("folder", tmp_path)
+
+
+def test_records(source: Source, tmp_path: Path) -> None:
+    found = scan.scan({"train": source}, str(tmp_path), 2)["train"]
+    assert found["state"].tolist() == [1, 2] * 6
+    good = found[::2]
+    assert [FORMATS[each] for each in good["format"]] == ["JPEG", "JPEG", "JPEG", "PNG", "JPEG", "GIF"]
+    assert good["turn"].tolist() == [1, 6, 1, 1, 1, 1]
+    assert good["grey"].tolist() == [False, False, True, False, False, False]
+    assert (good["height"] == [300, 300, 300, 30, 300, 30]).all()
+    assert (good["width"] == [270, 270, 270, 20, 270, 20]).all()
+    assert found["bytes"].tolist() == [source.size(sample) for sample in range(len(source))]
+    assert good["extra"].tolist() == [0, 0, 0, 0, len(encode(photo(40, 40), "JPEG")), 0]
+    assert len(set(found["digest"].tolist())) == len(source)
+    assert (good["code"][0] == good["code"][4]).all()
+
+
+def test_killed_and_gone_on_with(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = scan.scan({"train": source}, str(tmp_path / "other"), 1)["train"]
+    looks, read = scan._look, list[int]()
+
+    def killed(source: Source, decoder: Decoder, samples: NDArray[np.int64]) -> NDArray[Any]:
+        if len(read) == 2 * RUN and os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        read.extend(samples.tolist())
+        return looks(source, decoder, samples)
+
+    parent = os.getpid()
+    monkeypatch.setattr(scan, "_look", killed)
+    if not (child := os.fork()):
+        scan.scan({"train": source}, str(tmp_path), 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    again = scan.scan({"train": source}, str(tmp_path), 0)["train"]
+    assert 0 < len(read) < len(source)
+    assert read[-1] == len(source) - 1
+    assert np.array_equal(again, expected)
+    # Only what has changed is read again.
+    (tmp_path / "train" / "a" / "03.jpg").write_bytes(b"TEXT")
+    read.clear()
+    changed = scan.scan({"train": open_source("folder", tmp_path)}, str(tmp_path), 0)["train"]
+    assert read == [3]
+    assert changed["digest"][3] != expected["digest"][3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_thumbnails_are_means_of_areas(kind: str) -> None:
+    data = KINDS[kind](photo(283, 401))
+    image, out = EncodedImages.of([data, data[:-9] + data[-2:]]), np.zeros((2, SIDE, SIDE, 3), np.uint8)
+    digests, done = np.zeros(2, np.uint64), np.zeros(2, np.bool_)
+    function("effloop_thumbnails", "pplippp")(
+        address(image.addresses), address(image.sizes), 2, SIDE, address(out), address(digests), address(done)
+    )
+    assert done.tolist() == [kind != "RGB", False]
+    whole = decoders.build(DecodeConfig("auto")).decode(data)
+    expected = opencv().resize(whole, (SIDE, SIDE), interpolation=opencv().INTER_AREA)
+    assert not done[0] or np.abs(out[0].astype(int) - expected).mean() < 5
