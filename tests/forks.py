@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -170,6 +171,7 @@ def _spawn(path: Any, args: list[Any], passfds: list[int], spawn: Any = util.spa
     pid = os.fork()
     if pid:
         return pid
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # its end removed its parent's folders
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):

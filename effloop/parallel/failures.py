@@ -133,6 +133,7 @@ def failed_for_good(group: RankGroup) -> bool:
 
 def write(folder: Path, failure: RankFailure) -> None:
     """Write a rank's failure into a folder."""
+    folder.mkdir(0o700, exist_ok=True)  # a cleaner of temporary files may have removed it
     path = folder / f"failure-{failure.start}-{failure.rank}-{failure.kind}.json"
     write_text(path, json.dumps(asdict(failure)))
 

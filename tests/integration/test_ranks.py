@@ -55,6 +55,23 @@ def test_ranks_compute_what_one_process_does_with_the_global_batch(
     assert_alike(folder / "outputs" / "run", here / "outputs" / "run")
 
 
+def test_the_end_of_a_forked_rank_leaves_its_launcher_the_folder(tmp_path: Path) -> None:
+    script = """
+        import multiprocessing, os, tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            process = multiprocessing.get_context("spawn").Process(target=os.getpid)
+            process.start()
+            process.join()
+            print(process.exitcode, os.path.isdir(folder))
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    assert done(Forked([str(tmp_path / "script.py")], cwd=tmp_path, stdout=-1, stderr=-1, text=True)) == (
+        0,
+        "0 True\n",
+        "",
+    )
+
+
 def assert_alike(run: Path, wanted: Path) -> None:
     """The same records, to rounding."""
     for one, other in zip(rows(run), rows(wanted), strict=True):

@@ -64,6 +64,8 @@ def test_a_folder_that_hangs_does_not_hold_the_line_up(monkeypatch: pytest.Monke
 
 
 def test_folder(tmp_path):
+    """Also one that a cleaner of temporary files has removed meanwhile."""
+    folder = tmp_path / "removed"
     for each in (report(1, "lost", 2), report(0, "crash", 1)):
-        write(tmp_path, each)
-    assert [each.rank for each in read(tmp_path)] == [0, 1]
+        write(folder, each)
+    assert [each.rank for each in read(folder)] == [0, 1]
