@@ -43,7 +43,7 @@ LIMIT_S = 600.0
 
 FOLDS = 5
 
-_STRENGTH = 1.0  # of the regularisation; features are standardised, and each image's have a length of 1
+_STRENGTH = 1.0  # of the regularisation; each image's features have a length of 1
 _CONFUSED = 0.05  # share of both classes that is taken for the other
 _EXAMPLES = 4  # of each of them
 _FEATURES = np.dtype([("done", np.bool_), ("values", np.float16, 1280)])
@@ -140,12 +140,12 @@ def find(
         used = np.flatnonzero(rows & (labels >= 0))
         of, own = probabilities[used], labels[used]
         best = of.argmax(axis=1)
-        wrong, margins, its = contradicted(of, own)
+        wrong, ratios, its = contradicted(of, own)
         joint += its
         notes.append(f"labels of {len(used):,} images: {(best == own).mean():.1%} are as predicted by {how}")
         for row in wrong.tolist():
             text = f"predicted: {classes[best[row]]} ({of[row, best[row]]:.2f})"
-            findings.append(Finding("label", (Place(*places[used[row]]),), text, float(margins[row])))
+            findings.append(Finding("label", (Place(*places[used[row]]),), text, 1 - float(ratios[row])))
     shares = joint / np.maximum(np.bincount(labels[labels >= 0], minlength=len(classes)), 1)[:, None]
     both = np.triu(np.minimum(shares, shares.T), 1)
     for one, other in np.argwhere(both >= _CONFUSED).tolist():
@@ -164,17 +164,17 @@ def _labels(source: Source, classes: Sequence[str]) -> NDArray[np.int64]:
 def contradicted(
     probabilities: NDArray[np.float32], labels: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """Confident learning: a sample is taken for the class whose probability is at least its mean over the samples with
-    that label; of several, for the most probable class.
+    """Samples whose label is probably wrong. As many as confident learning counts: those that are taken for another
+    class, which is the most probable one, too. A sample is taken for the class whose probability is at least its mean
+    over the samples with that label; of several, for the most probable class.
 
     Args:
         probabilities: (N, K), out of fold.
         labels: (N,).
 
     Returns:
-        The samples that are taken for another class, where that isn't less probable, those with the largest margin
-        first; (N,) margins, by which the most probable other class exceeds the label's; (K, K) how many of each class
-        are taken for which.
+        The samples with the lowest ratios, that first; (N,) ratios of the label's probability to the highest other one;
+        (K, K) how many samples of each class are taken for which.
     """
     rows, num_classes = np.arange(len(labels)), probabilities.shape[1]
     own, totals = probabilities[rows, labels].astype(np.float64), np.bincount(labels, minlength=num_classes)
@@ -184,10 +184,15 @@ def contradicted(
     sure = confident.any(axis=1)
     joint = np.bincount(labels[sure] * num_classes + taken[sure], minlength=num_classes**2)
     others = probabilities.copy()
-    others[rows, labels] = -1
-    margins = others.max(axis=1) - own
-    wrong = np.flatnonzero(sure & (taken != labels) & (margins > 1e-6))
-    return wrong[np.argsort(-margins[wrong], kind="stable")], margins, joint.reshape(num_classes, num_classes)
+    others[rows, labels] = 0
+    best = others.max(axis=1)
+    # cleanlab ranks by `own`, which finds labels that were drawn at random, or `own - best`, for similar classes; the
+    # ratio is as good as the better one of them at both: the margin of logits (Pleiss et al. 2020, "Identifying
+    # mislabeled data using the area under the margin ranking").
+    ratios = own / best
+    count = np.count_nonzero(sure & (taken != labels) & (best > own + 1e-6))
+    lowest = np.argsort(ratios, kind="stable")[:count]
+    return lowest[ratios[lowest] < 1], ratios, joint.reshape(num_classes, num_classes)
 
 
 def _features(
@@ -242,7 +247,7 @@ def _out_of_fold(features: NDArray[Any], labels: NDArray[np.int64], num_classes:
     enough = np.bincount(labels[labels >= 0], minlength=num_classes + 1) >= FOLDS
     used = np.flatnonzero((labels >= 0) & enough[labels] & features.any(axis=1))
     x, y = torch.from_numpy(features[used].astype(np.float32)), torch.from_numpy(labels[used])
-    x = torch.cat([normalize((x - x.mean(dim=0)) / x.std(dim=0).clamp(min=1e-3)), torch.ones(len(x), 1)], dim=1)
+    x = torch.cat([normalize(x), torch.ones(len(x), 1)], dim=1)
     drawn = np.random.default_rng(seed).permutation(len(used))
     fold = torch.empty(len(used), dtype=torch.long)
     fold[drawn[np.argsort(labels[used][drawn], kind="stable")]] = (
