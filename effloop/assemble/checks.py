@@ -99,8 +99,9 @@ def check_same_data(state: Mapping[str, Any], data: Mapping[str, Any], *, in_pla
 
     lines = inputs(*known)
     if lines and in_place:
+        it = "it, or the table of data.exclude," if state["config"]["data"].get("exclude") else "it"
         raise DataError(
-            f"the data is not what the run was trained on: {'; '.join(lines)}; put it back, "
+            f"the data is not what the run was trained on: {'; '.join(lines)}; put {it} back, "
             f"or continue with it in a new run: {PROGRAM} resume=RUN OVERRIDE ..."
         )
     return [f"data   not what the checkpoint was trained on: {line}" for line in lines]

@@ -237,6 +237,10 @@ class Trained:
         trained_on = (self.facts.get("data") or {}).get("val")
         if not (self.config.data.divides and trained_on):
             return
+        excluded = self.facts["config"]["data"].get("exclude")
+        if excluded != self.config.data.exclude:  # what an override leaves out now wasn't trained on either
+            with suppress(EffLoopError):
+                source = open_split(replace(self.config.data, exclude=excluded), "val", self.classes)
         if how := "; ".join(differing_inputs({"val": trained_on}, {"val": source.fingerprint()})):
             warn(f"{source.where} may have images that were trained on: it isn't divided as for the run ({how})")
 

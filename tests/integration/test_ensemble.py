@@ -110,6 +110,12 @@ def test_some_folds_and_what_is_refused(
     assert not Path("same/predictions.csv").exists()
     alone = Trained.open(finished)
     assert f"{alone.evaluate(alone.loader(), ['flip'])[1]['loss']:.4f}" in capsys.readouterr().out
+    Path("x.csv").write_text("name,split\na/003.jpg,train\nc/038.jpg,val\n")  # of whatever division
+    assert main(["eval", str(folds), "out=fewer", "data.exclude=x.csv"]) == 0
+    out, err = capsys.readouterr()
+    assert " on 38 images" in out
+    assert "aren't scored" not in err
+    assert "isn't divided as" not in err
     shutil.copytree(folds, "unfinished")
     job = Path("unfinished/1/job.json")
     job.write_text(job.read_text().replace("done", "failed"))

@@ -8,9 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from runs import TINY, composed, train
 
 from effloop.assemble.loader import build_loader
+from effloop.checkpoint import files
 from effloop.cli.main import main
 from effloop.runs.reader import read_run
 
@@ -127,3 +129,32 @@ def test_repeats_differ_in_the_device_part(uneven: Path, engine: str, workers: i
         assert rows.sum() > 3
         drawn = batch.images if part is jitter else batch.targets.amax(1)
         assert len({each.numpy().tobytes() for each in drawn[rows]}) > 2  # two also if all had the same share: it and 1
+
+
+@pytest.mark.slow
+def test_what_is_left_out(
+    photos: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = here / "audit.csv"
+    table.write_text("name,split,exclude\na/003.jpg,train,1\nc/038.jpg,train,1\nb/001.jpg,val,1\nb/004.jpg,val,0\n")
+    assert train(photos, "data.exclude=audit.csv", "out=.", "run=run") == 0
+    assert main(["convert", f"data.root={photos}", "data.exclude=audit.csv", "to=lmdb", "out=fewer.lmdb"]) == 0
+    assert train(Path("fewer.lmdb"), "out=.", "run=fewer") == 0
+    assert data_of("run") == data_of("fewer")
+    assert read_run(Path("run")).metrics == read_run(Path("fewer")).metrics
+    weights = [files.read(files.find(Path(run), "last"))["model"] for run in ("run", "fewer")]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    capsys.readouterr()
+    assert main(["replay", "../run", "out=."]) == 0
+    assert "metrics.jsonl: bit-identical" in capsys.readouterr().out
+    for words, count in (([], 12), ([f"data.root={here}/fewer.lmdb"], 12), ([f"data.root={photos}/train"], 40)):
+        assert main(["eval", "../run", *words]) == 0
+        assert f" on {count} images" in capsys.readouterr().out
+    assert main(["resume", "../run", "epochs=3"]) == 0
+    table.write_text(table.read_text() + "c/002.jpg,train,1\n")
+    assert main(["resume", "../run", "epochs=4"]) == 2
+    error = capsys.readouterr().err
+    assert "train: 38 samples" in error
+    assert "put it, or the table of data.exclude, back" in error
