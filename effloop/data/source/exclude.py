@@ -84,7 +84,7 @@ def _left_out(
             with suppress(EffLoopError):  # there is no such split
                 missing -= elsewhere - _called(whole_of(other), elsewhere)[1]
     if missing:
-        first = min(missing)
+        first = min(missing)[:200]
         raise ConfigError(
             f"data.exclude: {len(missing):,} of {len(names):,} names in {path} are of no sample in {source.where}, "
             f"such as '{first.decode()}' (nearest: '{_nearest(first, source)}'); correct these rows or remove them"
