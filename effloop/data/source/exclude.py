@@ -109,8 +109,7 @@ def _names(path: Path) -> dict[str, set[bytes]]:
             if flag and not row["name"]:
                 raise DataError(f"{table.at(number)}: nothing in 'name'; name a sample, or remove the row")
             if flag:
-                name = re.sub(r"^'(?=\W)", "", row["name"])  # with which an audit keeps it from being a formula
-                found[row.get("split", "").strip()].add(printable(tables.encoded(name)).encode())
+                found[row.get("split", "").strip()].add(printable(tables.encoded(row["name"])).encode())
     except DataError as error:
         raise ConfigError(f"data.exclude: {error}") from None
     return found
@@ -118,15 +117,18 @@ def _names(path: Path) -> dict[str, set[bytes]]:
 
 def _called(source: Source, names: Set[bytes]) -> tuple[NDArray[np.bool_], set[bytes]]:
     """(N,) which samples have one of these names, and the names that no sample has."""
-    found, missing, start = np.zeros(len(source), np.bool_), set(names), 0
-    escaped = any(b"\\" in name for name in names)  # other names are the same as bytes and as text
-    for piece in names_of(source) if names else ():
-        keys = [printable(key).encode() for key in piece] if escaped else piece
-        there = [row for row, key in enumerate(keys) if key in names]
-        found[[start + row for row in there]] = True
-        missing.difference_update(keys[row] for row in there)
-        start += len(keys)
-    return found, missing
+    found, left = np.zeros(len(source), np.bool_), {name: name for name in names}
+    for _ in range(2):
+        escaped, start, seen = any(b"\\" in text for text in left), 0, set[bytes]()
+        for piece in names_of(source) if left else ():
+            texts = [printable(key).encode() for key in piece] if escaped else piece  # others are the same as text
+            there = [row for row, text in enumerate(texts) if text in left]
+            found[[start + row for row in there]] = True
+            seen.update(texts[row] for row in there)
+            start += len(texts)
+        # Then without the apostrophes by which tables of ours keep a name from being a formula.
+        left = {re.sub(rb"(^|;)'", rb"\1", text): name for text, name in left.items() if text not in seen}
+    return found, {*left.values()}
 
 
 def _nearest(name: bytes, source: Source) -> str:

@@ -21,6 +21,7 @@ from effloop.data.source.base import USUAL, fingerprint_of
 from effloop.data.source.exclude import without
 from effloop.data.source.splits import open_part
 from effloop.errors import EffLoopError
+from effloop.report.values import in_cell
 
 OUT = {"train": ["a/003.jpg", "c/038.jpg"], "val": ["b/001.jpg"]}
 
@@ -90,14 +91,14 @@ def test_other_samples_stay_on_their_sides(divided: dict[str, Any], photos: Path
 def test_names_of_all_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names are text on one line, as messages have them; other samples aren't touched."""
     monkeypatch.setattr(division, "_CHUNK", 3)
-    keys = ["a b", 'c,"d', "ü/雪", "e\\x0a", "plain", "\tnew\nline", " f"]
-    source = Tabled(keys, [0] * 7)
+    keys = ["a b", 'c,"d', "ü/雪", "e\\x0a", "plain", "\tnew\nline", " f", "=1;-2", "'=x", "=x"]
+    source = Tabled(keys, [0] * 10)
     source._keys[4] = b"\xff\xfe"
-    path = write_rows(tmp_path / "x.csv", [{"name": source.key(index)} for index in (1, 2, 4, 5)])
+    path = write_rows(tmp_path / "x.csv", [{"name": in_cell(source.key(index))} for index in (1, 2, 4, 5, 7, 8)])
     found = without(source, config(path), "train", lambda _: source)
-    assert [found.raw_key(index) for index in range(len(found))] == [keys[index].encode() for index in (0, 3, 6)]
+    assert [found.raw_key(index) for index in range(len(found))] == [keys[index].encode() for index in (0, 3, 6, 9)]
     assert found.fingerprint() == fingerprint_of(found)
-    assert pickle.loads(pickle.dumps(found)).where == "all but 4 of table"
+    assert pickle.loads(pickle.dumps(found)).where == "all but 6 of table"
     path.write_text("name,exclude\nplain,0\n")
     assert without(source, config(path), "train", lambda _: source) is source
 
