@@ -7,12 +7,11 @@ import csv
 import io
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from PIL import Image
@@ -26,6 +25,7 @@ from effloop.errors import ConfigError, DataError
 from effloop.report.files import environment, stylesheet
 from effloop.report.values import in_cell, to_text
 from effloop.runs.environment import effloop_version
+from effloop.system.cached import cached_property
 from effloop.system.files import describe_failure, replacing
 from effloop.system.progress import in_threads
 
@@ -34,7 +34,8 @@ _MAX_PICTURES, _MAX_TOGETHER = 48, 6  # of a kind, and of one finding: 21 kinds 
 
 COLUMNS = ("finding", "split", "name", "label", "group", "value", "text", "exclude")
 
-OF_CLASSES = ("ignored", "confused", "few", "spelling", "group", "shares")  # whose images are a few examples
+_TOLD = ("thumbnail", "ignored", "group")  # of which a finding's text has the number
+_OF_CLASSES = ("confused", "few", "spelling", "shares")  # whose images are a few examples
 
 
 @dataclass(frozen=True)
@@ -47,35 +48,34 @@ class Audit:
         findings: of all kinds, each kind's most remarkable first.
         scores: kind -> what the findings mean for the score of a run, such as "without them top1 is 71.2% instead of
             74.8%".
+        notes: lines on what predicted the labels.
     """
 
     config: Config
     splits: Mapping[str, Source]
     findings: Sequence[Finding]
     scores: Mapping[str, str]
+    notes: Sequence[str] = ()
 
-    @property
+    @cached_property
     def excluded(self) -> set[Place]:
         """The images that `data.exclude` would leave out."""
         return {place for finding in self.findings for place in finding.exclude}
 
-    def lines(self) -> dict[str, tuple[int, str]]:
+    def lines(self) -> dict[str, tuple[str, str]]:
         """What was found: kind -> a number, and what it counts."""
         found = {}
         for kind, title in KINDS.items():
             of = [finding for finding in self.findings if finding.kind == kind]
             places = {place for finding in of for place in finding.places}
-            number, notes = len(places), [self.scores.get(kind, "")]
-            if kind in OF_CLASSES:
-                number, notes = len(of), [of[0].text + ", …" * (len(of) > 1)] if of else []
-            elif kind == "copy":
-                number -= len(of)
-            elif kind == "leak" and of:  # the images that were to be new to a model
-                split = min((place.split for place in places), key=lambda name: len(self.splits[name]))
-                number = sum(place.split == split for place in places)
-                title = f"of {len(self.splits[split]):,} {split} images have copies in another split"
+            number, words = len(places) - len(of) * (kind == "copy"), [title, self.scores.get(kind, "")]
+            if kind in (*_OF_CLASSES, *_TOLD) and of:
+                number, words[1] = len(of), of[0].text + ", …" * (len(of) > 1)
+            elif kind == "leak":  # the images that are to be new to a model
+                number = sum(place.split == "val" for place in places)
+                words[0] = f"of {len(self.splits.get('val', ())):,} val images are copies of train images"
             if of:
-                found[kind] = (number, ": ".join([title, *filter(None, notes)]))
+                found[kind] = ("" if kind in _TOLD else f"{number:,}", ": ".join(filter(None, words)))
         return found
 
     def label(self, place: Place) -> str:
@@ -95,25 +95,17 @@ def outputs(out: Path) -> tuple[Path, Path]:
             raise ConfigError(f"out: {path} is there already, and nothing is overwritten; remove it or set out=NAME")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=out.parent):
-            pass
+        NamedTemporaryFile(dir=out.parent, prefix=f".{name}.html.", suffix=".tmp").close()  # called as by `replacing`
     except OSError as error:
         raise ConfigError(f"out: {describe_failure(paths[0], error)}; set out=NAME") from None
     return paths
 
 
-def write(found: Audit, out: Path, title: str, command: str, num_threads: int) -> tuple[Path, Path]:
-    """Write OUT.html and OUT.csv, both or none; a ConfigError if they can't be written or are there.
-
-    Args:
-        found: what to write.
-        out: the path without its extension.
-        title: of the page.
-        command: what trains without the images that are left out.
-        num_threads: how many images are decoded at the same time.
+def write(found: Audit, page: Path, table: Path, command: str, num_threads: int) -> None:
+    """Write the page, with the command that trains without what is left out, and the table: both or, by a ConfigError,
+    none.
     """
-    page, table = outputs(out)
-    text = render(found, title, command, num_threads)
+    text = _render(found, command, num_threads)
     try:
         with replacing(table) as cells, replacing(page) as file:
             file.write(text.encode("utf-8", "replace"))
@@ -121,8 +113,7 @@ def write(found: Audit, out: Path, title: str, command: str, num_threads: int) -
             csv.writer(wrapped, lineterminator="\n").writerows([COLUMNS, *_rows(found)])
             wrapped.detach()  # else it would close the file
     except OSError as error:
-        raise ConfigError(f"out: {describe_failure(page, error)}; set out=NAME") from None
-    return page, table
+        raise ConfigError(f"out: {describe_failure(table, error)}; set out=NAME") from None
 
 
 def _rows(found: Audit) -> Iterator[Sequence[Any]]:
@@ -137,7 +128,7 @@ def _rows(found: Audit) -> Iterator[Sequence[Any]]:
             yield finding.kind, "", "", "", *what, 0
 
 
-def render(found: Audit, title: str, command: str, num_threads: int) -> str:
+def _render(found: Audit, command: str, num_threads: int) -> str:
     """The page: it needs nothing else, no network and no script, and everything in it is escaped."""
     lines = found.lines()
     shown = {kind: [*_shown(found.findings, kind)] for kind in lines}
@@ -149,20 +140,17 @@ def render(found: Audit, title: str, command: str, num_threads: int) -> str:
         environment()
         .get_template("audit.html.j2")
         .render(
-            title=title,
             style=stylesheet(),
             now=time.strftime("%Y-%m-%d %H:%M"),
             version=effloop_version(),
+            root=found.config.data.root or found.config.data.name,
             found=found,
             lines=lines,
             titles=KINDS,
             shown=shown,
-            counts=Counter(finding.kind for finding in found.findings),
             together=_MAX_TOGETHER,
             side=_SIDE,
-            tiny=_TINY,
             thumbnails=dict(zip(places, thumbnails, strict=True)),
-            excluded=found.excluded,
             command=command,
         )
     )
@@ -179,13 +167,13 @@ def _shown(findings: Sequence[Finding], kind: str) -> Iterator[tuple[int, Findin
             yield number, finding
 
 
-def _thumbnail(decoder: Decoder, splits: Mapping[str, Source], place: Place) -> tuple[str, int]:
-    """An image as a data: URL, and the pixels of its longer side; upright. An empty text if it can't be decoded."""
+def _thumbnail(decoder: Decoder, splits: Mapping[str, Source], place: Place) -> tuple[str, bool]:
+    """An upright image as a data: URL, empty if it can't be decoded, and whether it is a few pixels large."""
     try:
         pixels = decoder.decode(splits[place.split].read(place.sample), at_least=(_SIDE, _SIDE))
     except DataError:
-        return "", 0
+        return "", False
     picture, file = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels), io.BytesIO()
     picture.thumbnail((_SIDE, _SIDE))
     picture.save(file, "JPEG", quality=_QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}", max(picture.size)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}", max(picture.size) <= _TINY

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import Literal
 
 from effloop import config as configs
 from effloop.assemble.environment import num_workers
-from effloop.audit.findings import KINDS, Finding
+from effloop.audit.findings import KINDS
 from effloop.cli.command import command
 from effloop.cli.convert import open_all
-from effloop.config.overrides import quoted
+from effloop.convert.convert import Splits
+from effloop.data.source.division import keep_copies
+from effloop.errors import printable
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,21 @@ class AuditOptions:
     """Options of `audit`.
 
     Attributes:
+        run: a run, or the sweep of a cross-validation: its predictions find wrong labels, and its score is also told
+            without leaks; its data is looked at if none is named.
+        labels: look for wrong labels by features of packaged weights where no run predicts; auto, if that takes ten
+            minutes at most.
+        split: which of the splits data.train_split and data.val_split.
         out: the page and the table to write, OUT.html and OUT.csv.
     """
 
+    run: Path | None = None
+    labels: Literal["auto", "true", "false"] = "auto"
+    split: Splits = "both"
     out: Path = Path("audit")
 
 
-@command("audit", AuditOptions, "data.root=/data/pets out=pets")
+@command("audit", AuditOptions, "data.root=/data/pets run=outputs/pets")
 def audit(options: AuditOptions, overrides: list[str]) -> int:
     """Find copies, odd images and wrong labels before a model learns them.
 
@@ -36,36 +44,46 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
     page of pictures and a table, by which data.exclude leaves images out; nothing else is written or changed.
     num_workers=N sets the threads.
     """
-    config = configs.compose(overrides)
-    splits = open_all(config, "both")
-    from effloop.audit import page
-    from effloop.audit.scan import scan
+    trained, config = None, configs.compose([] if options.run else overrides)
+    if options.run:
+        from effloop.audit.labels import open_run
+
+        trained = open_run(options.run, overrides)
+        config = trained.config
+    splits = open_all(config, options.split)
+    from effloop.audit import copies, labels, odd, page, scan
+    from effloop.audit import splits as divisions
     from effloop.measure.turns import run_command
 
-    _, table = page.outputs(options.out)
-    threads = num_workers(config)
-    records = scan(splits, config.data.index_dir, threads)
-    findings: list[Finding] = []
-    order = [*KINDS]
-    findings.sort(key=lambda each: (order.index(each.kind), -each.value))
-    found = page.Audit(config, splits, findings, {})
-    print(f"looked at {', '.join(f'{len(rows):,} {name}' for name, rows in records.items())} images")
-    _print(found.lines())
-    root = config.data.root or config.data.name
-    act = run_command(overrides, [f"data.exclude={quoted(str(table))}"])
-    written = page.write(found, options.out, f"Audit of {root}", act, threads)
-    print("page: {}   table: {}".format(*written))
-    if found.excluded:
-        print(f"leave out what the table marks, {len(found.excluded):,} images: {act}")
-    return 0
-
-
-def _print(lines: dict[str, tuple[int, str]]) -> None:
-    """Print a line for each kind of finding."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="fold")
+    outputs = page.outputs(options.out)  # fails before minutes of work
+    threads, index_dir = num_workers(config), config.data.index_dir
+    records = scan.scan(splits, index_dir, threads)
+    findings = copies.find(splits, records, threads)
+    if options.split == "both":
+        keep_copies(splits, index_dir, [each.places for each in findings])
+    scores, judged, notes = dict[str, str](), None, list[str]()
+    if trained:
+        leaks = {place for each in findings if each.kind == "leak" for place in each.places if place.split == "val"}
+        judged = labels.judge(trained, splits, leaks)
+        score = trained.task.meters[0].name
+        scores["leak"] = f"without them {score} is {judged.without} instead of {judged.score}"
+    findings += odd.find(splits, records, config.decode, threads)
+    findings += divisions.find(splits)
+    if options.labels != "false":
+        limit = math.inf if options.labels == "true" else labels.LIMIT_S
+        wrong, notes = labels.find(splits, records, config, judged, limit)
+        findings += wrong
+    findings.sort(key=lambda each: ([*KINDS].index(each.kind), -each.value))
+    found = page.Audit(config, splits, findings, scores, notes)
+    looked = " and ".join(f"{len(rows):,} {name}" for name, rows in records.items())
+    print(f"looked at {looked} images", *notes, sep="\n")
+    lines = found.lines() or {"nothing": ("", "was found")}
+    wide = max(len(number) for number, _ in lines.values())
     for kind, (number, line) in lines.items():
-        table.add_row(kind, f"{number:,}", Text(line))
-    Console().print(table if lines else "nothing was found")
+        print(f"{kind:<13}  {number:>{wide}}  {printable(line)}")
+    act = run_command(overrides, [f"data.exclude={outputs[1]}"])
+    page.write(found, *outputs, act, threads)
+    print("page: {}   table: {}".format(*outputs))
+    if found.excluded:
+        print(f"leave out the {len(found.excluded):,} images that the table marks: {act}")
+    return 0

@@ -19,7 +19,8 @@ def test_a_table_that_no_program_runs_and_that_leaves_out_what_it_marks(tmp_path
     found = make_audit(tmp_path / "data")
     marked = [Place(split, sample) for split in found.splits for sample in range(len(NAMES))]
     found = replace(found, findings=[*found.findings, Finding("copy", (*marked,), "re-saved", 1.0, (*marked[1:],))])
-    _, table = page.write(found, tmp_path / "audit.html", "title", "command", 1)
+    table = tmp_path / "audit.csv"
+    page.write(found, tmp_path / "audit.html", table, "command", 1)
     with table.open(newline="", encoding="utf-8") as file:
         rows = [*csv.DictReader(file)]
     assert [*rows[0]] == [*page.COLUMNS]

@@ -129,14 +129,15 @@ def test_diagnosis_loads_without_an_error_or_a_request(browser: Any, tmp_path: P
 def test_audit_loads_without_an_error_or_a_request(browser: Any, tmp_path: Path, width: int) -> None:
     """Of hostile names, labels and texts; all pictures are seen, and two are beside each other on a phone."""
     found = make_audit(tmp_path / "data")
-    written, _ = audits.write(found, tmp_path / "audit", HOSTILE, f"effloop '{HOSTILE}'", 1)
+    written = tmp_path / "audit.html"
+    audits.write(found, written, tmp_path / "audit.csv", f"effloop '{HOSTILE}'", 1)
     metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     browser.get_log("browser")  # what the tests before have left there
     try:
         browser.get(written.as_uri())
         assert browser.get_log("browser") == []
-        assert browser.title == HOSTILE
+        assert browser.title == f"Audit of {tmp_path}/data"
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
         sizes = browser.execute_async_script("""
             const done = arguments[0], images = [...document.images];
@@ -156,6 +157,6 @@ def test_audit_loads_without_an_error_or_a_request(browser: Any, tmp_path: Path,
         first, second = (each.rect for each in leaks[0].find_elements(By.CSS_SELECTOR, ".picture")[:2])
         assert (first["y"], second["x"] > first["x"]) == (second["y"], True)
         assert browser.find_elements(By.CSS_SELECTOR, ".none")
-        assert browser.title == HOSTILE
+        assert browser.title == f"Audit of {tmp_path}/data"  # no name or text has changed it
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
