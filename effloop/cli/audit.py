@@ -12,9 +12,11 @@ from effloop.assemble.environment import num_workers
 from effloop.audit.findings import KINDS
 from effloop.cli.command import command
 from effloop.cli.convert import open_all
+from effloop.config.overrides import key_of
 from effloop.convert.convert import Splits
 from effloop.data.source.division import keep_copies
-from effloop.errors import printable
+from effloop.errors import ConfigError, printable
+from effloop.runs.reader import read_overrides
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,18 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
 
         trained = open_run(options.run, overrides)
         config = trained.config
+        if trained.folds is None:
+            trained.loader("val").close()  # other classes are refused before minutes of work, as is all below
     splits = open_all(config, options.split)
+    if options.labels == "true" and (others := {source.kind.value for source in splits.values()} - {"classes"}):
+        raise ConfigError(
+            f"labels: true compares classes with predictions, but the targets are {', '.join(others)}; drop it"
+        )
     from effloop.audit import copies, labels, odd, page, scan
     from effloop.audit import splits as divisions
     from effloop.measure.turns import run_command
 
-    outputs = page.outputs(options.out)  # fails before minutes of work
+    outputs = page.outputs(options.out)
     threads, index_dir = num_workers(config), config.data.index_dir
     records = scan.scan(splits, index_dir, threads)
     findings = copies.find(splits, records, threads)
@@ -77,11 +85,13 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
     found = page.Audit(config, splits, findings, scores, notes)
     looked = " and ".join(f"{len(rows):,} {name}" for name, rows in records.items())
     print(f"looked at {looked} images", *notes, sep="\n")
-    lines = found.lines() or {"nothing": ("", "was found")}
-    wide = max(len(number) for number, _ in lines.values())
+    lines = found.lines()
+    wide = max((len(number) for number, _ in lines.values()), default=0)
     for kind, (number, line) in lines.items():
         print(f"{kind:<13}  {number:>{wide}}  {printable(line)}")
-    act = run_command(overrides, [f"data.exclude={outputs[1]}"])
+    print("nothing was found\n" * (not lines), end="")
+    own = [word for word in read_overrides(options.run or Path()) if key_of(word) != "run"]
+    act = run_command(own, [*overrides, f"data.exclude={outputs[1]}"])
     page.write(found, *outputs, act, threads)
     print("page: {}   table: {}".format(*outputs))
     if found.excluded:
