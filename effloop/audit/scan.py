@@ -27,6 +27,7 @@ from effloop.data.source.view import unwrapped
 from effloop.errors import ConfigError, DataError
 from effloop.native import address, function
 from effloop.system.files import replacing
+from effloop.system.hardware import set_own_threads
 from effloop.system.progress import Meter, in_threads
 
 _VERSION = 1  # of what is kept: another number's is made again
@@ -68,7 +69,7 @@ def scan(splits: Mapping[str, Source], index_dir: str | None, num_threads: int) 
                 rows[run] = records
                 rows["state"][run] = states
                 meter.advance(len(run))
-            found[name] = rows if split is source else rows[samples]
+            found[name] = rows if np.array_equal(samples, np.arange(len(rows))) else rows[samples]
     return found
 
 
@@ -131,12 +132,13 @@ def _stamps(source: Source) -> NDArray[np.uint64]:
 
 def _look(source: Source, decoder: Decoder, samples: NDArray[np.int64]) -> NDArray[Any]:
     """The records of (n,) samples."""
+    set_own_threads(1)  # the calls are parallel; an operation by two threads takes 40 times as long where both are busy
     images, records = _read(source, samples), np.zeros(len(samples), RECORD)
     headers = read_headers(images, lambda row: _header(decoder, images[row]), turn=True)
     thumbnails, digests = np.zeros((len(samples), SIDE, SIDE, 3), np.uint8), np.empty(len(samples), np.uint64)
     done = np.empty(len(samples), np.bool_)
-    function("effloop_thumbnails", "pplippp")(
-        *(address(images.addresses), address(images.sizes), len(images), SIDE),
+    function("effloop_thumbnails", "pplppp")(
+        *(address(images.addresses), address(images.sizes), len(images)),
         *(address(thumbnails), address(digests), address(done)),
     )
     for row, header in headers.others.items():

@@ -15,12 +15,12 @@ typedef struct Walk Walk;
 
 enum { WALKS = 4 }; /* that go on in turns */
 
-Walk *walk_make(void);
+Walk *walk_make(void); /* NULL: not enough memory */
 void walk_free(Walk *);
 
 /* Begin with an image; returns as scan_states. */
-int walk_open(Walk *, const uint8_t *data, const Jpeg *jpeg);
-void walk_nowhere(Walk *);
+int walk_open(Walk *, const uint8_t *data, const Jpeg *);
+Walk *walk_nowhere(Walk *); /* without one: it doesn't end */
 
 /* Go on until one has ended. */
 void walk_on(Walk *const walks[WALKS]);
@@ -28,7 +28,7 @@ void walk_on(Walk *const walks[WALKS]);
 /* 0: it hasn't ended; 1: at the end of the scan; -1: the scan is damaged. */
 int walk_ended(const Walk *);
 
-/* The DC value of each block, in the order of the scan; 0 if one is out of its range. */
+/* The DC value of each block, in the order of the scan, when it has ended; 0 if one is out of its range. */
 int walk_values(const Walk *, int16_t *values);
 
 #endif

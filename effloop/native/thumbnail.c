@@ -6,7 +6,8 @@
 #include "export.h"
 #include "jpeg_scan.h"
 
-enum { DQT = 0xDB, APP14 = 0xEE, MOST_SIDE = 64 };
+enum { DQT = 0xDB, APP14 = 0xEE };
+enum { SIDE = 32, PIXELS = SIDE * SIDE }; /* as in audit/records.py */
 
 /* What each component's DC values are multiplied with; 0: it isn't known, or the colours aren't YCbCr. */
 static int read_quantizers(const uint8_t *data, const Jpeg *jpeg, int found[MAX_COMPONENTS]) {
@@ -45,21 +46,20 @@ static void sum_up(const Jpeg *jpeg, const Part *part, int blocks, const int16_t
     memcpy(sums + width, sums, width * sizeof *sums);
 }
 
-/* Means of the values in side x side equal areas of an image of height x width blocks. */
-static void average(const int64_t *sums, size_t stride, double height, double width, int side, float *out) {
-    double above[MOST_SIDE + 1] = {0}, here[MOST_SIDE + 1], right[MOST_SIDE + 1], scale = side * side / (height * width);
-    for (int x = 0; x <= side; x++) right[x] = width * x / side;
-    for (int y = 0; y <= side; y++) {
-        double down = height * y / side, part = down - floor(down);
-        const int64_t *row = sums + (size_t)down * stride;
-        for (int x = 0; x <= side; x++) {
-            const int64_t *at = row + (size_t)right[x], *below = at + stride;
+/* Means of the values in SIDE x SIDE equal areas of an image of height x width blocks. */
+static void average(const int64_t *sums, size_t stride, double height, double width, float *out) {
+    double above[SIDE + 1], here[SIDE + 1], right[SIDE + 1], scale = PIXELS / (height * width);
+    for (int x = 0; x <= SIDE; x++) right[x] = width * x / SIDE;
+    for (int y = 0; y <= SIDE; y++) {
+        double down = height * y / SIDE, part = down - floor(down);
+        for (int x = 0; x <= SIDE; x++) {
+            const int64_t *at = sums + (size_t)down * stride + (size_t)right[x], *below = at + stride;
             double rest = right[x] - (double)(size_t)right[x];
             double upper = (double)at[0] + rest * (double)(at[1] - at[0]);
             double lower = (double)below[0] + rest * (double)(below[1] - below[0]);
             here[x] = upper + part * (lower - upper);
         }
-        for (int x = 1; x <= side && y; x++)
+        for (int x = 1; x <= SIDE && y; x++)
             *out++ = (float)((here[x] - above[x] - here[x - 1] + above[x - 1]) * scale);
         memcpy(above, here, sizeof above);
     }
@@ -67,9 +67,9 @@ static void average(const int64_t *sums, size_t stride, double height, double wi
 
 static uint8_t level(float value) { return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value + 0.5f); }
 
-static void colour(const float *planes, size_t count, int components, uint8_t *out) {
-    for (size_t i = 0; i < count; i++) {
-        float y = planes[i], blue = components > 1 ? planes[count + i] : 0, red = components > 1 ? planes[2 * count + i] : 0;
+static void colour(float planes[MAX_COMPONENTS][PIXELS], uint8_t *out) {
+    for (int i = 0; i < PIXELS; i++) {
+        float y = planes[0][i] + 128, blue = planes[1][i], red = planes[2][i];
         *out++ = level(y + 1.402f * red);
         *out++ = level(y - 0.344136f * blue - 0.714136f * red);
         *out++ = level(y + 1.772f * blue);
@@ -84,73 +84,56 @@ typedef struct {
     int quantizers[MAX_COMPONENTS];
 } Place;
 
-/* What the images are made with. */
-typedef struct {
-    int64_t *sums;
-    int16_t *values;
-    float *planes;
-    size_t room;
-} Memory;
-
-static int finish(const Place *place, Memory *memory, int side, uint8_t *out) {
-    const Jpeg *jpeg = &place->jpeg;
-    int blocks = 0;
-    for (int i = 0; i < jpeg->components; i++) blocks += jpeg->blocks[i];
-    size_t rows = (size_t)(jpeg->rows * jpeg->mcu_height / 8) + 2, columns = (size_t)(jpeg->columns * jpeg->mcu_width / 8) + 2;
-    if (memory->room < rows * columns) {
-        free(memory->sums), free(memory->values);
-        memory->room = rows * columns;
-        memory->sums = malloc(memory->room * sizeof(int64_t)), memory->values = malloc(3 * memory->room * sizeof(int16_t));
-        if (!memory->sums || !memory->values) return memory->room = 0;
-    }
-    if (!walk_values(place->walk, memory->values)) return 0;
-    Part part = {jpeg->mcu_width / 8, jpeg->mcu_height / 8, 0};
-    for (int i = 0; i < jpeg->components; part = (Part){1, 1, jpeg->blocks[0] + i++}) {
-        float *plane = memory->planes + i * side * side;
-        double height = (double)jpeg->height * part.down / jpeg->mcu_height;
-        double width = (double)jpeg->width * part.across / jpeg->mcu_width;
-        sum_up(jpeg, &part, blocks, memory->values, memory->sums);
-        average(memory->sums, (size_t)(jpeg->columns * part.across) + 2, height, width, side, plane);
-        for (int j = 0; j < side * side; j++) plane[j] = plane[j] * (float)place->quantizers[i] / 8 + (i ? 0 : 128);
-    }
-    colour(memory->planes, (size_t)(side * side), jpeg->components, out);
-    return 1;
-}
-
-static int begin(Place *place, const uint8_t *data, size_t size, int side) {
+static int begin(Place *place, const uint8_t *data, size_t size) {
     Jpeg *jpeg = &place->jpeg;
-    if (!jpeg_read(data, size, jpeg) || jpeg->height < 8 * side || jpeg->width < 8 * side) return 0;
+    if (!jpeg_read(data, size, jpeg) || jpeg->height < 8 * SIDE || jpeg->width < 8 * SIDE) return 0;
     return read_quantizers(data, jpeg, place->quantizers) && walk_open(place->walk, data, jpeg) == 1;
 }
 
-/* Thumbnails of several images, (count, side, side, 3): the whole image squashed, as it is stored; and checksums of their
- * bytes. done[i] is 0 where the image is left to others: it is no undamaged baseline JPEG of 8 * side pixels or more. */
-EXPORT void effloop_thumbnails(const uint8_t *const *data, const int64_t *sizes, int64_t count, int side, uint8_t *out,
+static int finish(const Place *place, uint8_t *out) {
+    const Jpeg *jpeg = &place->jpeg;
+    float planes[MAX_COMPONENTS][PIXELS] = {{0}};
+    int blocks = jpeg->blocks[0] + (jpeg->components == 3 ? 2 : 0);
+    Part part = {jpeg->mcu_width / 8, jpeg->mcu_height / 8, 0};
+    size_t rows = (size_t)(jpeg->rows * part.down) + 2, columns = (size_t)(jpeg->columns * part.across) + 2;
+    int64_t *sums = malloc(rows * columns * sizeof *sums);
+    int16_t *values = malloc((size_t)jpeg->rows * (size_t)jpeg->columns * (size_t)blocks * sizeof *values);
+    int done = sums && values && walk_ended(place->walk) == 1 && walk_values(place->walk, values);
+    for (int i = 0; i < jpeg->components && done; part = (Part){1, 1, jpeg->blocks[0] + i++}) {
+        double height = (double)jpeg->height * part.down / jpeg->mcu_height;
+        double width = (double)jpeg->width * part.across / jpeg->mcu_width;
+        sum_up(jpeg, &part, blocks, values, sums);
+        average(sums, (size_t)(jpeg->columns * part.across) + 2, height, width, planes[i]);
+        for (int j = 0; j < PIXELS; j++) planes[i][j] *= (float)place->quantizers[i] / 8;
+    }
+    if (done) colour(planes, out);
+    free(sums), free(values);
+    return done;
+}
+
+/* Thumbnails of several images, (count, SIDE, SIDE, 3): the whole image squashed, as it is stored; and checksums of their
+ * bytes. done[i] is 0 where the image is left to others: it is no undamaged baseline JPEG of 8 * SIDE pixels or more. */
+EXPORT void effloop_thumbnails(const uint8_t *const *data, const int64_t *sizes, int64_t count, uint8_t *out,
                                uint64_t *checksums, uint8_t *done) {
     Place places[WALKS];
     Walk *walks[WALKS];
-    Memory memory = {.planes = malloc((size_t)(side * side) * MAX_COMPONENTS * sizeof(float))};
-    int64_t next = 0, left = 0;
-    for (int i = 0; i < WALKS; i++) walks[i] = places[i].walk = walk_make(), places[i].image = -1;
-    do {
+    int64_t next = 0, left = 1;
+    for (int i = 0; i < WALKS; i++) left = (walks[i] = places[i].walk = walk_make()) ? left : 0, places[i].image = -1;
+    for (int64_t i = 0; i < count; i++) checksums[i] = checksum64(data[i], (size_t)sizes[i]), done[i] = 0;
+    while (left) {
         left = 0;
         for (int i = 0; i < WALKS; i++) {
             Place *place = &places[i];
             if (place->image >= 0 && walk_ended(place->walk)) {
-                done[place->image] = walk_ended(place->walk) == 1 && finish(place, &memory, side, out + place->image * side * side * 3);
+                done[place->image] = (uint8_t)finish(place, out + place->image * PIXELS * 3);
                 place->image = -1;
             }
-            while (place->image < 0 && next < count) {
-                checksums[next] = checksum64(data[next], (size_t)sizes[next]);
-                done[next] = 0;
-                if (begin(place, data[next], (size_t)sizes[next], side)) place->image = next;
-                next++;
-            }
+            for (; place->image < 0 && next < count; next++)
+                if (begin(place, data[next], (size_t)sizes[next])) place->image = next;
             if (place->image < 0) walk_nowhere(place->walk);
             left += place->image >= 0;
         }
         if (left) walk_on(walks);
-    } while (left);
+    }
     for (int i = 0; i < WALKS; i++) walk_free(walks[i]);
-    free(memory.sums), free(memory.values), free(memory.planes);
 }

@@ -95,8 +95,8 @@ def test_thumbnails_are_means_of_areas(kind: str) -> None:
     data = KINDS[kind](photo(283, 401))
     image, out = EncodedImages.of([data, data[:-9] + data[-2:]]), np.zeros((2, SIDE, SIDE, 3), np.uint8)
     digests, done = np.zeros(2, np.uint64), np.zeros(2, np.bool_)
-    function("effloop_thumbnails", "pplippp")(
-        address(image.addresses), address(image.sizes), 2, SIDE, address(out), address(digests), address(done)
+    function("effloop_thumbnails", "pplppp")(
+        address(image.addresses), address(image.sizes), 2, address(out), address(digests), address(done)
     )
     assert done.tolist() == [kind != "RGB", False]
     whole = decoders.build(DecodeConfig("auto")).decode(data)
