@@ -45,7 +45,8 @@ FOLDS = 5
 
 _STRENGTH = 1.0  # of the regularisation; each image's features have a length of 1
 _CONFUSED = 0.05  # share of both classes that is taken for the other
-_EXAMPLES = 4  # of each of them
+_EXAMPLES = 3  # of each of them
+_TIMED = 256  # images, after which it is known how long all take
 _FEATURES = np.dtype([("done", np.bool_), ("values", np.float16, 1280)])
 
 
@@ -115,50 +116,51 @@ def find(
         run: what a run predicts.
         limit_s: seconds that features may take.
     """
-    kinds = {source.kind.value for source in splits.values()}
-    if kinds != {Kind.classes.value}:
-        return [], [f"labels: of classes they are compared with predictions, and these are {', '.join(kinds)}"]
-    listed = [*(run.classes if run else ()), *(name for source in splits.values() for name in source.classes)]
-    classes, notes, findings = [*dict.fromkeys(listed)], [], []
-    labels = np.concatenate([_labels(source, classes) for source in splits.values()])
-    places = [(name, sample) for name, source in splits.items() for sample in range(len(source))]
+    sources, findings, notes = splits.values(), list[Finding](), list[str]()
+    if kinds := {source.kind.value for source in sources} - {Kind.classes.value}:
+        return [], [f"labels are compared with predictions where they are classes, and here are {', '.join(kinds)}"]
+    ours = run.classes if run else ()
+    classes = [*dict.fromkeys([*ours, *(name for source in sources for name in source.classes)])]
+    tables = [np.array([*map(classes.index, source.classes), -1]) for source in sources]  # no class: -1
+    labels = np.concatenate([of[at_most(each.labels, len(of) - 1)] for of, each in zip(tables, sources, strict=True)])
+    places = [Place(name, sample) for name, source in splits.items() for sample in range(len(source))]
     probabilities, predicted = np.full((len(labels), len(classes)), np.nan, np.float32), []
     if run:
-        probabilities[:, : len(run.classes)] = run.probabilities
+        probabilities[:, : len(ours)] = run.probabilities
         predicted.append((run.describe, ~np.isnan(run.probabilities[:, 0])))
-        probabilities[predicted[0][1], len(run.classes) :] = 0
-    if (rest := np.isnan(probabilities[:, 0])).any():
+        probabilities[predicted[0][1], len(ours) :] = 0
+    rest = np.isnan(probabilities[:, 0]) & np.concatenate([records[name]["state"] == 1 for name in splits])
+    counts = np.bincount(labels[rest & (labels >= 0)], minlength=len(classes) + 1)
+    rest &= counts[labels] >= FOLDS  # each fold has one of each class
+    if rest.any():
         try:
-            features = _features(splits, records, config, rest, limit_s)
+            features = _features(splits, rest, config, limit_s)
             probabilities[rest] = _out_of_fold(features, labels[rest], len(classes), config.seed)
             how = f"{FOLDS}-fold cross-validation of logistic regression on features of efficientnet_lite0"
             predicted.append((how, rest & ~np.isnan(probabilities[:, 0])))
         except ConfigError as error:
             notes.append(f"labels of {rest.sum():,} images aren't compared with predictions: {error}")
-    joint = np.zeros((len(classes), len(classes)), np.int64)
+    joint, examples = np.zeros((len(classes), len(classes)), np.int64), dict[tuple[int, int], list[Place]]()
     for how, rows in predicted:
         used = np.flatnonzero(rows & (labels >= 0))
         of, own = probabilities[used], labels[used]
         best = of.argmax(axis=1)
         wrong, ratios, its = contradicted(of, own)
         joint += its
-        notes.append(f"labels of {len(used):,} images: {(best == own).mean():.1%} are as predicted by {how}")
+        notes.append(f"{np.count_nonzero(best == own):,} of {len(used):,} labels are as predicted by {how}")
         for row in wrong.tolist():
-            text = f"predicted: {classes[best[row]]} ({of[row, best[row]]:.2f})"
-            findings.append(Finding("label", (Place(*places[used[row]]),), text, 1 - float(ratios[row])))
+            place, label, taken = places[used[row]], int(own[row]), int(best[row])
+            text = f"predicted: {classes[taken]} ({of[row, taken]:.2f})"
+            findings.append(Finding("label", (place,), text, 1 - float(ratios[row])))
+            examples.setdefault((label, taken), []).append(place)
     shares = joint / np.maximum(np.bincount(labels[labels >= 0], minlength=len(classes)), 1)[:, None]
     both = np.triu(np.minimum(shares, shares.T), 1)
     for one, other in np.argwhere(both >= _CONFUSED).tolist():
         pairs = (one, other), (other, one)
-        text = ", ".join(f"{shares[a, b]:.0%} of {classes[a]} are predicted as {classes[b]}" for a, b in pairs)
-        findings.append(Finding("confused", (), text, float(both[one, other])))
+        text = ", ".join(f"{shares[pair]:.0%} of {classes[pair[0]]} are taken for {classes[pair[1]]}" for pair in pairs)
+        shown = [place for pair in pairs for place in examples.get(pair, [])[:_EXAMPLES]]
+        findings.append(Finding("confused", (*shown,), text, float(both[one, other])))
     return findings, notes
-
-
-def _labels(source: Source, classes: Sequence[str]) -> NDArray[np.int64]:
-    """(N,) places of the samples' classes in a list; -1 for a label without a class."""
-    places = np.array([*map(classes.index, source.classes), -1])
-    return np.asarray(places[at_most(source.labels, len(source.classes))])
 
 
 def contradicted(
@@ -196,76 +198,64 @@ def contradicted(
 
 
 def _features(
-    splits: Mapping[str, Source],
-    records: Mapping[str, NDArray[Any]],
-    config: Config,
-    wanted: NDArray[np.bool_],
-    limit_s: float,
+    splits: Mapping[str, Source], wanted: NDArray[np.bool_], config: Config, limit_s: float
 ) -> NDArray[np.float16]:
     """(n, D) features of the samples of all splits in turn that are wanted, 0 for those that can't be decoded; they
     are kept in the cache folder. A ConfigError if the weights aren't installed, or it takes longer than `limit_s`.
     """
     probe = configs.compose(["experiment=probe", "task=classification", "data.root=."])
     probe = replace(probe, decode=config.decode, device=config.device, num_workers=config.num_workers)
-    device, parts, found = gpu.use(gpu.find_device(config.device)), [], []
-    ends = np.cumsum([len(split) for split in splits.values()])[:-1]
-    for (name, split), of in zip(splits.items(), np.split(wanted, ends), strict=True):
+    parts, ends = [], np.cumsum([len(split) for split in splits.values()])[:-1]
+    for split, of in zip(splits.values(), np.split(wanted, ends), strict=True):
         whole, samples = unwrapped(split)
-        rows = kept("features", _FEATURES, whole, config.data.index_dir)
-        left = samples[of & (records[name]["state"] == 1) & ~rows["done"][samples]]
-        parts += [(View(whole, left), left, rows)] * bool(len(left))
-        found.append((rows, samples[of]))
-    if total := sum(len(left) for _, left, _ in parts):
-        model = build_model(resolved(probe), 1000, device)
-        normalisation = tuple(probe.data.mean or ()), tuple(probe.data.std or ())
-        networks.load_weights(model, "DEFAULT", probe.model.zoo, probe.image_size, normalisation)
-        features = Features(model, networks.find_head(model.eval(), probe.size))
-        precision, started, done = precisions.build(resolved(probe).precision, device), time.perf_counter(), 0
+        rows, samples = kept("features", _FEATURES, whole, config.data.index_dir), samples[of]
+        parts.append((whole, rows, samples, samples[~rows["done"][samples]]))
+    device, done, started = gpu.use(gpu.find_device(config.device)), 0, time.perf_counter()
     with Meter() as meter:
-        meter.begin("features", total=total)
-        for source, left, rows in parts:
-            with closing(loader_of(probe, source, SizedPlan)) as loader:
+        if total := sum(len(left) for *_, left in parts):
+            model = build_model(resolved(probe), 1000, device)
+            normalisation = tuple(probe.data.mean or ()), tuple(probe.data.std or ())
+            networks.load_weights(model, "DEFAULT", probe.model.zoo, probe.image_size, normalisation)
+            features = Features(model, networks.find_head(model.eval(), probe.size))
+            precision = precisions.build(resolved(probe).precision, device)
+            meter.begin("features", total=total)
+        for whole, rows, _, left in filter(lambda part: len(part[-1]), parts):
+            with closing(loader_of(probe, View(whole, left), SizedPlan)) as loader:
                 for batch in loader.epoch(0):
                     with precision.autocast():
                         values = features(batch.images)[batch.valid].cpu().numpy()
                     at = left[batch.ids[batch.valid.cpu()].numpy()]
                     rows["values"][at] = values
-                    rows["done"][at] = True
+                    rows["done"][at] = True  # last: this process may be killed
                     meter.advance(len(at))
                     done += len(at)
                     needs = (time.perf_counter() - started) / max(done, 1) * total
-                    if done >= 256 and needs > limit_s:
-                        raise ConfigError(f"{total:,} images would take {duration(needs)} here; set labels=true")
-    return np.concatenate([rows["values"][samples] for rows, samples in found])
+                    if done >= _TIMED and needs > limit_s:
+                        raise ConfigError(f"features of {total:,} take {duration(needs)}; labels=true computes them")
+    return np.concatenate([rows["values"][samples] for _, rows, samples, _ in parts])
 
 
 def _out_of_fold(features: NDArray[Any], labels: NDArray[np.int64], num_classes: int, seed: int) -> NDArray[np.float32]:
     """(N, D), (N,) -> (N, K) probabilities by logistic regression that was fitted to the other folds; NaN for samples
-    without features, or of a class that has fewer samples than there are folds.
+    without features.
     """
-    found = np.full((len(labels), num_classes), np.nan, np.float32)
-    enough = np.bincount(labels[labels >= 0], minlength=num_classes + 1) >= FOLDS
-    used = np.flatnonzero((labels >= 0) & enough[labels] & features.any(axis=1))
+    found, used = np.full((len(labels), num_classes), np.nan, np.float32), np.flatnonzero(features.any(axis=1))
     x, y = torch.from_numpy(features[used].astype(np.float32)), torch.from_numpy(labels[used])
     x = torch.cat([normalize(x), torch.ones(len(x), 1)], dim=1)
     drawn = np.random.default_rng(seed).permutation(len(used))
     fold = torch.empty(len(used), dtype=torch.long)
-    fold[drawn[np.argsort(labels[used][drawn], kind="stable")]] = (
-        torch.arange(len(used)) % FOLDS
-    )  # each class's in turn
-    for number in range(FOLDS if len(used) else 0):
-        rest, weight = fold != number, torch.zeros(x.shape[1], num_classes, requires_grad=True)
-        optimizer: Any = torch.optim.LBFGS([weight], max_iter=100, tolerance_grad=1e-2, line_search_fn="strong_wolfe")
-
-        its, of = x[rest], y[rest]
+    fold[drawn[np.argsort(labels[used][drawn], kind="stable")]] = torch.arange(len(used)) % FOLDS
+    for number in range(min(FOLDS, len(used))):
+        held, weight = fold == number, torch.zeros(x.shape[1], num_classes, requires_grad=True)
+        its, of = x[~held], y[~held]
+        optimizer: Any = torch.optim.LBFGS([weight], max_iter=100, tolerance_grad=0.1, line_search_fn="strong_wolfe")
 
         def loss(weight: torch.Tensor = weight, its: torch.Tensor = its, of: torch.Tensor = of) -> torch.Tensor:
             weight.grad = None
-            total = cross_entropy(its @ weight, of, reduction="sum")
-            total = total + _STRENGTH / 2 * weight[:-1].square().sum()
+            total = cross_entropy(its @ weight, of, reduction="sum") + _STRENGTH / 2 * weight[:-1].square().sum()
             torch.autograd.backward(total)
             return total
 
         optimizer.step(loss)
-        found[used[~rest.numpy()]] = (x[~rest] @ weight).softmax(dim=1).detach().numpy()
+        found[used[held.numpy()]] = (x[held] @ weight).softmax(dim=1).detach().numpy()
     return found

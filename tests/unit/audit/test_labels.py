@@ -40,20 +40,17 @@ def test_by_hand() -> None:
 
 
 def test_flipped_labels_come_first() -> None:
-    """Of three clouds with a label in twenty flipped; a class of two samples, and samples without features, say
-    nothing.
-    """
+    """Of three clouds with a label in twenty flipped; samples without features say nothing."""
     rng = np.random.default_rng(0)
-    own = np.append(np.arange(300) % 3, [3, 3])
-    features = (rng.normal(size=(302, 32)) + 4 * np.eye(4, 32)[own]).astype(np.float16)
+    own = np.arange(300) % 3
+    features = (rng.normal(size=(300, 32)) + 4 * np.eye(3, 32)[own]).astype(np.float16)
     features[:4] = 0
     flipped = rng.choice(np.arange(4, 300), 15, replace=False)
     own[flipped] = (own[flipped] + 1) % 3
-    found = labels._out_of_fold(features, own, 4, seed=0)
+    found = labels._out_of_fold(features, own, 3, seed=0)
     used = np.flatnonzero(~np.isnan(found[:, 0]))
     assert used.tolist() == [*range(4, 300)]
     np.testing.assert_allclose(found[used].sum(axis=1), 1, rtol=1e-5)
     wrong, ratios, _ = labels.contradicted(found[used], own[used])
     assert {*used[wrong].tolist()} <= {*flipped.tolist()}
     assert len({*used[np.argsort(ratios)[:15]].tolist()} & {*flipped.tolist()}) >= 14
-    np.testing.assert_array_equal(labels._out_of_fold(features, own, 4, seed=0), found)
