@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, grid_sample
+from torch.nn.functional import avg_pool2d, grid_sample, normalize
 
 from effloop.audit.findings import Finding, Place
 from effloop.audit.records import SIDE
@@ -20,16 +20,18 @@ from effloop.data.image.mask import decode_mask, mask_digest
 from effloop.data.image.pixels import resize_into
 from effloop.data.source.base import Kind, Source
 from effloop.errors import DataError
-from effloop.system.progress import in_threads
+from effloop.system.progress import Meter, in_threads
 
 _BAND = 8  # frequencies of an axis that a code has
-_CELL = 2000  # images that are compared with each other, of millions
-_BLOCK = 4096  # images whose likes are looked for at a time
-_NEAREST = 4  # of an image that are looked at
-_LIKE = 0.7  # least cosine of codes of which the images are looked at
-_LOOK = 64  # height and width at which images are compared
+_CELL = 2000  # images for each centre
+_BLOCK = 8192  # images whose likes are looked for at a time
+_NEAREST = 4  # candidates for copies of an image, and as many for copies of its windows
+_LIKE = 0.6  # least cosine of the codes of candidates
+_LOOK = 64  # height and width at which candidates are compared
 _ROUND = 2048  # candidates that are compared before those are left out whose images belong together by now
+_PATIENCE = 1 << 15  # candidates in a row, by likeness, that are no copies; then the others aren't looked at
 _AGREE = 0.9  # least `_agreement` of copies: of 8,000 pairs of different clothes with like codes the best has 0.85
+_ROUGH = 0.6  # as `_AGREE` at half the size; of 2,000 copies 4 in 1,000 have less, of the others 3 of 4
 
 # Orientations: 4 swaps the axes, then 2 turns the rows upside down, then 1 flips from left to right.
 _TURNS = (
@@ -38,39 +40,7 @@ _TURNS = (
 )
 _BACK = (0, 1, 2, 3, 4, 6, 5, 7)
 
-
-def _cosines(places: Tensor) -> Tensor:
-    """(..., n) places from 0 to 1 -> (..., n, _BAND) values of the DCT-II's functions there."""
-    found = torch.cos(torch.pi * places[..., None] * torch.arange(_BAND)) * 2**0.5
-    found[..., 0] = 1
-    return found
-
-
-def _grid(side: int) -> Tensor:
-    return (torch.arange(side) + 0.5) / side
-
-
-_BASIS = _cosines(_grid(SIDE))
-_SQUARES = torch.arange(_BAND) ** 2
-_WEIGHT = (_SQUARES[:, None] + _SQUARES) ** 0.25  # natural images have less of the higher frequencies
-_LUMA = torch.tensor([0.299, 0.587, 0.114])
-_WINDOWS = torch.tensor([[0, 0, 1, 1], *([y, x, 0.9, 0.9] for y in (0.025, 0.075) for x in (0.025, 0.075))])
-
-
-def describe(thumbnails: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """What near-copies are found by: the low frequencies of a grey thumbnail, as of pHash (Zauner 2010), with signs.
-
-    Args:
-        thumbnails: (n, SIDE, SIDE, 3) uint8.
-
-    Returns:
-        (n, CODE) int8, of length 254 but for clipping; 0 for an image of one colour.
-    """
-    grey = torch.from_numpy(thumbnails).float() @ _LUMA
-    codes = (_BASIS.T @ grey @ _BASIS / SIDE**2 * _WEIGHT).flatten(1)
-    length = codes.norm(dim=1, keepdim=True)
-    found: NDArray[np.int8] = torch.where(length > 1, codes / length * 254, 0).round().clamp(-127, 127).char().numpy()
-    return found
+Join = tuple[int, int, float, str, str]  # two copies, how near, what the first is of the second, and the other way
 
 
 def _turned(images: Tensor, turn: int) -> Tensor:
@@ -79,111 +49,113 @@ def _turned(images: Tensor, turn: int) -> Tensor:
     return images.flip([dim for dim, bit in ((-2, 2), (-1, 1)) if turn & bit])
 
 
-def _unit(vectors: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(vectors, dim=-1, eps=1e-6)
+def _grid(side: int) -> Tensor:
+    return (torch.arange(side) + 0.5) / side
 
 
-class _Codes:
-    """Codes in all orientations, and of what windows of the images show."""
-
-    def __init__(self) -> None:
-        number = torch.arange(_BAND**2).view(_BAND, _BAND)
-        odd = 1 - 2 * (torch.arange(_BAND) % 2)
-        sign = torch.stack([odd[:, None] ** (turn >> 1 & 1) * odd ** (turn & 1) for turn in range(8)])
-        self.sign = sign.flatten(1).float()
-        self.place = torch.stack([(number.T if turn & 4 else number).flatten() for turn in range(8)])
-        corner = torch.arange(4).view(2, 2)
-        shown = [_turned(corner, turn).tolist() for turn in range(8)]
-        # between[a][b]: turned by b, then by the opposite of a
-        self.between = torch.tensor(
-            [[shown.index(_turned(_turned(corner, b), _BACK[a]).tolist()) for b in range(8)] for a in range(8)]
-        )
-        scale = _WEIGHT.flatten()
-        crops = [
-            torch.kron(*(_BASIS.T @ _cosines(at + size * _grid(SIDE)) / SIDE for at, size in ((y, h), (x, w))))
-            for y, x, h, w in _WINDOWS.tolist()
-        ]
-        self.crops = torch.stack([crop * scale[:, None] / scale.clamp(min=1e-6) for crop in crops])
-        self.crops[:, :, 0] = 0
-
-    def turn(self, codes: Tensor, turns: Tensor) -> Tensor:
-        """(n, CODE) codes and (n,) turns."""
-        return codes.gather(1, self.place[turns]) * self.sign[turns]
-
-    def windows(self, codes: Tensor) -> Tensor:
-        """(n, CODE) -> (n, windows, CODE), of unit length."""
-        return _unit(torch.einsum("wij,nj->nwi", self.crops, codes))
+def _cosines(places: Tensor) -> Tensor:
+    """(n,) places from 0 to 1 -> (n, _BAND) values of the DCT-II's functions there."""
+    found = torch.cos(torch.pi * places[:, None] * torch.arange(_BAND)) * 2**0.5
+    found[:, 0] = 1
+    return found
 
 
-def _candidates(codes: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """Pairs of images whose codes are alike, from int8 codes (n, CODE).
+_BASIS = _cosines(_grid(SIDE)) / SIDE**0.5
+_SQUARES = torch.arange(_BAND) ** 2
+_WEIGHT = ((_SQUARES[:, None] + _SQUARES) ** 0.25).flatten()  # natural images have less of the higher frequencies
 
-    Each is put into the cell of the nearest centre, in the orientation in which it is nearest, and looked for in the
-    nearest cells, in these orientations: an inverted file (Sivic and Zisserman 2003).
+# Windows of an image: top, left, height, width; and the matrices that make their codes of its code.
+_WINDOWS = torch.tensor([[0, 0, 1, 1], *([y, x, 0.9, 0.9] for y in (0.015, 0.05, 0.085) for x in (0.015, 0.05, 0.085))])
+_CROPS = torch.stack(
+    [
+        torch.kron(*(_BASIS.T @ _cosines(at + size * _grid(SIDE)) / SIDE**0.5 for at, size in ((y, h), (x, w))))
+        for y, x, h, w in _WINDOWS.tolist()
+    ]
+) * (_WEIGHT[:, None] / _WEIGHT.clamp(min=1e-6)).index_fill(1, torch.tensor([0]), 0)
+
+# What is looked for: an image in all orientations, its windows as they are and mirrored.
+_ASKED = torch.tensor([[0, turn] for turn in range(8)] + [[at, turn] for at in range(1, 10) for turn in (0, 1)]).T
+
+# Codes in all orientations: which number comes to each place, with which sign; and [c][h] the turn that after h is c.
+_CELLS, _ODD = torch.arange(_BAND**2).view(_BAND, _BAND), 1 - 2 * (torch.arange(_BAND) % 2)
+_FROM = torch.stack([(_CELLS.T if turn & 4 else _CELLS).flatten() for turn in range(8)])
+_SIGN = torch.stack([(_ODD[:, None] ** (turn >> 1 & 1) * _ODD ** (turn & 1)).flatten() for turn in range(8)]).float()
+_SEEN = [_turned(torch.arange(4).view(2, 2), turn) for turn in range(8)]
+_AFTER = torch.tensor(
+    [[next(t for t in range(8) if _turned(_SEEN[h], t).equal(seen)) for h in range(8)] for seen in _SEEN]
+)
+
+
+def _turned_codes(codes: Tensor, turns: Tensor) -> Tensor:
+    """(n, CODE) of the images in (n,) orientations."""
+    return codes.gather(1, _FROM[turns]) * _SIGN[turns]
+
+
+def describe(thumbnails: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """What near-copies are found by: the low frequencies of a grey thumbnail, as in pHash (Zauner 2010), with signs.
+
+    Args:
+        thumbnails: (n, SIDE, SIDE, 3) uint8.
+
+    Returns:
+        (n, CODE) int8, of length 254 but for clipping; 0 for an image of one colour.
+    """
+    grey = torch.from_numpy(thumbnails).float() @ torch.tensor([0.299, 0.587, 0.114])
+    codes = (_BASIS.T @ grey @ _BASIS).flatten(1) / SIDE * _WEIGHT
+    length = codes.norm(dim=1, keepdim=True)
+    found: NDArray[np.int8] = torch.where(length > 1, codes / length * 254, 0).round().clamp(-127, 127).char().numpy()
+    return found
+
+
+def _candidates(codes: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Pairs of images whose codes are alike, from (n, CODE) int8.
+
+    Each image is in the cell of the nearest centre, and is looked for in the nearest cells: an inverted file (Sivic and
+    Zisserman 2003). The centres are there in all orientations, so that one look-up serves all those of an image.
 
     Yields:
         first, second, which of `_TURNS` the second is turned by to show which of `_WINDOWS` of the first, cosine.
     """
-    how, total = _Codes(), len(codes)
-    number = max(1, total // _CELL)
+    total, number = len(codes), max(1, len(codes) // _CELL)
     chosen = torch.randperm(total, generator=torch.Generator().manual_seed(0))[: 64 * number]
-    sample = _unit(codes[chosen].float())
-    centres = sample[:number]
-
-    def bank() -> Tensor:
-        turns = torch.tensor(_BACK).repeat(number)
-        return how.turn(centres.repeat_interleave(8, 0), turns)
-
-    for _ in range(5 if number > 1 else 0):
-        best = (sample @ bank().T).argmax(1)
-        centres = _unit(torch.zeros_like(centres).index_add_(0, best // 8, how.turn(sample, best % 8)))
-    columns = bank()
-    best = torch.cat([(part.float() @ columns.T).argmax(1) for part in codes.chunk(-(-total // _BLOCK))])
-    cells, turns = best // 8, best % 8
-    order = cells.argsort(stable=True)
-    rank = torch.empty_like(order).scatter_(0, order, torch.arange(total))
-    ends = cells.bincount(minlength=number).cumsum(0)
+    sample, back, (window, turn) = normalize(codes[chosen].float()), torch.tensor(_BACK), _ASKED
+    centres, turns = sample[:number], back.repeat(number)
+    for _ in range(6):
+        columns = _turned_codes(centres.repeat_interleave(8, 0), turns).T
+        best = (sample @ columns).argmax(1)
+        centres = normalize(torch.zeros_like(centres).index_add_(0, best // 8, _turned_codes(sample, best % 8)))
+    cells = torch.cat([(part.float() @ columns).argmax(1).int() for part in codes.chunk(-(-total // _BLOCK))])
+    order, ends = cells.argsort(stable=True).int(), cells.bincount(minlength=8 * number).cumsum(0).tolist()
     for start in range(0, total, _BLOCK):
-        asked = how.windows(codes[start : start + _BLOCK].float())
-        probes = (asked @ columns.T).topk(8, dim=2).indices.flatten()
-        cell = probes // 8
-        rows = torch.arange(len(probes)) // 8  # image in the block and window
-        queue = cell.argsort(stable=True)
-        pieces = []
-        for rows_of_cell in queue.tensor_split(cell.bincount(minlength=number).cumsum(0)[:-1]):
-            if not len(rows_of_cell):
-                continue
-            here = int(cell[rows_of_cell[0]])
-            begin, end = int(ends[here - 1]) if here else 0, int(ends[here])
-            members = order[begin:end]
-            those = how.turn(codes[members].float(), turns[members])
-            for part in rows_of_cell.chunk(1 + len(rows_of_cell) * (end - begin) // 4_000_000):
-                first = start + rows[part] // len(_WINDOWS)
-                turn = probes[part] % 8
-                likeness = how.turn(asked.flatten(0, 1)[rows[part]], turn) @ _unit(those).T
-                own = (cells[first] == here).nonzero()[:, 0]
-                likeness[own, rank[first[own]] - begin] = -1
+        asked = normalize(torch.einsum("wij,nj->nwi", _CROPS, codes[start : start + _BLOCK].float()), dim=2)
+        near = (asked @ columns).topk(8, dim=2).indices[:, window]  # (n, asked, 8) cells
+        near = (near // 8 * 8 + _AFTER[near % 8, turn[:, None]]).flatten()
+        queue, sizes, pieces = near.argsort(), near.bincount(minlength=8 * number).cumsum(0)[:-1], []
+        for here, rows in enumerate(queue.tensor_split(sizes)):
+            members = order[ends[here - 1] if here else 0 : ends[here]].long()
+            those = normalize(codes[members].float()).T
+            for part in rows.chunk(1 + len(rows) * len(members) // 4_000_000) if len(members) and len(rows) else ():
+                which, first = part // 8 % len(turn), part // 8 // len(turn)
+                likeness = _turned_codes(asked[first, window[which]], turn[which]) @ those
+                likeness.masked_fill_(members == start + first[:, None], -1)
                 top = likeness.topk(min(_NEAREST, len(members)), dim=1)
                 row, place = (top.values > _LIKE).nonzero(as_tuple=True)
-                second = members[top.indices[row, place]]
-                between = how.between[turn[row], turns[second]]
-                window = rows[part][row] % len(_WINDOWS)
-                pieces.append((first[row], second, between, window, top.values[row, place]))
+                which, found = which[row], (start + first[row], members[top.indices[row, place]])
+                pieces.append((*found, back[turn[which]], window[which], top.values[row, place]))
         yield _best(*map(torch.cat, zip(*pieces, strict=True)))
 
 
 def _best(first: Tensor, second: Tensor, turn: Tensor, window: Tensor, likeness: Tensor) -> tuple[Tensor, ...]:
-    """Of each pair the best, and of each first image the best pairs."""
-    order = likeness.argsort(descending=True)
-    found = [each[order].numpy() for each in (first, second, turn, window, likeness)]
-    _, kept = np.unique(np.stack(found[:2]), axis=1, return_index=True)  # the first of each pair
-    kept.sort()
-    owner = found[0][kept]
+    """Of each pair the best, and of each first image, and its windows, the best pairs."""
+    order = likeness.argsort(descending=True).numpy()
+    pair = (first << 32 | second).numpy()[order]
+    order = order[np.sort(np.unique(pair, return_index=True)[1])]
+    owner = (first * 2 + (window > 0)).numpy()[order]
     by_owner = np.argsort(owner, kind="stable")
     starts = np.flatnonzero(np.diff(owner[by_owner], prepend=-1))
     place = np.arange(len(owner)) - np.repeat(starts, np.diff(starts, append=len(owner)))
-    kept = kept[by_owner[place < _NEAREST]]
-    return tuple(torch.from_numpy(each[kept]) for each in found)
+    kept = torch.from_numpy(order[by_owner[place < _NEAREST]])
+    return first[kept], second[kept], turn[kept], window[kept], likeness[kept]
 
 
 def _align(first: Tensor, second: Tensor, windows: Tensor, rounds: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,8 +170,7 @@ def _align(first: Tensor, second: Tensor, windows: Tensor, rounds: int) -> tuple
     Returns:
         windows, (n, s, s) what the first image has there, and (n, s, s) 0 where that is outside of it, else 1.
     """
-    side = first.shape[1]
-    at = _grid(side)
+    side, at = first.shape[1], _grid(first.shape[1])
     layers = torch.stack([first, *torch.gradient(first, spacing=1 / side, dim=(1, 2))], 1)
     for step in range(rounds + 1):
         y, x = (windows[:, axis, None] + windows[:, axis + 2, None] * at for axis in (0, 1))
@@ -231,147 +202,104 @@ def _agreement(first: Tensor, second: Tensor, inside: Tensor) -> Tensor:
     a, b = slopes(first), slopes(second)
     both, one, other = (avg_pool2d(each.sum(1), 7).flatten(1) for each in (a * b, a * a, b * b))
     contrast = torch.maximum(one, other)
-    seen = contrast > 0.02 * contrast.mean(1, keepdim=True) + 0.25
+    seen = contrast > 0.02 * contrast.mean(1, keepdim=True) + 0.1
     found = (both / (one * other).sqrt().clamp(min=1e-6)).masked_fill(~seen, float("nan"))
-    return torch.where(seen.sum(1) >= 3, found.nanquantile(0.25, dim=1), 0)
+    return torch.where(seen.sum(1) >= 2, found.nanquantile(0.25, dim=1), 0)
 
 
 class _Images:
     """All images of some splits, numbered through."""
 
     def __init__(self, splits: Mapping[str, Source], records: Mapping[str, NDArray[Any]]) -> None:
-        self.names, self.sources = [*splits], [*splits.values()]
-        self.records = [records[name] for name in self.names]
-        self.ends = np.cumsum([len(each) for each in self.records])
-        self.decoder = decoders.build(DecodeConfig("auto", dct_scaling=True), channels=1)
-        self.has_masks = self.sources[0].kind is Kind.masks
+        self.names, self.sources, self.records = [*splits], [*splits.values()], [records[name] for name in splits]
+        self.starts = np.cumsum([0, *map(len, self.records)])
+        self.scaled = decoders.build(DecodeConfig("auto", dct_scaling=True), channels=1)
         self.exact = decoders.build(DecodeConfig("auto"))
+        self.grey = lru_cache(1 << 14)(self._grey)
 
     def column(self, name: str) -> NDArray[Any]:
         return np.concatenate([each[name] for each in self.records])
 
-    def place(self, image: int) -> Place:
-        split = int(np.searchsorted(self.ends, image, "right"))
-        return Place(self.names[split], image - int(self.ends[split]) + len(self.records[split]))
-
-    def at(self, image: int) -> tuple[Source, int]:
-        name, sample = self.place(image)
-        return self.sources[self.names.index(name)], sample
+    def at(self, image: int) -> tuple[int, int]:
+        """The number of the split, and of the sample in it."""
+        split = int(np.searchsorted(self.starts, image, "right")) - 1
+        return split, image - int(self.starts[split])
 
     def read(self, image: int) -> bytes:
-        source, sample = self.at(image)
-        return bytes(source.read(sample))
+        split, sample = self.at(image)
+        return bytes(self.sources[split].read(sample))
 
-    def grey(self, image: int) -> Tensor:
-        """(_LOOK, _LOOK) float32 of the whole image; 0 if its file is gone."""
+    def _grey(self, image: int) -> Tensor:
+        """(_LOOK, _LOOK) uint8; 0 if the file has gone since."""
         out = np.zeros((_LOOK, _LOOK, 1), np.uint8)
         with suppress(DataError):
-            resize_into(self.decoder.decode(self.read(image), None, (_LOOK, _LOOK)), out)
-        return torch.from_numpy(out[..., 0]).float()
+            resize_into(self.scaled.decode(self.read(image), None, (_LOOK, _LOOK)), out)
+        return torch.from_numpy(out[..., 0])
 
-    def same_pixels(self, one: int, two: int) -> bool:
-        """Whether two images are equal in all pixels."""
-        with suppress(DataError):
-            first, second = (self.exact.decode(self.read(image)) for image in (one, two))
-            return np.array_equal(first, second)
-        return False
+    def same_pixels(self, *pair: int) -> bool:
+        first, second = (self.exact.decode(self.read(image)) for image in pair)
+        return np.array_equal(first, second)
 
-    def target(self, image: int) -> Any:
-        """What a model learns of an image; of a mask only copies with the same pixels have the same."""
-        source, sample = self.at(image)
-        if source.kind is Kind.masks:
-            return mask_digest(decode_mask(source.read_mask(sample), source.mask_format))
-        return source.target_name(sample)
+    def target(self, image: int, *, equal: bool) -> Any:
+        """What a model learns of an image; the same for all whose masks can't be compared."""
+        split, sample = self.at(image)
+        source = self.sources[split]
+        if source.kind is not Kind.masks:
+            return source.target_name(sample)
+        return mask_digest(decode_mask(source.read_mask(sample), source.mask_format)) if equal else None
 
 
-def _compare(images: _Images, pairs: tuple[Tensor, ...]) -> list[tuple[float, str, str]]:
-    """How much the images of some candidates agree; what the first is of the second, and the other way round."""
-    first, second, turns, windows, _ = pairs
-    grey = {image: images.grey(image) for image in {*first.tolist(), *second.tolist()}}
-    one = torch.stack([grey[image] for image in first.tolist()])
-    two = torch.stack([_turned(grey[image], turn) for image, turn in zip(second.tolist(), turns.tolist(), strict=True)])
-    coarse, _, _ = _align(avg_pool2d(one, 2), avg_pool2d(two, 2), _WINDOWS[windows], 5)
-    tries = [_align(one, two, *how) for how in ((_WINDOWS[windows], 0), (coarse, 3))]
-    scores, which = torch.stack([_agreement(seen, two, inside) for _, seen, inside in tries]).max(0)
-    shown = torch.where(which[:, None] == 0, tries[0][0], tries[1][0])
-    cropped, found = ((shown - _WINDOWS[0]).abs().amax(1) > 0.03).tolist(), []
-    for row, (score, turn) in enumerate(zip(scores.tolist(), turns.tolist(), strict=True)):
-        texts = [" and ".join(filter(None, ["cropped" * cropped[row], _TURNS[each]])) for each in (turn, _BACK[turn])]
-        if score >= _AGREE and texts == ["", ""]:
-            same = images.same_pixels(int(first[row]), int(second[row]))
+def _compare(images: _Images, pairs: Sequence[Tensor]) -> list[Join]:
+    """Those of some candidates that are copies."""
+    keep, shown = torch.arange(len(pairs[0])), _WINDOWS[pairs[3]]
+    for side, rounds in ((_LOOK // 2, 5), (_LOOK, 3)):
+        first, second, turns, begun = (each[keep] for each in (*pairs[:3], _WINDOWS[pairs[3]]))
+        one = torch.stack([images.grey(image) for image in first.tolist()]).float()
+        both = [images.grey(image) for image in second.tolist()]
+        two = torch.stack([_turned(*each) for each in zip(both, turns.tolist(), strict=True)]).float()
+        one, two = (avg_pool2d(each, _LOOK // side) for each in (one, two))
+        tries = [_align(one, two, begun, 0), _align(one, two, shown, rounds)]
+        scores, which = torch.stack([_agreement(seen, two, inside) for _, seen, inside in tries]).max(0)
+        shown = torch.where(which[:, None] == 0, tries[0][0], tries[1][0])
+        good = scores >= (_AGREE if side == _LOOK else _ROUGH)
+        keep, shown, scores = keep[good], shown[good], scores[good]
+        if not len(keep):
+            return []
+    joins = []
+    cropped = ((shown - _WINDOWS[0]).abs().amax(1) > 0.03).tolist()
+    rows = zip(cropped, scores.tolist(), *(each[keep].tolist() for each in pairs[:3]), strict=True)
+    for crop, score, *pair, turn in rows:
+        texts = [" and ".join(filter(None, ["cropped" * crop, _TURNS[each]])) for each in (turn, _BACK[turn])]
+        if texts == ["", ""]:
+            same = images.same_pixels(*pair)
             score, texts = (1.0, ["the same pixels"] * 2) if same else (score, [f"near: {min(score, 0.99):.2f}"] * 2)
-        found.append((score, texts[0], texts[1]))
-    return found
+        joins.append((pair[0], pair[1], score, texts[0], texts[1]))
+    return joins
 
 
 class _Groups:
     """Images that belong together, as a forest (union-find)."""
 
     def __init__(self, total: int) -> None:
-        self.parent = np.arange(total)
-        self.joins: list[tuple[int, int, float, str, str]] = []
+        self.parent, self.joins = np.arange(total), list[Join]()
 
     def root(self, image: int) -> int:
         while (parent := int(self.parent[image])) != image:
             image = self.parent[image] = int(self.parent[parent])
         return image
 
-    def apart(self, first: Tensor, second: Tensor) -> Tensor:
-        """(n,) which pairs aren't known to belong together."""
-        pairs = zip(first.tolist(), second.tolist(), strict=True)
-        return torch.tensor([self.root(one) != self.root(two) for one, two in pairs], dtype=torch.bool)
+    def join(self, join: Join) -> None:
+        one, two = map(self.root, join[:2])
+        if one != two:
+            self.parent[two] = one
+            self.joins.append(join)
 
-    def join(self, one: int, two: int, score: float, first: str, second: str) -> None:
-        if self.root(one) != self.root(two):
-            self.parent[self.root(two)] = self.root(one)
-            self.joins.append((one, two, score, first, second))
-
-    def found(self) -> list[list[tuple[int, int, float, str, str]]]:
+    def found(self) -> list[list[Join]]:
         """The joins of each group."""
-        of: dict[int, list[tuple[int, int, float, str, str]]] = {}
+        of: dict[int, list[Join]] = {}
         for join in self.joins:
             of.setdefault(self.root(join[0]), []).append(join)
         return [*of.values()]
-
-
-def _equal_bytes(images: _Images, groups: _Groups, num_threads: int) -> None:
-    """Join the images that are equal to the byte."""
-    there = np.flatnonzero(images.column("state") == 1)
-    digests = images.column("digest")[there]
-    order = np.argsort(digests, kind="stable")
-    alike = np.split(there[order], np.flatnonzero(np.diff(digests[order])) + 1)
-
-    def look(members: NDArray[np.int64]) -> list[int]:
-        first = images.read(int(members[0]))
-        return [int(members[0]), *(each for each in members[1:].tolist() if images.read(each) == first)]
-
-    for first, *others in in_threads(look, (each for each in alike if len(each) > 1), num_threads):
-        for each in others:
-            groups.join(first, each, 1.0, *["the same bytes"] * 2)
-
-
-def _findings(images: _Images, joins: list[tuple[int, int, float, str, str]], area: NDArray[np.int64]) -> list[Finding]:
-    """What is wrong with a group of copies."""
-    members = sorted({image for join in joins for image in join[:2]}, key=lambda image: (-area[image], image))
-    rank = {image: place for place, image in enumerate(members)}
-    texts = dict.fromkeys(second if rank[one] < rank[two] else first for one, two, _, first, second in joins)
-    what = ", ".join(texts), min(score for _, _, score, _, _ in joins)
-    splits = sorted({images.place(image).split for image in members}, key=images.names.index, reverse=True)
-    places = {split: tuple(p for p in map(images.place, members) if p.split == split) for split in splits}
-    everything = tuple(place for split in splits for place in places[split])
-    equal = {"the same bytes", "the same pixels"}.issuperset(texts)
-    if (equal or not images.has_masks) and len({images.target(image) for image in members}) > 1:
-        found, excluded = [Finding("contradiction", everything, *what, everything)], {*everything}
-    else:
-        found, excluded = [], set(everything[len(places[splits[0]]) :])
-    if len(splits) > 1:
-        others = tuple(place for split in splits[1:] for place in places[split])
-        found.append(Finding("leak", everything, *what, others))
-    for split in splits:
-        left = tuple(place for place in places[split] if place not in excluded)
-        if len(left) > 1:
-            found.append(Finding("copy", left, *what, left[1:]))
-    return found
 
 
 def find(splits: Mapping[str, Source], records: Mapping[str, NDArray[Any]], num_threads: int) -> list[Finding]:
@@ -383,26 +311,70 @@ def find(splits: Mapping[str, Source], records: Mapping[str, NDArray[Any]], num_
         num_threads: how many images are read at the same time.
 
     Returns:
-        Findings of the kinds leak, contradiction and copy, one of a kind for each group of copies.
+        Findings of the kinds leak, contradiction and copy; of a group of copies one of a kind, of copy one a split.
     """
     images = _Images(splits, records)
+    groups = _Groups(int(images.starts[-1]))
+    there = np.flatnonzero(images.column("state") == 1)
+    _join_equal(images, there, groups, num_threads)
+    there = there[(groups.parent[there] == there) & images.column("code")[there].any(1)]
+    if len(there) > 1:
+        _join_near(images, there, groups, num_threads)
     area = images.column("height").astype(np.int64) * images.column("width")
-    groups = _Groups(len(area))
-    _equal_bytes(images, groups, num_threads)
-    singles = np.flatnonzero((images.column("state") == 1) & (groups.parent == np.arange(len(area))))
-    singles = singles[images.column("code")[singles].any(1)]
-    if len(singles) > 1:
-        found = [*_candidates(torch.from_numpy(images.column("code")[singles]))]
-        order = torch.cat([each[-1] for each in found]).argsort(descending=True)
-        pairs = [torch.cat(each)[order] for each in zip(*found, strict=True)]
-        pairs[:2] = [torch.from_numpy(singles)[each] for each in pairs[:2]]
+    return [each for joins in groups.found() for each in _findings(images, joins, area)]
+
+
+def _join_equal(images: _Images, there: NDArray[np.int64], groups: _Groups, num_threads: int) -> None:
+    """Join those that are equal to the byte."""
+    digests = images.column("digest")[there]
+    order = np.argsort(digests, kind="stable")
+    alike = np.split(there[order], np.flatnonzero(np.diff(digests[order])) + 1)
+
+    def look(members: NDArray[np.int64]) -> list[int]:
+        data = [images.read(each) for each in members.tolist()]
+        return [each for each, its in zip(members.tolist(), data, strict=True) if its == data[0]]
+
+    for first, *others in in_threads(look, (each for each in alike if len(each) > 1), num_threads):
+        for each in others:
+            groups.join((first, each, 1.0, "the same bytes", "the same bytes"))
+
+
+def _join_near(images: _Images, there: NDArray[np.int64], groups: _Groups, num_threads: int) -> None:
+    """Join those that are nearly equal, the likeliest candidates first."""
+    found = [*zip(*_candidates(torch.from_numpy(images.column("code")[there])), strict=True)]
+    order = torch.cat(found[-1]).argsort(descending=True)
+    pairs = [torch.cat(each)[order] for each in found]
+    pairs[:2] = [torch.from_numpy(there)[each] for each in pairs[:2]]
+    since = 0
+    with Meter() as meter:
+        meter.begin("compared", total=2 * len(order))
         for start in range(0, len(order), _ROUND):
             part = [each[start : start + _ROUND] for each in pairs]
-            apart = groups.apart(part[0], part[1])
-            part = [each[apart] for each in part]
-            runs = [tuple(each[at : at + 64] for each in part) for at in range(0, len(part[0]), 64)]
-            for run, looks in zip(runs, in_threads(partial(_compare, images), runs, num_threads), strict=True):
-                for one, two, (score, *texts) in zip(run[0].tolist(), run[1].tolist(), looks, strict=True):
-                    if score >= _AGREE:
-                        groups.join(one, two, score, *texts)
-    return [each for joins in groups.found() for each in _findings(images, joins, area)]
+            both = zip(part[0].tolist(), part[1].tolist(), strict=True)
+            apart = torch.tensor([groups.root(one) != groups.root(two) for one, two in both])
+            runs = [[each[apart][at : at + 64] for each in part] for at in range(0, int(apart.sum()), 64)]
+            joins = [*in_threads(partial(_compare, images), runs, num_threads)]
+            for join in (each for some in joins for each in some):
+                groups.join(join)
+            since = 0 if any(joins) else since + _ROUND
+            meter.advance(2 * len(part[0]))
+            if since >= _PATIENCE:
+                break
+
+
+def _findings(images: _Images, joins: list[Join], area: NDArray[np.int64]) -> list[Finding]:
+    """What is wrong with a group of copies. The last split's stay as they are: scores are of it."""
+    members = sorted({image for join in joins for image in join[:2]}, key=lambda image: (-area[image], image))
+    rank = {image: place for place, image in enumerate(members)}
+    texts = dict.fromkeys(second if rank[one] < rank[two] else first for one, two, _, first, second in joins)
+    what = ", ".join(texts), min(score for _, _, score, _, _ in joins)
+    of: dict[str, list[Place]] = {name: [] for name in reversed(images.names)}
+    for split, sample in map(images.at, members):
+        of[images.names[split]].append(Place(images.names[split], sample))
+    kept, *others = sides = [tuple(places) for places in of.values() if places]
+    left_out, everything = sum(others, ()), sum(sides, ())
+    equal = {"the same bytes", "the same pixels"}.issuperset(texts)
+    found = [Finding("leak", everything, *what, left_out)] if others else []
+    if len({images.target(image, equal=equal) for image in members}) > 1:
+        return [*found, Finding("contradiction", everything, *what, everything)]
+    return [*found, Finding("copy", kept, *what, kept[1:])] if len(kept) > 1 else found
