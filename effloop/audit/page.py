@@ -34,7 +34,7 @@ _MAX_PICTURES, _MAX_TOGETHER = 48, 6  # of a kind, and of one finding: 21 kinds 
 
 COLUMNS = ("finding", "split", "name", "label", "group", "value", "text", "exclude")
 
-_TOLD = ("thumbnail", "ignored", "group")  # of which a finding's text has the number
+_TOLD = ("thumbnail", "ignored", "group")  # whose text has the number
 _OF_CLASSES = ("confused", "few", "spelling", "shares")  # whose images are a few examples
 
 
@@ -71,6 +71,7 @@ class Audit:
             number, words = len(places) - len(of) * (kind == "copy"), [title, self.scores.get(kind, "")]
             if kind in (*_OF_CLASSES, *_TOLD) and of:
                 number, words[1] = len(of), of[0].text + ", …" * (len(of) > 1)
+                words[0] *= kind not in ("thumbnail", "group")
             elif kind == "leak":  # the images that are to be new to a model
                 number = sum(place.split == "val" for place in places)
                 words[0] = f"of {len(self.splits.get('val', ())):,} val images are copies of train images"

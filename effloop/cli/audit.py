@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rich.console import Console
+
 from effloop import config as configs
 from effloop.assemble.environment import num_workers
 from effloop.audit.findings import KINDS
@@ -55,9 +57,9 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
         if trained.folds is None:
             trained.loader("val").close()  # other classes are refused before minutes of work, as is all below
     splits = open_all(config, options.split)
-    if options.labels == "true" and (others := {source.kind.value for source in splits.values()} - {"classes"}):
+    if options.labels == "true" and (kinds := {source.kind.value for source in splits.values()} - {"classes"}):
         raise ConfigError(
-            f"labels: true compares classes with predictions, but the targets are {', '.join(others)}; drop it"
+            f"labels: true compares classes with predictions, but the targets are {', '.join(kinds)}; drop it"
         )
     from effloop.audit import copies, labels, odd, page, scan
     from effloop.audit import splits as divisions
@@ -66,7 +68,9 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
     outputs = page.outputs(options.out)
     threads, index_dir = num_workers(config), config.data.index_dir
     records = scan.scan(splits, index_dir, threads)
-    findings = copies.find(splits, records, threads)
+    with Console(stderr=True).status("comparing images"):
+        findings = copies.find(splits, records, threads)
+        others = odd.find(splits, records, config.decode, threads) + divisions.find(splits)
     if options.split == "both":
         keep_copies(splits, index_dir, [each.places for each in findings])
     scores, judged, notes = dict[str, str](), None, list[str]()
@@ -75,13 +79,11 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
         judged = labels.judge(trained, splits, leaks)
         score = trained.task.meters[0].name
         scores["leak"] = f"without them {score} is {judged.without} instead of {judged.score}"
-    findings += odd.find(splits, records, config.decode, threads)
-    findings += divisions.find(splits)
     if options.labels != "false":
         limit = math.inf if options.labels == "true" else labels.LIMIT_S
         wrong, notes = labels.find(splits, records, config, judged, limit)
-        findings += wrong
-    findings.sort(key=lambda each: ([*KINDS].index(each.kind), -each.value))
+        others += wrong
+    findings = sorted(findings + others, key=lambda each: ([*KINDS].index(each.kind), -each.value))
     found = page.Audit(config, splits, findings, scores, notes)
     looked = " and ".join(f"{len(rows):,} {name}" for name, rows in records.items())
     print(f"looked at {looked} images", *notes, sep="\n")
@@ -90,7 +92,7 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
     for kind, (number, line) in lines.items():
         print(f"{kind:<13}  {number:>{wide}}  {printable(line)}")
     print("nothing was found\n" * (not lines), end="")
-    own = [word for word in read_overrides(options.run or Path()) if key_of(word) != "run"]
+    own = [word for word in read_overrides(options.run) if key_of(word) != "run"] if options.run else []
     act = run_command(own, [*overrides, f"data.exclude={outputs[1]}"])
     page.write(found, *outputs, act, threads)
     print("page: {}   table: {}".format(*outputs))
