@@ -70,7 +70,18 @@ REFUSED = {"amp=true precision=fp32", "lr=0.1 optim.lr=0.2", "deterministic=true
 
 LONGEST = {  # pages whose commands take three seconds or more
     "README",
-    *("augmentation", "benchmarks", "commands", "data", "diagnose", "evaluate", "examples", "export", "extending"),
+    *(
+        "audit",
+        "augmentation",
+        "benchmarks",
+        "commands",
+        "data",
+        "diagnose",
+        "evaluate",
+        "examples",
+        "export",
+        "extending",
+    ),
     *("gallery", "multi-gpu", "own-source", "own-task", "recipes", "runs", "segmentation", "splits", "start", "step"),
     *("sweeps", "tasks"),
 }
