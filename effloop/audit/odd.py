@@ -23,6 +23,7 @@ and 99 %. Then the range of the colour that has the largest, the share of the pi
 median colour, and the variance of the luminance's Laplacian.
 """
 
+_FIELDS = ("state", "turn", "grey", "height", "width", "bytes", "extra", "looks")
 _ALIKE, _BLANK = 8, 2  # levels between colours that are nearly the same, and within an image that has one
 _WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)
 
@@ -58,21 +59,21 @@ def find(
     """Find the images that can't be decoded, or are unlike the others of a dataset, by (n,) of `RECORD` for each split;
     `config` says how they are decoded for training. The few that need a closer look are read and decoded.
     """
-    rows = np.concatenate([records[name] for name in splits])
-    split_of = np.repeat([*splits], [len(records[name]) for name in splits]).tolist()
-    samples = np.concatenate([np.arange(len(records[name])) for name in splits])
+    rows = {field: np.concatenate([records[name][field] for name in splits]) for field in _FIELDS}
+    split_of = np.repeat(np.arange(len(splits)), [len(records[name]) for name in splits])
+    samples, names = np.concatenate([np.arange(len(records[name])) for name in splits]), [*splits]
     decoder, odd = decoders.build(replace(config, dct_scaling=True)), list[_Odd]()
 
     def look(row: int) -> tuple[float, float] | str:
-        return _look(splits[split_of[row]], int(samples[row]), decoder)
+        return _look(splits[names[split_of[row]]], int(samples[row]), decoder)
 
     def place(row: int) -> Place:
-        return Place(split_of[row], int(samples[row]))
+        return Place(names[split_of[row]], int(samples[row]))
 
     seen = np.flatnonzero(rows["state"] == 1)
     sample = seen[np.linspace(0, len(seen) - 1, min(_SAMPLE, len(seen))).astype(np.int64)]
     closely = np.unique(np.concatenate([_suspects(rows, seen), sample, np.flatnonzero(rows["state"] == 2)])).tolist()
-    spans, sharpness = np.full((2, len(rows)), 255.0)
+    spans, sharpness = np.full((2, len(samples)), np.float32(255))
     for row, looked in zip(closely, in_threads(look, closely, num_threads), strict=True):
         if isinstance(looked, str):
             odd.append(("unreadable", row, looked, 1.0))
@@ -92,10 +93,11 @@ def find(
     return found + [Finding("ignored", (), f"{name}: {text}") for name, text in left_out.items()]
 
 
+_Rows = Mapping[str, NDArray[Any]]
 _Odd = tuple[str, int, str, float]  # kind, row, text, value
 
 
-def _suspects(rows: NDArray[Any], seen: NDArray[np.int64]) -> NDArray[np.int64]:
+def _suspects(rows: _Rows, seen: NDArray[np.int64]) -> NDArray[np.int64]:
     """Those of the images `seen` that may be blurred or of one colour."""
     contrast, _, _, span, _, detail = rows["looks"][seen].T[: len(LOOKS)]
     score = rows["bytes"][seen] / rows["height"][seen] / rows["width"][seen] * detail / contrast.clip(1) ** 2
@@ -120,10 +122,10 @@ def _look(source: Source, sample: int, decoder: Decoder) -> tuple[float, float] 
     return float(np.ptp(grey)), float(cv2.Laplacian(small, cv2.CV_32F).var() / max(1.0, small.var()))
 
 
-def _unlike(rows: NDArray[Any], spans: NDArray[Any], sharpness: NDArray[Any], sample: NDArray[Any]) -> Iterator[_Odd]:
+def _unlike(rows: _Rows, spans: NDArray[Any], sharpness: NDArray[Any], sample: NDArray[Any]) -> Iterator[_Odd]:
     """Images that are unlike a sample of all by their pixels or size."""
-    _, low, high, _, others, _ = rows["looks"].T[: len(LOOKS)].astype(np.float64)
-    height, width = (rows[side].clip(1).astype(np.float64) for side in ("height", "width"))
+    _, low, high, _, others, _ = rows["looks"].T[: len(LOOKS)]
+    height, width = (rows[side].clip(1).astype(np.float32) for side in ("height", "width"))
     side, colours, few = np.sqrt(height * width), np.where(rows["grey"], 0.1, 1.0), rows["grey"].mean() <= _GREY
     odd = spans <= _BLANK
     yield from (("blank", row, "has one colour", 1.0) for row in np.flatnonzero(odd).tolist())
