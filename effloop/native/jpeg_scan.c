@@ -111,8 +111,9 @@ typedef struct {
     int coefficients;
 } Lane;
 
-static inline void go_on(const Walk *walk, Lane *lane) {
-    Step step = walk->steps[(size_t)walk->order[lane->place] << PEEK | lane->word >> (64 - PEEK)];
+/* One step by a table; returns the coefficients then, and ENDS. */
+static inline int step_on(const Walk *walk, const Step *table, Lane *lane) {
+    Step step = table[lane->word >> (64 - PEEK)];
     int after = lane->coefficients + step / COEFFICIENT;
     lane->at += step & BITS, lane->word <<= step & BITS;
     if (__builtin_expect(after & (BLOCK | NONE), 0)) {
@@ -122,9 +123,29 @@ static inline void go_on(const Walk *walk, Lane *lane) {
         lane->at = step ? from + (step & BITS) : LOST;
         lane->word = lane->at > walk->end ? 0 : bits_at(walk->bytes, lane->at);
     }
+    return after;
+}
+
+static inline void go_on(const Walk *walk, Lane *lane) {
+    int after = step_on(walk, walk->steps + ((size_t)walk->order[lane->place] << PEEK), lane);
     walk->ends[lane->place] = lane->at;
     lane->place += (uint32_t)after / ENDS;
     lane->coefficients = after >= ENDS ? 1 : after;
+}
+
+/* Go to the end of one image: by branches, as nothing else fills the time. */
+static void walk_alone(Walk *walk) {
+    Lane lane = {.at = 0};
+    int left = 0;
+    for (; lane.place < walk->total && lane.at <= walk->end; walk->ends[lane.place++] = lane.at) {
+        const Step *table = walk->steps + ((size_t)walk->order[lane.place] << PEEK);
+        int after = lane.coefficients = 1;
+        for (; after < ENDS && lane.at <= walk->end; left--) {
+            if (!left) lane.word = bits_at(walk->bytes, lane.at), left = STEPS;
+            lane.coefficients = after = step_on(walk, table, &lane);
+        }
+    }
+    walk->at = lane.at, walk->place = lane.place;
 }
 
 void walk_on(Walk *const walks[WALKS]) {
@@ -282,16 +303,13 @@ static int states_of(Walk *walk, State *states, size_t count) {
 }
 
 int scan_states(const uint8_t *data, const Jpeg *jpeg, State **found) {
-    Walk *walks[WALKS];
     size_t count = (size_t)jpeg->columns * (size_t)jpeg->rows + 1;
-    int complete = 1;
-    for (int i = 0; i < WALKS; i++) complete = (walks[i] = walk_make()) ? complete : -1;
-    if (complete == 1) complete = walk_open(walks[0], data, jpeg);
-    while (complete == 1 && !walk_ended(walks[0])) walk_on(walks);
-    if (complete == 1) complete = walk_ended(walks[0]) == 1;
+    Walk *walk = walk_make();
+    int complete = walk ? walk_open(walk, data, jpeg) : -1;
+    if (complete == 1) walk_alone(walk), complete = walk_ended(walk) == 1;
     *found = complete == 1 ? malloc(count * sizeof **found) : NULL;
-    if (complete == 1) complete = *found ? states_of(walks[0], *found, count) : -1;
+    if (complete == 1) complete = *found ? states_of(walk, *found, count) : -1;
     if (complete != 1) free(*found), *found = NULL;
-    for (int i = 0; i < WALKS; i++) walk_free(walks[i]);
+    walk_free(walk);
     return complete;
 }
