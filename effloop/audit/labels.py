@@ -94,8 +94,7 @@ def judge(trained: Trained, splits: Mapping[str, Source], left_out: Collection[P
                 seen = batch.valid.cpu().numpy()
                 found[ids[seen]] = outputs.float().softmax(dim=1).cpu().numpy()[seen]
             meter.advance(len(ids))
-    score = task.meters[0]
-    texts = [score.text(scorer.scores()[score.name]) for scorer in scorers]
+    texts = [task.meters[0].text(scorer.scores()[task.meters[0].name]) for scorer in scorers]
     probabilities = np.concatenate([found[rows] for rows in numbers.values()])
     return Judged(trained.describe(), trained.classes if by_class else (), probabilities, *texts)
 
@@ -107,14 +106,9 @@ def find(
     run: Judged | None = None,
     limit_s: float = LIMIT_S,
 ) -> tuple[list[Finding], list[str]]:
-    """What predictions say about the labels, and lines on what predicts, or why nothing does.
-
-    Args:
-        splits: name -> opened split.
-        records: of each split, as of `scan`.
-        config: by which images are decoded, and on which device.
-        run: what a run predicts.
-        limit_s: seconds that features may take.
+    """What predictions say about the labels of some splits with `records` as of `scan`, and lines on what predicts, or
+    why nothing does. Features of what the run doesn't predict may take `limit_s` seconds; `config` says how images are
+    decoded, and on which device.
     """
     sources, findings, notes = splits.values(), list[Finding](), list[str]()
     if kinds := {source.kind.value for source in sources} - {Kind.classes.value}:
@@ -127,7 +121,7 @@ def find(
     probabilities, predicted = np.full((len(labels), len(classes)), np.nan, np.float32), []
     if run:
         probabilities[:, : len(ours)] = run.probabilities
-        predicted.append((run.describe, ~np.isnan(run.probabilities[:, 0])))
+        predicted.append((run.describe, ~np.isnan(probabilities[:, 0])))
         probabilities[predicted[0][1], len(ours) :] = 0
     rest = np.isnan(probabilities[:, 0]) & np.concatenate([records[name]["state"] == 1 for name in splits])
     counts = np.bincount(labels[rest & (labels >= 0)], minlength=len(classes) + 1)
@@ -170,13 +164,8 @@ def contradicted(
     class, which is the most probable one, too. A sample is taken for the class whose probability is at least its mean
     over the samples with that label; of several, for the most probable class.
 
-    Args:
-        probabilities: (N, K), out of fold.
-        labels: (N,).
-
-    Returns:
-        The samples with the lowest ratios, that first; (N,) ratios of the label's probability to the highest other one;
-        (K, K) how many samples of each class are taken for which.
+    (N, K), out of fold, and (N,) -> the samples with the lowest ratios, that first; (N,) ratios of the label's
+    probability to the highest other one; (K, K) how many samples of each class are taken for which.
     """
     rows, num_classes = np.arange(len(labels)), probabilities.shape[1]
     own, totals = probabilities[rows, labels].astype(np.float64), np.bincount(labels, minlength=num_classes)

@@ -14,6 +14,8 @@ from folders import make_sweep
 from numpy.typing import NDArray
 from runs import train
 
+from effloop.audit import labels
+from effloop.cli.convert import open_all
 from effloop.cli.main import main
 from effloop.inference.trained import Trained
 
@@ -94,6 +96,13 @@ def test_each_sample_is_predicted_by_the_model_that_has_not_seen_it(folds: Path,
     assert len(losses) == len(rows) == told["samples"] == 40
     assert told["scores"]["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert told["scores"]["top1"] == sum(row["class"] == row["target"] for row in rows) / 40
+    trained = labels.open_run(folds, [])  # and an audit looks at all labels
+    splits = open_all(trained.config, "both")
+    found = labels.judge(trained, splits, [])
+    paths = [f"{photos}/train/{split.key(sample)}" for split in splits.values() for sample in range(len(split))]
+    of_path = {row["path"]: row for row in rows}
+    np.testing.assert_allclose(found.probabilities, probabilities([of_path[path] for path in paths]), atol=2e-5)
+    assert found.score == found.without == f"{told['scores']['top1']:.2%}"
 
 
 @pytest.mark.usefixtures("without_pictures")

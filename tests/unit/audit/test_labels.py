@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from effloop.audit import labels
+from effloop.audit.findings import Place
+from effloop.audit.records import RECORD
+from effloop.cli.convert import open_all
 
 
 def _drawn(count: int, num_classes: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -54,3 +59,24 @@ def test_flipped_labels_come_first() -> None:
     wrong, ratios, _ = labels.contradicted(found[used], own[used])
     assert {*used[wrong].tolist()} <= {*flipped.tolist()}
     assert len({*used[np.argsort(ratios)[:15]].tolist()} & {*flipped.tolist()}) >= 14
+
+
+def test_a_run_predicts_what_it_was_not_trained_on(finished: Path) -> None:
+    """Its score is also that without some; labels that it contradicts come with what it predicts."""
+    trained = labels.open_run(finished, ["device=cpu"])
+    splits = open_all(trained.config, "both")
+    judged = labels.judge(trained, splits, {Place("val", 0), Place("val", 5), Place("train", 3)})
+    assert np.isnan(judged.probabilities[:40]).all()
+    val, own = judged.probabilities[40:], splits["val"].labels
+    hits, text = val.argmax(axis=1) == own, trained.task.meters[0].text
+    assert (judged.score, judged.without) == (text(hits.mean()), text(np.delete(hits, [0, 5]).mean()))
+    unread = {name: np.zeros(len(split), RECORD) for name, split in splits.items()}
+    findings, (note,) = labels.find(splits, unread, trained.config, judged)
+    assert note == f"{hits.sum()} of 13 labels are as predicted by {trained.describe()}"
+    wrong = [finding for finding in findings if finding.kind == "label"]
+    for finding in wrong:
+        (split, sample), best = finding.places[0], val[finding.places[0].sample].max()
+        assert (split, hits[sample]) == ("val", False)
+        assert finding.text == f"predicted: {'abc'[val[sample].argmax()]} ({best:.2f})"
+        assert finding.value == pytest.approx(1 - val[sample, own[sample]] / best, rel=1e-5)
+    assert [finding.value for finding in wrong] == sorted((finding.value for finding in wrong), reverse=True)
