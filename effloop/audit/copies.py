@@ -137,9 +137,9 @@ def _candidates(codes: Tensor) -> Iterator[tuple[Tensor, ...]]:
             for part in rows.chunk(1 + len(rows) * len(members) // 4_000_000) if len(members) and len(rows) else ():
                 which, first = part // 8 % len(turn), part // 8 // len(turn)
                 likeness = _turned_codes(asked[first, window[which]], turn[which]) @ those
-                likeness.masked_fill_(members == start + first[:, None], -1)
-                top = likeness.topk(min(_NEAREST, len(members)), dim=1)
-                row, place = (top.values > _LIKE).nonzero(as_tuple=True)
+                top = likeness.topk(min(_NEAREST + 1, len(members)), dim=1)  # one may be the image itself
+                other = members[top.indices] != start + first[:, None]
+                row, place = (other & (top.values > _LIKE)).nonzero(as_tuple=True)
                 which, found = which[row], (start + first[row], members[top.indices[row, place]])
                 pieces.append((*found, back[turn[which]], window[which], top.values[row, place]))
         yield _best(*map(torch.cat, zip(*pieces, strict=True)))
