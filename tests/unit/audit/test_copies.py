@@ -74,3 +74,17 @@ def test_groups_of_several(tmp_path: Path) -> None:
     (found,), names = _found(tmp_path / "data")
     assert [names[place][-5] for place in found.places] == ["a", "b", "c"]
     assert found.exclude == found.places[1:]
+
+
+def test_small_images_are_not_aligned(tmp_path: Path) -> None:
+    """Of 28 x 28 pixels a digit's window looks like another digit; the same pixels are found."""
+    folder = tmp_path / "data/train/x"
+    folder.mkdir(parents=True)
+    digit = _picture(3).resize((28, 28))
+    digit.save(folder / "a.png")
+    digit.save(folder / "b.bmp")
+    digit.crop((2, 2, 27, 27)).resize((28, 28)).save(folder / "c.png")
+    (tmp_path / "data/val/x").mkdir(parents=True)
+    _picture(2).save(tmp_path / "data/val/x/d.png")
+    (found,), names = _found(tmp_path / "data")
+    assert (found.text, [names[place][-5] for place in found.places]) == ("the same pixels", ["a", "b"])
