@@ -11,6 +11,7 @@ from PIL import Image, ImageFilter
 from plans import open_source
 
 from effloop.audit import odd
+from effloop.audit.findings import Finding
 from effloop.audit.scan import scan
 from effloop.data.decode import DecodeConfig
 
@@ -41,6 +42,8 @@ def _planted() -> Iterator[tuple[str, bytes]]:
     yield "shape", encode(_texture(103, 90, 400), "PNG")
     yield "unreadable", encode(image, "JPEG")[:-3000]
     yield "turned", encode(image, "JPEG", exif=exif(6))
+    preview, whole = encode(photo(40, 40), "JPEG").ljust(4090, b"\0"), encode(_texture(104), "JPEG")
+    yield "thumbnail", whole[:2] + b"\xff\xe1\x10\x02Exif\0\0" + preview + whole[2:]
 
 
 def _find(folder: Path, images: list[bytes], **decode: bool) -> dict[tuple[str, str], str]:
@@ -48,8 +51,10 @@ def _find(folder: Path, images: list[bytes], **decode: bool) -> dict[tuple[str, 
     (folder / "train" / "a").mkdir(parents=True)
     for number, data in enumerate(images):
         (folder / "train" / "a" / f"{number:03}.jpg").write_bytes(data)
+    (folder / "train" / "a" / "notes.txt").touch()
     splits = {"train": open_source("folder", folder)}
     findings = odd.find(splits, scan(splits, str(folder / "kept"), 2), DecodeConfig("auto", **decode), 2)
+    assert findings.pop() == Finding("ignored", (), "train: 1 .txt")
     for finding in findings:
         assert finding.exclude == (finding.places if finding.kind in ("unreadable", "blank") else ())
     return {(each.kind, splits["train"].key(place.sample)): each.text for each in findings for place in each.places}
