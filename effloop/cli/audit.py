@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 from effloop import config as configs
 from effloop.assemble.environment import num_workers
 from effloop.audit.findings import KINDS
@@ -68,9 +66,8 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
     outputs = page.outputs(options.out)
     threads, index_dir = num_workers(config), config.data.index_dir
     records = scan.scan(splits, index_dir, threads)
-    with Console(stderr=True).status("comparing images"):
-        findings = copies.find(splits, records, threads)
-        others = odd.find(splits, records, config.decode, threads) + divisions.find(splits)
+    findings = copies.find(splits, records, threads)
+    others = odd.find(splits, records, config.decode, threads) + divisions.find(splits)
     if options.split == "both":
         keep_copies(splits, index_dir, [each.places for each in findings])
     scores, judged, notes = dict[str, str](), None, list[str]()
