@@ -2,7 +2,7 @@
  *
  * A step through the bits goes over several codes by one look into a table, and branches on nothing: that a block ends is
  * as hard to foresee as the image itself. What holds it up is that a step begins where the one before ended, so several
- * images are gone through in turns: 0.26 ms for a photograph of 87 KB, and 0.46 one by one. */
+ * images are gone through in turns: a photograph of 87 KB takes 0.32 ms with its thumbnail, and 0.61 one by one. */
 
 #include "jpeg_scan.h"
 
