@@ -279,7 +279,11 @@ def _copied(config: Resolved) -> str:
     """A line about images that both splits have; empty if none were found."""
     data = config.data
     found = copied(open_split(data, "train"), open_split(data, "val"), data.check, config.num_workers)
-    fix = "data.group=copies keeps them on one side" if data.divides else "data.exclude=audit.csv leaves them out"
+    fix = (
+        "data.group=copies keeps them on one side"
+        if data.val or data.folds
+        else "data.exclude=audit.csv leaves them out"
+    )
     return found and f"{found}: scores are too good; {PROGRAM} {_command('audit', data)} shows them, {fix}"
 
 
