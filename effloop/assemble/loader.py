@@ -268,17 +268,16 @@ def build_data(environment: Environment) -> Data:
             "images; set data.val_split to a split of images that aren't trained on"
         )
     else:
-        line = parallel.on_rank0(lambda: _copied(config))
+        line = parallel.on_rank0(lambda: _copied(config, train.plan.source, val.plan.source))
     if line:
         notes.append(line)
         parallel.on_rank0(lambda: warn(line))
     return Data(train, batches, largest, val, fingerprints, notes, download)
 
 
-def _copied(config: Resolved) -> str:
+def _copied(config: Resolved, train: Source, val: Source) -> str:
     """A line about images that both splits have; empty if none were found."""
-    data = config.data
-    found = copied(open_split(data, "train"), open_split(data, "val"), data.check, config.num_workers)
+    data, found = config.data, copied(train, val, config.data.check, config.num_workers)
     fix = (
         "data.group=copies keeps them on one side"
         if data.val or data.folds
