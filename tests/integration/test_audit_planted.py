@@ -16,7 +16,7 @@ from effloop.cli.main import main
 from effloop.data.source.base import USUAL
 from effloop.data.source.splits import open_part
 
-SURE = ("equal bytes", "equal pixels", "re-saved", "half", "cropped", "mirrored", "turned")
+SURE = ("equal bytes", "equal pixels", "re-saved", "cropped", "mirrored", "turned")  # not half of 96
 
 
 def photographs(root: Path, every: int = 1) -> Path:
@@ -46,7 +46,7 @@ def clusters(table: Path) -> dict[str, list[set[str]]]:
 @pytest.mark.slow
 def test_planted_copies_are_found_and_left_out(here: Path, tmp_path: Path) -> None:
     root = tmp_path / "planted"
-    copies = plant(photographs(tmp_path / "photographs", 31), root, 28, SURE)
+    copies = plant(photographs(tmp_path / "photographs", 31), root, 24, SURE)
     assert main(["audit", f"data.root={root}", "labels=false"]) == 0
     found = clusters(here / "audit.csv")
     wanted: dict[str, list[set[str]]] = defaultdict(list)
@@ -68,9 +68,9 @@ def test_planted_copies_are_found_and_left_out(here: Path, tmp_path: Path) -> No
 
 @pytest.mark.nightly
 def test_recall_of_planted_copies(here: Path, tmp_path: Path) -> None:
-    """500 copies of 8 kinds among 1,856 photographs, of which five pairs show the same thing already."""
+    """500 copies of 7 kinds among 1,856 photographs, of which five pairs show the same thing already."""
     root = tmp_path / "planted"
-    copies = plant(photographs(tmp_path / "photographs"), root, 500, [*EDITS])
+    copies = plant(photographs(tmp_path / "photographs"), root, 500, [kind for kind in EDITS if kind != "half"])
     assert main(["audit", f"data.root={root}", "labels=false"]) == 0
     found = [names for each in clusters(here / "audit.csv").values() for names in each]
     hits: dict[str, list[bool]] = defaultdict(list)
