@@ -277,7 +277,12 @@ def build_data(environment: Environment) -> Data:
 
 def _copied(config: Resolved, train: Source, val: Source) -> str:
     """A line about images that both splits have; empty if none were found."""
-    data, found = config.data, copied(train, val, config.data.check, config.num_workers)
+    data = config.data
+    if data.cache is not Cache.none:
+        from effloop.data.cache.cached import CachedSource
+
+        train, val = (each.source if isinstance(each, CachedSource) else each for each in (train, val))
+    found = copied(train, val, data.check, config.num_workers)
     fix = (
         "data.group=copies keeps them on one side"
         if data.val or data.folds

@@ -72,7 +72,8 @@ def find(
 
     seen = np.flatnonzero(rows["state"] == 1)
     sample = seen[np.linspace(0, len(seen) - 1, min(_SAMPLE, len(seen))).astype(np.int64)]
-    closely = np.unique(np.concatenate([_suspects(rows, seen), sample, np.flatnonzero(rows["state"] == 2)])).tolist()
+    refused = (rows["state"] == 2) | (rows["height"].astype(np.int64) * rows["width"] > config.max_pixels)
+    closely = np.unique(np.concatenate([_suspects(rows, seen), sample, np.flatnonzero(refused)])).tolist()
     spans, sharpness = np.full((2, len(samples)), np.float32(255))
     for row, looked in zip(closely, in_threads(look, closely, num_threads), strict=True):
         if isinstance(looked, str):

@@ -142,10 +142,10 @@ def _look(source: Source, decoder: Decoder, samples: NDArray[np.int64]) -> NDArr
         *(address(thumbnails), address(digests), address(done)),
     )
     for row, header in headers.others.items():
-        if done[row]:
-            thumbnails[row] = upright(thumbnails[row], header.orientation)
+        done[row] &= header.height > 0
+        thumbnails[row] = upright(thumbnails[row], header.orientation)
     for row in np.flatnonzero(~done).tolist():
-        done[row] = _decode(decoder, images[row], headers[row], thumbnails[row])
+        done[row] = _decode(decoder, images[row], thumbnails[row])
     records["state"], records["digest"] = np.where(done, 1, 2), digests
     records["bytes"] = images.sizes.clip(max=2**32 - 1)
     records["grey"] = done & (thumbnails == thumbnails[..., :1]).all((1, 2, 3))
@@ -194,12 +194,10 @@ def _header(decoder: Decoder, data: Encoded) -> Header:
         return Header("", 0, 0, plain=False, complete=False)
 
 
-def _decode(decoder: Decoder, data: Encoded, header: Header, out: NDArray[np.uint8]) -> bool:
+def _decode(decoder: Decoder, data: Encoded, out: NDArray[np.uint8]) -> bool:
     """Write the thumbnail of one image, if it can be decoded."""
-    if not header.height:
-        return False
     try:
-        pixels = decoder.decode_with_info(data, header, at_least=(SIDE, SIDE))
+        pixels = decoder.decode(data, at_least=(SIDE, SIDE))
     except DataError:
         return False
     out[:] = opencv().resize(pixels, (SIDE, SIDE), interpolation=opencv().INTER_AREA)

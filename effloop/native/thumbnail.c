@@ -9,7 +9,7 @@
 enum { DQT = 0xDB, APP14 = 0xEE };
 enum { SIDE = 32, PIXELS = SIDE * SIDE }; /* as in audit/records.py */
 
-/* What each component's DC values are multiplied with; 0: it isn't known, or the colours aren't YCbCr. */
+/* What each component's DC values are multiplied with; 0: libjpeg refuses the tables, or the colours aren't YCbCr. */
 static int read_quantizers(const uint8_t *data, const Jpeg *jpeg, int found[MAX_COMPONENTS]) {
     const uint8_t *frame = data + jpeg->sof_at;
     int tables[4] = {0};
@@ -17,11 +17,19 @@ static int read_quantizers(const uint8_t *data, const Jpeg *jpeg, int found[MAX_
         const uint8_t *segment = data + at, *end = segment + 2 + (segment[2] << 8 | segment[3]);
         if (segment[1] == APP14 && end - segment >= 16 && !memcmp(segment + 4, "Adobe", 5) && !segment[15]) return 0;
         if (segment[1] != DQT) continue;
-        for (const uint8_t *table = segment + 4; table + 65 <= end; table += table[0] >> 4 ? 129 : 65)
-            tables[table[0] & 3] = table[0] >> 4 ? table[1] << 8 | table[2] : table[1];
+        for (const uint8_t *table = segment + 4; table < end;) {
+            int wide = table[0] >> 4 != 0, number = table[0] & 15;
+            if (end - table < 65 + 64 * wide || number > 3) return 0;
+            tables[number] = wide ? table[1] << 8 | table[2] : table[1];
+            table += 65 + 64 * wide;
+        }
     }
-    for (int i = 0; i < jpeg->components; i++)
-        if (frame[10 + 3 * i] == 'R' || !(found[i] = tables[frame[12 + 3 * i] & 3])) return 0;
+    for (int i = 0; i < jpeg->components; i++) {
+        const Huffman *codes = &jpeg->huffman[DC][jpeg->table[DC][i]];
+        for (int j = 0; j < codes->total; j++)
+            if (codes->symbols[j] > 15) return 0;
+        if (frame[10 + 3 * i] == 'R' || frame[12 + 3 * i] > 3 || !(found[i] = tables[frame[12 + 3 * i]])) return 0;
+    }
     return 1;
 }
 

@@ -94,7 +94,7 @@ def test_images_in_both_splits_are_said(
     root = shutil.copytree(photos, here / "own photos")
     for copy in ("val/b/x.jpg", *(f"train/a/{number:03}.jpg" for number in range(3, 40, 3))):
         shutil.copy(root / "train/a/000.jpg", root / copy)
-    trainer = build(root, *words)
+    trainer = build(root, *words, f"data.cache={'pixels' if words else 'none'}")
     notes = [note for note in trainer.notes if "to the byte" in note]
     fix = "data.group=copies keeps them on one side" if words else "data.exclude=audit.csv leaves them out"
     typed = shlex.join(["audit", f"data.root={root}", *words])

@@ -268,9 +268,6 @@ class CachedSource(View):
     def read(self, index: int) -> Encoded:
         return self.region.get(index) or self._keep(index, index, self._image)
 
-    def digests(self) -> NDArray[np.int64] | None:
-        return self.source.digests()
-
     def read_mask(self, index: int) -> Encoded:
         if self.kind is not Kind.masks:
             return super().read_mask(index)

@@ -18,6 +18,7 @@ from effloop.data.decode import DecodeConfig, Decoder, decoders
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.pixels import opencv
 from effloop.data.source import Source
+from effloop.errors import DataError
 from effloop.native import address, function
 
 RUN = 3  # images that a thread takes at a time
@@ -90,15 +91,41 @@ def test_killed_and_gone_on_with(source: Source, tmp_path: Path, monkeypatch: py
     assert changed["digest"][3] != expected["digest"][3]
 
 
+def test_larger_than_allowed(source: Source) -> None:
+    small = decoders.build(DecodeConfig("auto", max_pixels=300 * 270 - 1))
+    # Nothing of a baseline JPEG is decoded; the turned one's size isn't known.
+    assert scan._look(source, small, np.arange(len(source)))["state"][::2].tolist() == [1, 2, 2, 1, 1, 1]
+
+
+def _thumbnails(*images: bytes) -> tuple[NDArray[np.uint8], list[bool]]:
+    encoded, out = EncodedImages.of(images), np.zeros((len(images), SIDE, SIDE, 3), np.uint8)
+    digests, done = np.zeros(len(images), np.uint64), np.zeros(len(images), np.bool_)
+    function("effloop_thumbnails", "pplppp")(
+        *(address(encoded.addresses), address(encoded.sizes), len(images)),
+        *(address(out), address(digests), address(done)),
+    )
+    return out, done.tolist()
+
+
+@pytest.mark.parametrize(
+    ("marker", "offset", "value"),
+    [(b"\xff\xdb", 4, 4), (b"\xff\xdb", 3, 66), (b"\xff\xc0", 12, 5), (b"\xff\xc4", 32, 16)],
+    ids=["number of a quantization table", "its length", "a component's table", "a Huffman table's symbol"],
+)
+def test_tables_that_libjpeg_refuses(marker: bytes, offset: int, value: int) -> None:
+    """Even if the scan needs nothing of them, so that audit and verify agree."""
+    data = bytearray(encode(photo(300, 270) // 8 + 99, "JPEG"))
+    data[data.index(marker) + offset] = value
+    with pytest.raises(DataError):
+        decoders.build(DecodeConfig("auto")).decode(bytes(data))
+    assert _thumbnails(bytes(data))[1] == [False]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_thumbnails_are_means_of_areas(kind: str) -> None:
     data = KINDS[kind](photo(283, 401))
-    image, out = EncodedImages.of([data, data[:-9] + data[-2:]]), np.zeros((2, SIDE, SIDE, 3), np.uint8)
-    digests, done = np.zeros(2, np.uint64), np.zeros(2, np.bool_)
-    function("effloop_thumbnails", "pplppp")(
-        address(image.addresses), address(image.sizes), 2, address(out), address(digests), address(done)
-    )
-    assert done.tolist() == [kind != "RGB", False]
+    out, done = _thumbnails(data, data[:-9] + data[-2:])
+    assert done == [kind != "RGB", False]
     whole = decoders.build(DecodeConfig("auto")).decode(data)
     expected = opencv().resize(whole, (SIDE, SIDE), interpolation=opencv().INTER_AREA)
     assert not done[0] or np.abs(out[0].astype(int) - expected).mean() < 5
