@@ -262,33 +262,30 @@ def build_data(environment: Environment) -> Data:
         notes.append(line)
     download, lines = remote_facts(config.data)
     notes += lines
-    if fingerprints["train"] == fingerprints["val"]:
-        line = (
-            f"validation uses the training images ({val.plan.source.where}): its scores say nothing about other "
-            "images; set data.val_split to a split of images that aren't trained on"
-        )
-    else:
-        line = parallel.on_rank0(lambda: _copied(config, train.plan.source, val.plan.source))
-    if line:
+    if line := parallel.on_rank0(lambda: _warned(config, train.plan.source, val.plan.source)):
         notes.append(line)
-        parallel.on_rank0(lambda: warn(line))
     return Data(train, batches, largest, val, fingerprints, notes, download)
 
 
-def _copied(config: Resolved, train: Source, val: Source) -> str:
-    """A line about images that both splits have; empty if none were found."""
-    data = config.data
+def _warned(config: Resolved, train: Source, val: Source) -> str:
+    """Warn of images that both splits have, if some were found; returns the line."""
+    data, line = config.data, ""
     if data.cache is not Cache.none:
         from effloop.data.cache.cached import CachedSource
 
         train, val = (each.source if isinstance(each, CachedSource) else each for each in (train, val))
-    found = copied(train, val, data.check, config.num_workers)
-    fix = (
-        "data.group=copies keeps them on one side"
-        if data.val or data.folds
-        else "data.exclude=audit.csv leaves them out"
-    )
-    return found and f"{found}: scores are too good; {PROGRAM} {_command('audit', data)} shows them, {fix}"
+    if train.fingerprint() == val.fingerprint():
+        line = (
+            f"validation uses the training images ({val.where}): its scores say nothing about other images; set "
+            "data.val_split to a split of images that aren't trained on"
+        )
+    elif found := copied(train, val, data.check, config.num_workers):
+        divided = data.val or data.folds
+        fix = "data.group=copies keeps them on one side" if divided else "data.exclude=audit.csv leaves them out"
+        line = f"{found}: scores are too good; {PROGRAM} {_command('audit', data)} shows them, {fix}"
+    if line:
+        warn(line)
+    return line
 
 
 def _stages(environment: Environment, train: Loader) -> tuple[BatchStream, Loader]:

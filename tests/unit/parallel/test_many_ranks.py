@@ -149,7 +149,7 @@ def test_a_run_as_some_of_512(images, tmp_path, capfd):
 
 def test_what_asks_no_other_rank(images, tmp_path):
     """An epoch's batches, all but the last batch of an update, and updates without a line in the log."""
-    with rank_of(255, 512, [None, None, str(tmp_path)]) as process:
+    with rank_of(255, 512, [None, "", None, str(tmp_path)]) as process:
         made = trainer(images, tmp_path, "accumulate=2")
         with process.alone():
             first, second = made.train.epoch(0)
@@ -232,7 +232,7 @@ def test_resumed_on_other_ranks(images):
 
 def test_a_checkpoint_of_512_ranks(images, tmp_path):
     """The state of each rank is a value or two; a rank that resumes has its own."""
-    with rank_of(317, 512, [None, None, str(tmp_path)]):
+    with rank_of(317, 512, [None, "", None, str(tmp_path)]):
         made = trainer(images, tmp_path)
         made.forward_backward(next(iter(made.train.epoch(0))), sync=True)
         made.progress.samples_seen = 1024
@@ -251,7 +251,7 @@ def test_a_checkpoint_of_512_ranks(images, tmp_path):
         level = [value for part in parts for value in part]
     assert values < 2500
     assert len(state["rng"]) == len(state["buffers"]) == len(state["metrics"]) == 512
-    with rank_of(317, 512, [None, None, str(tmp_path)]):
+    with rank_of(317, 512, [None, "", None, str(tmp_path)]):
         made = trainer(images, tmp_path)
         made.load_state_dict(state)
         assert torch.equal(torch.rand(3), drawn)
