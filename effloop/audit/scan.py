@@ -85,7 +85,7 @@ def kept(name: str, record: np.dtype[Any], source: Source, index_dir: str | None
         if not np.array_equal(before["of"], stamps):
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
-                file.truncate(len(stamps) * row.itemsize)
+                os.posix_fallocate(file.fileno(), 0, len(stamps) * row.itemsize or 1)  # a full disk is found here
                 _, now, then = np.intersect1d(stamps, before["of"], return_indices=True)
                 rows = _mapped(Path(file.name), row)
                 rows["of"], rows[now] = stamps, before[then]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from disks import fill, small_disk
 from images import encode, exif, photo
 from jpegs import KINDS
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from effloop.data.decode import DecodeConfig, Decoder, decoders
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.pixels import opencv
 from effloop.data.source import Source
-from effloop.errors import DataError
+from effloop.errors import ConfigError, DataError
 from effloop.native import address, function
 
 RUN = 3  # images that a thread takes at a time
@@ -89,6 +90,14 @@ def test_killed_and_gone_on_with(source: Source, tmp_path: Path, monkeypatch: py
     changed = scan.scan({"train": open_source("folder", tmp_path)}, str(tmp_path), 0)["train"]
     assert read == [3]
     assert changed["digest"][3] != expected["digest"][3]
+
+
+def test_full_disk(source: Source, tmp_path: Path) -> None:
+    (small := tmp_path / "small").mkdir()
+    with small_disk(small, "4k"):
+        fill(small)
+        with pytest.raises(ConfigError, match=r"can't be written: No space left on device; set data\.index_dir=PATH"):
+            scan.scan({"train": source}, str(small), 0)
 
 
 def test_larger_than_allowed(source: Source) -> None:
