@@ -112,7 +112,7 @@ def find(
     """
     sources, findings, notes = splits.values(), list[Finding](), list[str]()
     if kinds := {source.kind.value for source in sources} - {Kind.classes.value}:
-        return [], [f"labels are compared with predictions where they are classes, and here are {', '.join(kinds)}"]
+        return [], [f"wrong labels are looked for only where each image has one class; the targets are {kinds.pop()}"]
     ours = run.classes if run else ()
     classes = [*dict.fromkeys([*ours, *(name for source in sources for name in source.classes)])]
     tables = [np.array([*map(classes.index, source.classes), -1]) for source in sources]  # no class: -1

@@ -88,8 +88,8 @@ def find(
     found = [Finding(kind, at := (place(row),), text, value, at * (kind in drop)) for kind, row, text, value in odd]
     if len(having := np.flatnonzero(rows["extra"])):
         share = int(rows["extra"].sum(dtype=np.int64)) / int(rows["bytes"].sum(dtype=np.int64))
-        text = f"{len(having):,} files have another image, {share:.1%} of all bytes, which are read for nothing"
-        found.append(Finding("thumbnail", tuple(map(place, having[:6].tolist())), text, share))
+        text = f"{len(having):,} of {len(samples):,} files have another image in them: {share:.1%} of all bytes"
+        found.append(Finding("thumbnail", tuple(map(place, having[:6].tolist())), text, float(len(having))))
     left_out = {name: source.left_out for name, source in splits.items() if source.left_out}
     return found + [Finding("ignored", (), f"{name}: {text}") for name, text in left_out.items()]
 

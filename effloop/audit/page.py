@@ -21,6 +21,7 @@ from effloop.config import Config
 from effloop.data.decode import Decoder, decoders
 from effloop.data.source import Source
 from effloop.data.source.base import Kind
+from effloop.data.source.exclude import names_in
 from effloop.errors import ConfigError, DataError
 from effloop.report.files import environment, stylesheet
 from effloop.report.values import in_cell, to_text
@@ -34,7 +35,6 @@ _MAX_PICTURES, _MAX_TOGETHER = 48, 6  # of a kind, and of one finding: 21 kinds 
 
 COLUMNS = ("finding", "split", "name", "label", "group", "value", "text", "exclude")
 
-_TOLD = ("thumbnail", "ignored", "group")  # whose text has the number
 _OF_CLASSES = ("confused", "few", "spelling", "shares")  # whose images are a few examples
 
 
@@ -66,17 +66,20 @@ class Audit:
         """What was found: kind -> a number, and what it counts."""
         found = {}
         for kind, title in KINDS.items():
-            of = [finding for finding in self.findings if finding.kind == kind]
+            if not (of := [finding for finding in self.findings if finding.kind == kind]):
+                continue
             places = {place for finding in of for place in finding.places}
-            number, words = len(places) - len(of) * (kind == "copy"), [title, self.scores.get(kind, "")]
-            if kind in (*_OF_CLASSES, *_TOLD) and of:
-                number, words[1] = len(of), of[0].text + ", …" * (len(of) > 1)
-                words[0] *= kind not in ("thumbnail", "group")
-            elif kind == "leak":  # the images that are to be new to a model
-                number = sum(place.split == "val" for place in places)
+            number, text = f"{len(places) - len(of) * (kind == 'copy'):,}", of[0].text + ", …" * (len(of) > 1)
+            words = [title, self.scores.get(kind, "")]
+            if kind == "leak":  # the images that are to be new to a model
+                number = f"{sum(place.split == 'val' for place in places):,}"
                 words[0] = f"of {len(self.splits.get('val', ())):,} val images are copies of train images"
-            if of:
-                found[kind] = ("" if kind in _TOLD else f"{number:,}", ": ".join(filter(None, words)))
+            elif kind in ("thumbnail", "group"):
+                number = f"{of[0].value:,.0f}"
+                words = [text.removeprefix(f"{number} ")]
+            elif kind in (*_OF_CLASSES, "ignored"):
+                number, words = f"{len(of):,}" * (kind != "ignored"), [title, text]
+            found[kind] = number, ": ".join(filter(None, words))
         return found
 
     def label(self, place: Place) -> str:
@@ -118,7 +121,9 @@ def write(found: Audit, page: Path, table: Path, command: str, num_threads: int)
 
 
 def _rows(found: Audit) -> Iterator[Sequence[Any]]:
-    """A row for each image of each finding; of one without images one that names none."""
+    """A row for each image of each finding; of one without images one that names none. Then those that `data.exclude`
+    has left out, so that this table can take the place of that one.
+    """
     for group, finding in enumerate(found.findings, 1):
         left_out, what = {*finding.exclude}, (group, f"{finding.value:.6g}", in_cell(to_text(finding.text)))
         for place in finding.places:
@@ -127,6 +132,11 @@ def _rows(found: Audit) -> Iterator[Sequence[Any]]:
             yield finding.kind, split, *(in_cell(to_text(text)) for text in texts), *what, int(place in left_out)
         if not finding.places:
             yield finding.kind, "", "", "", *what, 0
+    if before := found.config.data.exclude:
+        text = in_cell(to_text(f"left out by {before}"))
+        for split, names in names_in(Path(os.path.expanduser(before))).items():
+            for name in sorted(names):
+                yield "excluded", in_cell(to_text(split)), in_cell(name.decode()), "", "", "", text, 1
 
 
 def _render(found: Audit, command: str, num_threads: int) -> str:

@@ -47,9 +47,10 @@ def _groups(splits: Mapping[str, Source], one: str, other: str) -> Iterator[Find
         sides = {split: np.array(splits[split].column(column, 0, len(splits[split]))) for split in (one, other)}
         both = np.setdiff1d(np.intersect1d(sides[one], sides[other]), [b""])
         if len(both):
-            images = [f"{np.isin(side, both).sum():,} images of {split}" for split, side in sides.items()]
+            images = [f"{np.isin(side, both).sum():,} of {len(side):,} {split}" for split, side in sides.items()]
             named = ", ".join(map(printable, both[:_SHOWN].tolist())) + ", …" * (len(both) > _SHOWN)
-            text = f"{len(both):,} of '{column}' are in both, {' and '.join(images)}: {named}"
+            values = f"{len(both):,} value{'s' * (len(both) > 1)} of '{column}' in both splits"
+            text = f"{values}, with {' and '.join(images)} images: {named}"
             places = [Place(split, int(np.argmax(side == both[0]))) for split, side in sides.items()]
             yield Finding("group", tuple(places), text, float(len(both)))
 

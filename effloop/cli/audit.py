@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -54,6 +54,8 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
         config = trained.config
         if trained.folds is None:
             trained.loader("val").close()  # other classes are refused before minutes of work, as is all below
+    # What a run would refuse is a finding here.
+    config = replace(config, data=replace(config.data, allow_missing_classes=True))
     splits = open_all(config, options.split)
     if options.labels == "true" and (kinds := {source.kind.value for source in splits.values()} - {"classes"}):
         raise ConfigError(
@@ -68,14 +70,17 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
     records = scan.scan(splits, index_dir, threads)
     findings = copies.find(splits, records, threads)
     others = odd.find(splits, records, config.decode, threads) + divisions.find(splits)
-    if options.split == "both":
+    if options.split == "both" and not config.data.exclude:  # all copies, also those that are left out
         keep_copies(splits, index_dir, [each.places for each in findings])
     scores, judged, notes = dict[str, str](), None, list[str]()
     if trained:
         leaks = {place for each in findings if each.kind == "leak" for place in each.places if place.split == "val"}
-        judged = labels.judge(trained, splits, leaks)
-        score = trained.task.meters[0].name
-        scores["leak"] = f"without them {score} is {judged.without} instead of {judged.score}"
+        judged = labels.judge(trained, splits, leaks) if leaks or options.labels != "false" else None
+        if judged and leaks:
+            score = trained.task.meters[0].name
+            scores["leak"] = f"without them {score} is {judged.without} instead of {judged.score}"
+            if len(leaks) == len(splits.get("val", ())):
+                scores["leak"] = f"{score}, {judged.score}, is of no other images"
     if options.labels != "false":
         limit = math.inf if options.labels == "true" else labels.LIMIT_S
         wrong, notes = labels.find(splits, records, config, judged, limit)
@@ -90,9 +95,12 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
         print(f"{kind:<13}  {number:>{wide}}  {printable(line)}")
     print("nothing was found\n" * (not lines), end="")
     own = [word for word in read_overrides(options.run) if key_of(word) != "run"] if options.run else []
-    act = run_command(own, [*overrides, f"data.exclude={outputs[1]}"])
+    other = [word for word in overrides if key_of(word) != "data.exclude"]  # the table has its rows
+    act = run_command(own, [*other, f"data.exclude={outputs[1]}"])
     page.write(found, *outputs, act, threads)
     print("page: {}   table: {}".format(*outputs))
     if found.excluded:
-        print(f"leave out the {len(found.excluded):,} images that the table marks: {act}")
+        marked = f"{len(found.excluded):,} image{'s' * (len(found.excluded) != 1)}"
+        before = f", and what {config.data.exclude} leaves out" if config.data.exclude else ""
+        print(printable(f"leave out the {marked} that the table marks{before}: {act}"))
     return 0

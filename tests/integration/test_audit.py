@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from audited import NAMES, make_audit
 from masked import make_masks
-from runs import make_photos, once
+from runs import composed, make_photos, once
 
 from effloop.audit import page
 from effloop.audit.findings import Finding, Place
 from effloop.cli.main import main
 from effloop.data.source.base import printable
 from effloop.data.source.splits import open_split
+from effloop.errors import ConfigError
 
 
 def test_a_table_that_no_program_runs_and_that_leaves_out_what_it_marks(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_a_run_whose_score_profits_from_leaks(finished: Path, here: Path, capsys
     assert main(["audit", f"run={finished}", "out=new/pets", "labels=false"]) == 0
     first, leaks, written, act = capsys.readouterr().out.splitlines()
     assert first == "looked at 40 train and 13 val images"
-    text = r"leak           13  of 13 val images are copies of train images: without them top1 is \S+ instead of \S+%"
+    text = r"leak           13  of 13 val images are copies of train images: top1, \S+%, is of no other images"
     assert re.fullmatch(text, leaks)
     assert written == "page: new/pets.html   table: new/pets.csv"
     assert act.startswith("leave out the 13 images that the table marks: ")
@@ -60,6 +61,25 @@ def test_a_run_whose_score_profits_from_leaks(finished: Path, here: Path, capsys
     assert out.startswith("looked at 27 train and 13 val images\nfew ")
     assert "leak" not in out
     assert {path.name for path in here.rglob("*")} == {"new", "pets.html", "pets.csv", "again.html", "again.csv"}
+
+
+def test_a_table_that_takes_the_place_of_another(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has the rows of the one that left samples out; and a split without a class is a finding, not refused."""
+    make_photos(here / "data", 8, 1, classes=2)  # a/000.jpg is in both
+    Path("old.csv").write_text("name,split\nb/001.jpg,train\na/002.jpg,\n")
+    words = ["data.root=data", "labels=false"]
+    assert main(["audit", *words, "data.exclude=old.csv"]) == 0
+    out = capsys.readouterr().out
+    assert "images of 'b': 3 in train, 0 in val" in Path("audit.csv").read_text()
+    *_, act = out.splitlines()
+    told = "leave out the 1 image that the table marks, and what old.csv leaves out: effloop data.root=data "
+    assert act == f"{told}data.exclude=audit.csv"
+    assert main(["audit", *words, "data.exclude=audit.csv", "out=again"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("looked at 5 train and 1 val images\n")
+    assert "leak" not in out
+    with pytest.raises(ConfigError, match="copies haven't been looked for"):  # of all samples
+        open_split(composed("data.root=data/train", "data.val=0.5", "data.group=copies").data, "train")
 
 
 REFUSED = {

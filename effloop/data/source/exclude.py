@@ -64,7 +64,7 @@ def _left_out(
     path: Path, source: Source, config: DataConfig, split: str, whole_of: Callable[[str], Source]
 ) -> NDArray[np.bool_]:
     """(N,) which samples of a split, before it is divided, are left out."""
-    rows = _names(path)
+    rows = names_in(path)
     anywhere = rows.pop("", set())
 
     def is_here(of: str) -> bool:
@@ -92,7 +92,7 @@ def _left_out(
     return found
 
 
-def _names(path: Path) -> dict[str, set[bytes]]:
+def names_in(path: Path) -> dict[str, set[bytes]]:
     """{split: names of samples to leave out, as `Source.key` has them}; the split is empty where a row has none."""
     found = defaultdict[str, set[bytes]](set)
     try:
