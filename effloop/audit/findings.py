@@ -19,7 +19,7 @@ class Finding:
 
     kind: str  # one of `KINDS`
     places: tuple[Place, ...]  # of the images; of copies the one that stays comes first. Of a class, a few examples
-    text: str  # what was found, such as "mirrored", "darker than 0.2 % of it" or "predicted: pants (0.93)"
+    text: str  # what was found, such as "mirrored", "has one colour" or "predicted: pants (0.93)"
     value: float = 0.0  # what findings of the kind are ranked by, the largest first
     exclude: tuple[Place, ...] = ()  # of the images, those that an edit of the data would leave out
 
@@ -41,12 +41,12 @@ KINDS = {
     "grey": "grey images among coloured ones",
     "turned": "images that are trained sideways",
     "thumbnail": "images with another image in their file",
-    "ignored": "files that aren't taken for images",
+    "ignored": "files that aren't recognised as images",
     # Labels.
     "label": "labels that the predictions contradict",
     "confused": "classes that are taken for each other",
     "few": "classes with few images",
-    "spelling": "values that may be mistyped",
+    "spelling": "class names that may be mistyped",
     # Splits.
     "group": "groups that are in several splits",
     "shares": "classes whose shares differ between the splits",

@@ -24,10 +24,10 @@ class AuditOptions:
     """Options of `audit`.
 
     Attributes:
-        run: a run, or the sweep of a cross-validation: its predictions find wrong labels, and its score is also told
-            without leaks; its data is looked at if none is named.
-        labels: look for wrong labels by features of packaged weights where no run predicts; auto, if that takes ten
-            minutes at most.
+        run: a run, or the sweep of a cross-validation, whose predictions find wrong labels, and whose score is also
+            given without leaks; its data is audited if no other is named.
+        labels: look for wrong labels with features of packaged weights where no run predicts; auto does if that takes
+            ten minutes at most.
         split: which of the splits data.train_split and data.val_split.
         out: the page and the table to write, OUT.html and OUT.csv.
     """
@@ -42,9 +42,9 @@ class AuditOptions:
 def audit(options: AuditOptions, overrides: list[str]) -> int:
     """Find copies, odd images and wrong labels before a model learns them.
 
-    All images of all splits are looked at once; the same command continues after an interruption. What was found is a
-    page of pictures and a table, by which data.exclude leaves images out; nothing else is written or changed.
-    num_workers=N sets the threads.
+    All images of all splits are looked at once; the same command continues after an interruption. What is found is
+    written to a page of pictures and a table, with which data.exclude leaves images out; no data is changed.
+    num_workers=N sets the number of threads.
     """
     trained, config = None, configs.compose([] if options.run else overrides)
     if options.run:
