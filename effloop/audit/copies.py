@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, grid_sample, normalize
 
 from effloop.audit.findings import Finding, Place
-from effloop.audit.records import SIDE
+from effloop.audit.records import CODE, SIDE
 from effloop.data.decode import DecodeConfig, decoders
 from effloop.data.image.mask import decode_mask, mask_digest
 from effloop.data.image.pixels import resize_into
@@ -23,10 +23,13 @@ from effloop.errors import DataError
 from effloop.system.progress import Meter, in_threads
 
 _BAND = 8  # frequencies of an axis that a code has
-_CELL = 2000  # images for each centre
-_BLOCK = 8192  # images whose likes are looked for at a time
-_NEAREST = 4  # candidates for copies of an image, and as many for copies of its windows
+_CELL = 600  # images for each centre
+_PROBES = 4  # cells that an image is looked for in
+_BLOCK = 2048  # images whose likes are looked for at a time
+_PART = 1 << 20  # cosines in memory at a time
+_NEAREST = 8  # candidates for copies of the windows of an image; half as many for those of all of it
 _LIKE = 0.6  # least cosine of the codes of candidates
+_MOST = 1 << 20  # candidates in memory: of more those with the largest cosines
 _LOOK = 64  # height and width at which candidates are compared
 _ROUND = 2048  # candidates that are compared before those are left out whose images belong together by now
 _PATIENCE = 1 << 15  # candidates in a row, by likeness, that are no copies; then the others aren't looked at
@@ -74,22 +77,18 @@ _CROPS = torch.stack(
     ]
 ) * (_WEIGHT[:, None] / _WEIGHT.clamp(min=1e-6)).index_fill(1, torch.tensor([0]), 0)
 
-# What is looked for: an image in all orientations, its windows as they are and mirrored.
-_ASKED = torch.tensor([[0, turn] for turn in range(8)] + [[at, turn] for at in range(1, 10) for turn in (0, 1)]).T
-
-# Codes in all orientations: which number comes to each place, with which sign; and [c][h] the turn that after h is c.
-_CELLS, _ODD = torch.arange(_BAND**2).view(_BAND, _BAND), 1 - 2 * (torch.arange(_BAND) % 2)
-_FROM = torch.stack([(_CELLS.T if turn & 4 else _CELLS).flatten() for turn in range(8)])
-_SIGN = torch.stack([(_ODD[:, None] ** (turn >> 1 & 1) * _ODD ** (turn & 1)).flatten() for turn in range(8)]).float()
-_SEEN = [_turned(torch.arange(4).view(2, 2), turn) for turn in range(8)]
-_AFTER = torch.tensor(
-    [[next(t for t in range(8) if _turned(_SEEN[h], t).equal(seen)) for h in range(8)] for seen in _SEEN]
-)
+# What is looked for: an image in all orientations, its windows as they are and mirrored; and the matrices that make it.
+_ASKED = torch.tensor([[0, turn] for turn in range(8)] + [[at, turn] for at in range(1, 10) for turn in (0, 1)])
 
 
-def _turned_codes(codes: Tensor, turns: Tensor) -> Tensor:
-    """(n, CODE) of the images in (n,) orientations."""
-    return codes.gather(1, _FROM[turns]) * _SIGN[turns]
+def _turning(turn: int) -> Tensor:
+    """(CODE, CODE) that makes the code of the turned image of an image's."""
+    each, odd = torch.eye(_BAND**2).view(-1, _BAND, _BAND), (-1.0) ** torch.arange(_BAND)
+    each = (each.mT if turn & 4 else each) * odd[:, None] ** (turn >> 1 & 1) * odd ** (turn & 1)
+    return each.flatten(1).T
+
+
+_ASK = torch.stack([_turning(turn) @ _CROPS[window] for window, turn in _ASKED.tolist()])
 
 
 def describe(thumbnails: NDArray[np.uint8]) -> NDArray[np.int8]:
@@ -108,55 +107,70 @@ def describe(thumbnails: NDArray[np.uint8]) -> NDArray[np.int8]:
     return found
 
 
-def _candidates(codes: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Pairs of images whose codes are alike, from (n, CODE) int8.
+def _nearest(codes: Tensor, centres: Tensor, count: int) -> Tensor:
+    """(n, count) which centres are nearest to (n, CODE) codes of length 1."""
+    parts = torch.split(codes, 1 + _PART // len(centres))
+    return torch.cat([(part @ centres.T).topk(count, sorted=False).indices.int() for part in parts])
+
+
+def _centres(codes: Callable[[Tensor], Tensor], total: int) -> Tensor:
+    """(total / _CELL, CODE) by k-means of a sample."""
+    number = max(1, total // _CELL)
+    sample = codes(torch.randperm(total, generator=torch.Generator().manual_seed(0))[: 32 * number])
+    centres = sample[:number]
+    for _ in range(6):
+        nearest = _nearest(sample, centres, 1)[:, 0]
+        centres = normalize(torch.zeros_like(centres).index_add_(0, nearest, sample))
+    return centres
+
+
+def _candidates(codes: Callable[[Tensor], Tensor], total: int) -> Iterator[tuple[Tensor, ...]]:
+    """Pairs of images whose codes are alike.
 
     Each image is in the cell of the nearest centre, and is looked for in the nearest cells: an inverted file (Sivic and
-    Zisserman 2003). The centres are there in all orientations, so that one look-up serves all those of an image.
+    Zisserman 2003).
+
+    Args:
+        codes: gives those of (n,) images, (n, CODE) of length 1.
+        total: how many images there are.
 
     Yields:
-        first, second, which of `_TURNS` the second is turned by to show which of `_WINDOWS` of the first, cosine.
+        first, second, which of `_ASKED` of the first the second is like, cosine.
     """
-    total, number = len(codes), max(1, len(codes) // _CELL)
-    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(0))[: 64 * number]
-    sample, back, (window, turn) = normalize(codes[chosen].float()), torch.tensor(_BACK), _ASKED
-    centres, turns = sample[:number], back.repeat(number)
-    for _ in range(6):
-        columns = _turned_codes(centres.repeat_interleave(8, 0), turns).T
-        best = (sample @ columns).argmax(1)
-        centres = normalize(torch.zeros_like(centres).index_add_(0, best // 8, _turned_codes(sample, best % 8)))
-    cells = torch.cat([(part.float() @ columns).argmax(1).int() for part in codes.chunk(-(-total // _BLOCK))])
-    order, ends = cells.argsort(stable=True).int(), cells.bincount(minlength=8 * number).cumsum(0).tolist()
-    for start in range(0, total, _BLOCK):
-        asked = normalize(torch.einsum("wij,nj->nwi", _CROPS, codes[start : start + _BLOCK].float()), dim=2)
-        near = (asked @ columns).topk(8, dim=2).indices[:, window]  # (n, asked, 8) cells
-        near = (near // 8 * 8 + _AFTER[near % 8, turn[:, None]]).flatten()
-        queue, sizes, pieces = near.argsort(), near.bincount(minlength=8 * number).cumsum(0)[:-1], []
-        for here, rows in enumerate(queue.tensor_split(sizes)):
-            members = order[ends[here - 1] if here else 0 : ends[here]].long()
-            those = normalize(codes[members].float()).T
-            for part in rows.chunk(1 + len(rows) * len(members) // 4_000_000) if len(members) and len(rows) else ():
-                which, first = part // 8 % len(turn), part // 8 // len(turn)
-                likeness = _turned_codes(asked[first, window[which]], turn[which]) @ those
-                top = likeness.topk(min(_NEAREST + 1, len(members)), dim=1)  # one may be the image itself
-                other = members[top.indices] != start + first[:, None]
-                row, place = (other & (top.values > _LIKE)).nonzero(as_tuple=True)
-                which, found = which[row], (start + first[row], members[top.indices[row, place]])
-                pieces.append((*found, back[turn[which]], window[which], top.values[row, place]))
-        yield _best(*map(torch.cat, zip(*pieces, strict=True)))
+    centres = _centres(codes, total)
+    count = min(_PROBES, len(centres))
+    images = torch.arange(total, dtype=torch.int32)
+    cells = torch.cat([_nearest(codes(part), centres, 1)[:, 0] for part in torch.split(images, _BLOCK)])
+    members = torch.split(cells.argsort().int(), cells.bincount(minlength=len(centres)).tolist())
+    for block in torch.split(images, _BLOCK):
+        asked = normalize(torch.einsum("aij,nj->nai", _ASK, codes(block)), dim=2).flatten(0, 1)
+        near = _nearest(asked, centres, count).flatten()
+        likeness = torch.zeros(len(near), _NEAREST + 1)  # one may be the image itself
+        second = torch.zeros(len(near), _NEAREST + 1, dtype=torch.int32)
+        queues = torch.split(near.argsort(), near.bincount(minlength=len(centres)).tolist())
+        for its, queue in zip(members, queues, strict=True):
+            those = codes(its).T
+            for rows in torch.split(queue, 1 + _PART // (1 + len(its))):
+                top = (asked[rows // count] @ those).topk(min(_NEAREST + 1, len(its)))
+                likeness[rows, : len(its)], second[rows, : len(its)] = top.values, its[top.indices]
+        shape = len(block), len(_ASKED), -1
+        likeness, second = likeness.view(shape), second.view(shape)
+        likeness[second == block[:, None, None]] = 0
+        for start, end, most in ((0, 8, _NEAREST // 2), (8, len(_ASKED), _NEAREST)):
+            yield _best(block, second[:, start:end], likeness[:, start:end], start, most)
 
 
-def _best(first: Tensor, second: Tensor, turn: Tensor, window: Tensor, likeness: Tensor) -> tuple[Tensor, ...]:
-    """Of each pair the best, and of each first image, and its windows, the best pairs."""
-    order = likeness.argsort(descending=True).numpy()
-    pair = (first << 32 | second).numpy()[order]
-    order = order[np.sort(np.unique(pair, return_index=True)[1])]
-    owner = (first * 2 + (window > 0)).numpy()[order]
-    by_owner = np.argsort(owner, kind="stable")
-    starts = np.flatnonzero(np.diff(owner[by_owner], prepend=-1))
-    place = np.arange(len(owner)) - np.repeat(starts, np.diff(starts, append=len(owner)))
-    kept = torch.from_numpy(order[by_owner[place < _NEAREST]])
-    return first[kept], second[kept], turn[kept], window[kept], likeness[kept]
+def _best(block: Tensor, second: Tensor, likeness: Tensor, start: int, most: int) -> tuple[Tensor, ...]:
+    """Of (n, asked, found) the best of each image, each in a turn once: trousers are like their mirror images."""
+    values, at = likeness.flatten(1).topk(min(64, likeness[0].numel()))
+    found = second.flatten(1).gather(1, at)
+    same = found.long() * 8 + _ASKED[start + at // likeness.shape[2], 1]
+    values[(same[:, None] == same[..., None]).tril(-1).any(2) | (values < _LIKE)] = 0
+    values, place = values.topk(most)
+    row, column = values.nonzero(as_tuple=True)
+    place = place[row, column]
+    asked = start + at[row, place] // likeness.shape[2]
+    return block[row], found[row, place], asked.to(torch.uint8), values[row, column]
 
 
 def _align(first: Tensor, second: Tensor, windows: Tensor, rounds: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,25 +231,40 @@ class _Images:
         self.scaled = decoders.build(DecodeConfig("auto", dct_scaling=True), channels=1)
         self.exact = decoders.build(DecodeConfig("auto"))
         self.small = np.minimum(self.column("height"), self.column("width")) < _LOOK
-        self.grey = lru_cache(1 << 14)(self._grey)
+        self.grey = lru_cache(1 << 12)(self._grey)
 
     def column(self, name: str) -> NDArray[Any]:
         return np.concatenate([each[name] for each in self.records])
+
+    def codes(self, images: NDArray[Any]) -> Tensor:
+        """(n, CODE) of length 1; a copy of them all would take as much memory as all else."""
+        found = np.empty((len(images), CODE), np.int8)
+        for start, records in zip(self.starts.tolist(), self.records, strict=False):
+            here = (images >= start) & (images < start + len(records))
+            found[here] = records["code"][images[here] - start]
+        return normalize(torch.from_numpy(found).float())
 
     def at(self, image: int) -> tuple[int, int]:
         """The number of the split, and of the sample in it."""
         split = int(np.searchsorted(self.starts, image, "right")) - 1
         return split, image - int(self.starts[split])
 
+    def area(self, image: int) -> int:
+        split, sample = self.at(image)
+        return int(self.records[split]["height"][sample]) * int(self.records[split]["width"][sample])
+
     def read(self, image: int) -> bytes:
         split, sample = self.at(image)
-        return bytes(self.sources[split].read(sample))
+        try:
+            return bytes(self.sources[split].read(sample))
+        except DataError as error:
+            raise DataError(f"{self.sources[split].name(sample)} {error}") from error
 
     def _grey(self, image: int) -> Tensor:
-        """(_LOOK, _LOOK) uint8; 0 if the file has gone since."""
-        out = np.zeros((_LOOK, _LOOK, 1), np.uint8)
+        """(_LOOK, _LOOK) uint8; 0 if it can't be decoded in this way."""
+        data, out = self.read(image), np.zeros((_LOOK, _LOOK, 1), np.uint8)
         with suppress(DataError):
-            resize_into(self.scaled.decode(self.read(image), None, (_LOOK, _LOOK)), out)
+            resize_into(self.scaled.decode(data, None, (_LOOK, _LOOK)), out)
         return torch.from_numpy(out[..., 0])
 
     def same_pixels(self, *pair: int) -> bool:
@@ -253,9 +282,11 @@ class _Images:
 
 def _compare(images: _Images, pairs: Sequence[Tensor]) -> list[Join]:
     """Those of some candidates that are copies."""
-    keep, shown = torch.arange(len(pairs[0])), _WINDOWS[pairs[3]]
+    window, turn = _ASKED[pairs[2].int()].T
+    pairs = [*pairs[:2], torch.tensor(_BACK)[turn]]
+    keep, shown = torch.arange(len(turn)), _WINDOWS[window]
     for side, rounds in ((_LOOK // 2, 5), (_LOOK, 3)):
-        first, second, turns, begun = (each[keep] for each in (*pairs[:3], _WINDOWS[pairs[3]]))
+        first, second, turns, begun = (each[keep] for each in (*pairs, _WINDOWS[window]))
         one = torch.stack([images.grey(image) for image in first.tolist()]).float()
         both = [images.grey(image) for image in second.tolist()]
         two = torch.stack([_turned(*each) for each in zip(both, turns.tolist(), strict=True)]).float()
@@ -269,7 +300,7 @@ def _compare(images: _Images, pairs: Sequence[Tensor]) -> list[Join]:
             return []
     joins = []
     cropped = ((shown - _WINDOWS[0]).abs().amax(1) > 0.03).tolist()
-    rows = zip(cropped, scores.tolist(), *(each[keep].tolist() for each in pairs[:3]), strict=True)
+    rows = zip(cropped, scores.tolist(), *(each[keep].tolist() for each in pairs), strict=True)
     for crop, score, *pair, turn in rows:
         if images.small[pair].any() and (crop or score < _SURE):
             continue
@@ -285,7 +316,7 @@ class _Groups:
     """Images that belong together, as a forest (union-find)."""
 
     def __init__(self, total: int) -> None:
-        self.parent, self.joins = np.arange(total), list[Join]()
+        self.parent, self.joins = np.arange(total, dtype=np.int32), list[Join]()
 
     def root(self, image: int) -> int:
         while (parent := int(self.parent[image])) != image:
@@ -319,41 +350,48 @@ def find(splits: Mapping[str, Source], records: Mapping[str, NDArray[Any]], num_
     """
     images = _Images(splits, records)
     groups = _Groups(int(images.starts[-1]))
-    there = np.flatnonzero(images.column("state") == 1)
+    there = np.flatnonzero(images.column("state") == 1).astype(np.int32)
     _join_equal(images, there, groups, num_threads)
-    there = there[(groups.parent[there] == there) & images.column("code")[there].any(1)]
+    coded = np.concatenate([each["code"].any(1) for each in images.records])
+    there = there[(groups.parent[there] == there) & coded[there]]
     if len(there) > 1:
         _join_near(images, there, groups, num_threads)
-    area = images.column("height").astype(np.int64) * images.column("width")
-    return [each for joins in groups.found() for each in _findings(images, joins, area)]
+    return [each for joins in groups.found() for each in _findings(images, joins)]
 
 
-def _join_equal(images: _Images, there: NDArray[np.int64], groups: _Groups, num_threads: int) -> None:
+def _join_equal(images: _Images, there: NDArray[np.int32], groups: _Groups, num_threads: int) -> None:
     """Join those that are equal to the byte."""
     digests = images.column("digest")[there]
     order = np.argsort(digests, kind="stable")
-    alike = np.split(there[order], np.flatnonzero(np.diff(digests[order])) + 1)
+    digests = digests[order]
+    values = np.unique(digests[1:][digests[1:] == digests[:-1]])
+    begin, end = np.searchsorted(digests, values, "left"), np.searchsorted(digests, values, "right")
+    alike = (there[order[one:other]] for one, other in zip(begin.tolist(), end.tolist(), strict=True))
 
-    def look(members: NDArray[np.int64]) -> list[int]:
+    def look(members: NDArray[np.int32]) -> list[int]:
         data = [images.read(each) for each in members.tolist()]
         return [each for each, its in zip(members.tolist(), data, strict=True) if its == data[0]]
 
-    for first, *others in in_threads(look, (each for each in alike if len(each) > 1), num_threads):
+    for first, *others in in_threads(look, alike, num_threads):
         for each in others:
             groups.join((first, each, 1.0, "the same bytes", "the same bytes"))
 
 
-def _join_near(images: _Images, there: NDArray[np.int64], groups: _Groups, num_threads: int) -> None:
+def _join_near(images: _Images, there: NDArray[np.int32], groups: _Groups, num_threads: int) -> None:
     """Join those that are nearly equal, the likeliest candidates first."""
-    found = [*zip(*_candidates(torch.from_numpy(images.column("code")[there])), strict=True)]
-    order = torch.cat(found[-1]).argsort(descending=True)
-    pairs = [torch.cat(each)[order] for each in found]
-    pairs[:2] = [torch.from_numpy(there)[each] for each in pairs[:2]]
+    found: list[Tensor] = []
+    for some in _candidates(lambda rows: images.codes(there[rows.numpy()]), len(there)):
+        found = [torch.cat(each) for each in zip(found, some, strict=True)] if found else [*some]
+        if len(found[0]) > _MOST:
+            best = found[3].topk(_MOST, sorted=False).indices
+            found = [each[best] for each in found]
+    order = found[3].argsort(descending=True)
+    pairs = [torch.from_numpy(there)[found[0]], torch.from_numpy(there)[found[1]], found[2]]
     since = 0
     with Meter() as meter:
         meter.begin("compared", total=2 * len(order))
         for start in range(0, len(order), _ROUND):
-            part = [each[start : start + _ROUND] for each in pairs]
+            part = [each[order[start : start + _ROUND]] for each in pairs]
             both = zip(part[0].tolist(), part[1].tolist(), strict=True)
             apart = torch.tensor([groups.root(one) != groups.root(two) for one, two in both])
             runs = [[each[apart][at : at + 64] for each in part] for at in range(0, int(apart.sum()), 64)]
@@ -366,9 +404,9 @@ def _join_near(images: _Images, there: NDArray[np.int64], groups: _Groups, num_t
                 break
 
 
-def _findings(images: _Images, joins: list[Join], area: NDArray[np.int64]) -> list[Finding]:
+def _findings(images: _Images, joins: list[Join]) -> list[Finding]:
     """What is wrong with a group of copies. The last split's stay as they are: scores are of it."""
-    members = sorted({image for join in joins for image in join[:2]}, key=lambda image: (-area[image], image))
+    members = sorted({image for join in joins for image in join[:2]}, key=lambda image: (-images.area(image), image))
     rank = {image: place for place, image in enumerate(members)}
     texts = dict.fromkeys(second if rank[one] < rank[two] else first for one, two, _, first, second in joins)
     what = ", ".join(texts), min(score for _, _, score, _, _ in joins)

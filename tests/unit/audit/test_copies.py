@@ -13,6 +13,7 @@ from effloop.audit.findings import Finding
 from effloop.audit.scan import scan
 from effloop.data.source.auto import AutoConfig
 from effloop.data.source.splits import open_split
+from effloop.errors import DataError
 from tests.copied import KINDS, Copy, plant
 
 TEXTS = {
@@ -88,3 +89,15 @@ def test_small_images_are_not_aligned(tmp_path: Path) -> None:
     _picture(2).save(tmp_path / "data/val/x/d.png")
     (found,), names = _found(tmp_path / "data")
     assert (found.text, [names[place][-5] for place in found.places]) == ("the same pixels", ["a", "b"])
+
+
+def test_a_file_that_goes_between_the_scan_and_the_search(tmp_path: Path) -> None:
+    folder = tmp_path / "data/train/x"
+    folder.mkdir(parents=True)
+    for name in "ab":
+        _picture(3).save(folder / f"{name}.png")
+    split = open_split(AutoConfig(root=str(tmp_path / "data")), "train")
+    records = scan({"train": split}, str(tmp_path / "kept"), 1)
+    (folder / "b.png").unlink()
+    with pytest.raises(DataError, match=r"/b\.png [^/]*$"):
+        copies.find({"train": split}, {"train": records["train"]}, 1)
