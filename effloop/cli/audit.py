@@ -80,7 +80,7 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
             score = trained.task.meters[0].name
             scores["leak"] = f"without them {score} is {judged.without} instead of {judged.score}"
             if len(leaks) == len(splits.get("val", ())):
-                scores["leak"] = f"{score}, {judged.score}, is of no other images"
+                scores["leak"] = f"{score} ({judged.score}) is of these alone"
     if options.labels != "false":
         limit = math.inf if options.labels == "true" else labels.LIMIT_S
         wrong, notes = labels.find(splits, records, config, judged, limit)
