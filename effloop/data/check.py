@@ -196,8 +196,8 @@ def _alike(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Rows of both that may be equal, by a hash: `limit` at most, and how many of `val_keys` that leaves out."""
     mask = (1 << max(16, len(keys).bit_length() - 1)) - 1
-    groups, val_groups = ((each ^ each >> 32) & mask for each in (keys, val_keys))
-    counts, val_counts = (np.bincount(each, minlength=mask + 1) for each in (groups, val_groups))
+    groups, val_groups = ((((each ^ each >> 32) & mask) + 1) * (each != 0) for each in (keys, val_keys))
+    counts, val_counts = (np.bincount(each, minlength=mask + 2) for each in (groups, val_groups))
     both = (counts > 0) & (val_counts > 0)
     both[0] = False  # no bytes
     there = np.flatnonzero(both)
