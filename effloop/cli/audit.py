@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from numpy.typing import NDArray
 
 from effloop import config as configs
 from effloop.assemble.environment import num_workers
-from effloop.audit.findings import KINDS
+from effloop.audit.findings import KINDS, Finding
 from effloop.cli.command import command
 from effloop.cli.convert import open_all
 from effloop.config.overrides import key_of
 from effloop.convert.convert import Splits
+from effloop.data.source import Source
 from effloop.data.source.division import keep_copies
 from effloop.errors import ConfigError, printable
 from effloop.runs.reader import read_overrides
+
+if TYPE_CHECKING:
+    from effloop.audit.labels import Judged
+    from effloop.audit.page import Audit
+    from effloop.inference.trained import Trained
 
 
 @dataclass(frozen=True)
@@ -72,28 +81,16 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
     others = odd.find(splits, records, config.decode, threads) + divisions.find(splits)
     if options.split == "both" and not config.data.exclude:  # all copies, also those that are left out
         keep_copies(splits, index_dir, [each.places for each in findings])
-    scores, judged, notes = dict[str, str](), None, list[str]()
+    judged, scores, notes = None, dict[str, str](), list[str]()
     if trained:
-        leaks = {place for each in findings if each.kind == "leak" for place in each.places if place.split == "val"}
-        judged = labels.judge(trained, splits, leaks) if leaks or options.labels != "false" else None
-        if judged and leaks:
-            score = trained.task.meters[0].name
-            scores["leak"] = f"without them {score} is {judged.without} instead of {judged.score}"
-            if len(leaks) == len(splits.get("val", ())):
-                scores["leak"] = f"{score} ({judged.score}) is of these alone"
+        judged, scores = _judged(trained, splits, findings, score_alone=options.labels == "false")
     if options.labels != "false":
         limit = math.inf if options.labels == "true" else labels.LIMIT_S
         wrong, notes = labels.find(splits, records, config, judged, limit)
         others += wrong
     findings = sorted(findings + others, key=lambda each: ([*KINDS].index(each.kind), -each.value))
     found = page.Audit(config, splits, findings, scores, notes)
-    looked = " and ".join(f"{len(rows):,} {name}" for name, rows in records.items())
-    print(f"looked at {looked} images", *notes, sep="\n")
-    lines = found.lines()
-    wide = max((len(number) for number, _ in lines.values()), default=0)
-    for kind, (number, line) in lines.items():
-        print(f"{kind:<13}  {number:>{wide}}  {printable(line)}")
-    print("nothing was found\n" * (not lines), end="")
+    _show(found, records)
     own = [word for word in read_overrides(options.run) if key_of(word) != "run"] if options.run else []
     other = [word for word in overrides if key_of(word) != "data.exclude"]  # the table has its rows
     act = run_command(own, [*other, f"data.exclude={outputs[1]}"])
@@ -104,3 +101,29 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
         before = f", and what {config.data.exclude} leaves out" if config.data.exclude else ""
         print(printable(f"leave out the {marked} that the table marks{before}: {act}"))
     return 0
+
+
+def _judged(
+    trained: Trained, splits: Mapping[str, Source], copies: Sequence[Finding], *, score_alone: bool
+) -> tuple[Judged | None, dict[str, str]]:
+    """What a run predicts, None where only its score is wanted and no leak changes that; and what leaks mean for it."""
+    from effloop.audit.labels import judge
+
+    leaks = {place for each in copies if each.kind == "leak" for place in each.places if place.split == "val"}
+    if not leaks:
+        return None if score_alone else judge(trained, splits, leaks), {}
+    judged, score = judge(trained, splits, leaks), trained.task.meters[0].name
+    if len(leaks) == len(splits.get("val", ())):
+        return judged, {"leak": f"{score} ({judged.score}) is of these alone"}
+    return judged, {"leak": f"without them {score} is {judged.without} instead of {judged.score}"}
+
+
+def _show(found: Audit, records: Mapping[str, NDArray[Any]]) -> None:
+    """Print a line for each kind of finding."""
+    looked = " and ".join(f"{len(rows):,} {name}" for name, rows in records.items())
+    print(f"looked at {looked} images", *found.notes, sep="\n")
+    lines = found.lines()
+    wide = max((len(number) for number, _ in lines.values()), default=0)
+    for kind, (number, line) in lines.items():
+        print(f"{kind:<13}  {number:>{wide}}  {printable(line)}")
+    print("nothing was found\n" * (not lines), end="")
