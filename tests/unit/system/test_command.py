@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 from effloop.cli import main as command_line
 from effloop.cli.main import main
@@ -38,7 +39,7 @@ def test_rich_writes_through() -> None:
     plain, ours = Terminal(), Terminal()
     for file in (plain, EscapedStream(ours)):
         console = Console(file=file, force_terminal=True, color_system="standard")  # type: ignore[arg-type]
-        with console.status("busy"):
+        with Live("[green]busy[/green]", console=console, auto_refresh=False):  # by a thread, at any time
             console.print("[red]a[/red]")
     assert ours.getvalue() == plain.getvalue()
 
