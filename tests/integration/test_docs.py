@@ -306,6 +306,7 @@ NEEDS = {  # beginning of an override -> what has to be chosen for it
     "data=hf": "data.root=.",
     "data=parquet": "data.root=.",
     "data.val_split=null": "data.val=0.2",
+    "data.group=copies": "data.val=0.2",
     "checkpoint.best_by=mae": "task=regression",
     "data.targets": "data=csv data.root=.",
     "data=lmdb": "data.root=.",
