@@ -389,7 +389,7 @@ def _join_near(images: _Images, there: NDArray[np.int32], groups: _Groups, num_t
     pairs = [torch.from_numpy(there)[found[0]], torch.from_numpy(there)[found[1]], found[2]]
     since = 0
     with Meter() as meter:
-        meter.begin("compared", total=2 * len(order))
+        meter.begin("possible copies", total=2 * len(order))
         for start in range(0, len(order), _ROUND):
             part = [each[order[start : start + _ROUND]] for each in pairs]
             both = zip(part[0].tolist(), part[1].tolist(), strict=True)
