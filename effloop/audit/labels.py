@@ -177,9 +177,9 @@ def contradicted(
     others = probabilities.copy()
     others[rows, labels] = 0
     best = others.max(axis=1)
-    # cleanlab ranks by `own`, which finds labels that were drawn at random, or `own - best`, for similar classes; the
-    # ratio is as good as the better one of them at both: the margin of logits (Pleiss et al. 2020, "Identifying
-    # mislabeled data using the area under the margin ranking").
+    # cleanlab ranks by `own`, which finds labels that were changed at random, or by `own - best`, which finds those
+    # that were changed to a similar class. Their ratio finds both; it is the margin of the logits (Pleiss et al. 2020,
+    # "Identifying mislabeled data using the area under the margin ranking").
     ratios = own / best
     count = np.count_nonzero(sure & (taken != labels) & (best > own + 1e-6))
     lowest = np.argsort(ratios, kind="stable")[:count]

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from effloop.data.image.header import EXTENSIONS
-
 SIDE = 32
 """Height and width of the thumbnails that images are compared by, in pixels."""
 
 CODE = 64
 """Bytes of what is kept of a thumbnail."""
 
-FORMATS = ("other", *dict.fromkeys(EXTENSIONS.values()))
-"""Names of formats, as `Header` has them; 0 is any other."""
-
 RECORD = np.dtype(
     [
         ("state", np.uint8),  # 0 not looked at, 1 decoded, 2 can't be decoded
-        ("format", np.uint8),  # place in `FORMATS`
         ("turn", np.uint8),  # EXIF orientation as stored, 1 to 8
         ("grey", np.bool_),  # without colours
         ("height", np.uint32),  # pixels, as stored
@@ -30,4 +24,4 @@ RECORD = np.dtype(
         ("looks", np.float32, 8),  # of it, `odd.measure`
     ]
 )
-"""What is kept of an image: 124 bytes."""
+"""What is kept of an image: 123 bytes."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from effloop.audit.copies import describe
 from effloop.audit.odd import measure
-from effloop.audit.records import FORMATS, RECORD, SIDE
+from effloop.audit.records import RECORD, SIDE
 from effloop.data.decode import DecodeConfig, Decoder, decoders
 from effloop.data.image.encoded import EncodedImages, Headers, Kind, read_headers
 from effloop.data.image.header import Encoded, Header
@@ -156,16 +156,13 @@ def _look(source: Source, decoder: Decoder, samples: NDArray[np.int64]) -> NDArr
 
 def _describe_files(records: NDArray[Any], images: EncodedImages, headers: Headers) -> None:
     """Write what the headers say."""
-    kinds = np.array([0, FORMATS.index("JPEG"), FORMATS.index("PNM")])  # by `Kind`
-    records["format"], records["turn"], frames = kinds[headers.rows["kind"]], 1, headers.rows["at"].copy()
+    records["turn"], jpeg, frames = 1, headers.rows["kind"] == Kind.jpeg, headers.rows["at"].copy()
     records["height"], records["width"] = headers.sizes.T
     for row, header in headers.others.items():
-        known = header.format in FORMATS
-        records["format"][row], records["turn"][row] = known and FORMATS.index(header.format), header.orientation
+        records["turn"][row], jpeg[row], frames[row] = header.orientation, header.format == "JPEG", header.sof_at
         stored = upright_size(header.height, header.width, header.orientation)
         records["height"][row], records["width"][row] = stored
-        frames[row] = header.sof_at
-    for row in np.flatnonzero((frames > _SHORTEST) & (records["format"] == kinds[Kind.jpeg])).tolist():
+    for row in np.flatnonzero(jpeg & (frames > _SHORTEST)).tolist():
         before = bytes(images[row][2 : frames[row]])
         start = before.find(b"\xff\xd8\xff")
         records["extra"][row] = max(0, before.rfind(b"\xff\xd9") + 2 - start) if start >= 0 else 0
