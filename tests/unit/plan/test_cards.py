@@ -41,7 +41,7 @@ def test_figures_are_of_an_order_that_cards_have() -> None:
         assert of_device(name) is of_device(card.title) is card, name
         assert 8 * 2**30 <= card.memory <= 300 * 2**30, name
         assert 0.2e12 < card.bandwidth < 10e12, name
-        assert 2 <= card.fp16 / card.fp32 <= 30, name
+        assert 1.9 < card.fp16 / card.fp32 <= 30, name
         if card.capability < (8, 0):
             assert card.bf16 == card.tf32 == 0, name
         else:
@@ -56,7 +56,7 @@ def test_a_card_by_what_it_is_called(name: str, expected: str) -> None:
     assert find(name).name == expected
 
 
-@pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 3080 Ti", "RTX 6000", "NVIDIA", "", "h1000"])
+@pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 3080 Ti", "RTX 6000", "NVIDIA", "", "h10"])
 def test_another_card_isnt_taken_for_one_that_is_similar(name: str) -> None:
     assert of_device(name) is None
     with pytest.raises(ConfigError, match=r"^gpu: '.*' is not in the table of .*; the nearest names: \w+"):
