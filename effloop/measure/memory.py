@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,16 +27,13 @@ from effloop.optim import optimizers, state_ratio
 from effloop.parallel import Parallel
 from effloop.system import gpu
 from effloop.system.hardware import available_memory
-from effloop.system.memory import SHM, resident_memory
-
-Place = Literal["host", "gpu"]
+from effloop.system.memory import SHM, USABLE, Place, resident_memory, step_parts
 
 _SHORT: dict[Place, tuple[str, str]] = {
     "host": ("memory", "the machine may swap or end the run"),
     "gpu": ("the GPU's memory", "the run may fail"),
 }
 
-_FULL = 0.9  # share of what is free that a run may take without a warning: that much the estimate may be wrong by
 _MOST_OF_IT = 0.7
 """Share of the dataset in a cache from which there is no warning: the size of all images is estimated from a few."""
 
@@ -106,7 +103,7 @@ class Memory:
                 )
         for place in self.places:
             total, there = self.total(place), self.capacity(place)
-            if total > _FULL * there:
+            if total > USABLE[place] * there:
                 where, end = _SHORT[place]
                 each = f" for {self.ranks} ranks" * (self.ranks > 1 and place == "host")
                 yield (
@@ -118,13 +115,14 @@ class Memory:
         """What to set so that it fits."""
         parts = [part for part in self.parts if part.place == place]
         by_batch = self._sum(place, [part for part in parts if part.by_batch])
-        left = _FULL * self.capacity(place) - (self.total(place) - by_batch)
+        left = USABLE[place] * self.capacity(place) - (self.total(place) - by_batch)
         smaller = int(config.batch_size * left / by_batch) if by_batch else 0
         if smaller >= 1:
-            images = config.batch_size * config.accumulate
+            images, smaller = config.batch_size * config.accumulate, smaller - smaller % 8 if smaller > 8 else smaller
             size = next(each for each in range(smaller, 0, -1) if images % each == 0)
             accumulated = f", and accumulate={images // size} for updates of as many images"
-            return f"set batch_size={size}{'' if config.global_batch or config.parallel.virtual else accumulated}"
+            fix = f"set batch_size={size}{'' if config.global_batch or config.parallel.virtual else accumulated}"
+            return f"{smaller} fit; {fix}"
         fix = "set data.cache=none" if any(part.in_shm for part in parts) else "choose a smaller model"
         return f"most of it is its {max(parts, key=lambda part: part.bytes).name}, whatever the batch; {fix}"
 
@@ -214,13 +212,15 @@ def _largest_size(config: Config) -> Any:
 
 _LIBRARIES = 30_000_000  # bytes of what is loaded when training begins: TensorBoard 15 MB, and 15 by the first step
 
-_HEAP = 1.5
-"""What the heap takes for tensors of 1 byte that stay until the backward pass, where freed memory is kept: oneDNN's
-copies of weights and images, and gaps. With `model=cnn`, small_resnet, resnet18, mobilenet_v3_small and vit_b_16 the
-process grew by 0.92 to 1.08 of this estimate."""
+_DETAILS = {
+    "average": "of the weights (optim.ema)",
+    "casts": "weights in 16 bits",
+    "activations": "of one batch, for the backward pass",
+    "buffers": "gradients of the largest layer",
+    "update": "copies of the weights",
+}
 
-_BUFFERS = 3
-"""Tensors as large as the largest one that a backward pass has beside these: two gradients, and a copy in it."""
+_BY_BATCH = ("activations", "buffers")
 
 _SAMPLES = 8  # images that are looked at for their size
 
@@ -233,13 +233,23 @@ def expected_memory(
     The first of the `loaders` is that of the training split, the others are the rest that the run loads.
     """
     images = config.batch_size * _largest_size(config).pixels / config.size.pixels
-    heap, buffers = (1.0, 2) if parallel.device.type == "cuda" else (_HEAP, _BUFFERS)
-    activations = 0 if config.probe else int(images * (heap * probe.saved_bytes + buffers * probe.largest_bytes))
     ratio = state_ratio(partial(optimizers.build, config.optim), parallel.device)
-    state = round(ratio * _bytes_of(_trained(model)))
     train, device = loaders[0], parallel.device
     place: Place = "gpu" if device.type == "cuda" else "host"
-    weights = _bytes_of(chain(model.parameters(), model.buffers()))
+    weights, trained = (_bytes_of(each) for each in (chain(model.parameters(), model.buffers()), _trained(model)))
+    step = step_parts(
+        place,
+        weights,
+        trained,
+        ratio,
+        saved=images * probe.saved_bytes,
+        casts=trained / 2 if config.precision and config.precision.mixed else 0,
+        largest=images * probe.largest_bytes,
+        ema=config.optim.ema > 0,
+        probe=config.probe > 0,
+    )
+    step["gradients"] *= len(parallel.parts).bit_length()
+    details = _DETAILS | {"optimizer": f"state of {getattr(config.optim, 'arch', config.optim.name)}"}
     batch = {"host": host_batch(train), "device": device_batch(config, train)}
     images, targets = batch["device"]["images"], batch["device"]["targets"].nbytes
     # On a CPU the model gets images of its type in the memory that they were loaded into, unless it gets mixed ones.
@@ -250,11 +260,10 @@ def expected_memory(
         Part("libraries", "host", _LIBRARIES, "loaded when training begins"),
         *_loading(config, "train", train, parallel),
         *(part for loader in loaders[1:] for part in _loading(config, "val", loader, parallel)),
-        Part("weights", place, weights, there=True),
-        Part("gradients", place, _bytes_of(_trained(model)) * len(parallel.parts).bit_length()),
-        Part("optimizer", place, state, f"state of {getattr(config.optim, 'arch', config.optim.name)}"),
-        Part("average", place, weights * (config.optim.ema > 0), "of the weights (optim.ema)"),
-        Part("activations", place, activations, "of one batch, and the step's buffers", by_batch=True),
+        *(
+            Part(name, place, size, details.get(name, ""), name == "weights", by_batch=name in _BY_BATCH)
+            for name, size in step.items()
+        ),
         Part("inputs", place, 2 * inputs, "2 batches on the device", by_batch=True),
         Part("classes", place, 8 * targets * _has_masks(train), "masks in the loss, int64", by_batch=True),
     ]

@@ -89,11 +89,11 @@ def test_warnings() -> None:
     assert list(known(process, batches).warnings(config)) == []
     (line,) = known(process, replace(batches, bytes=1000 * MB)).warnings(config)
     assert line.startswith("batch_size: 32 needs about 1.5 GB of memory, where 1.5 GB are free, and the machine may")
-    assert line.endswith("set batch_size=16, and accumulate=4 for updates of as many images")
+    assert line.endswith("; 24 fit; set batch_size=16, and accumulate=4 for updates of as many images")
     (line,) = known(process, batches, ranks=2).warnings(config)
     assert "2.6 GB of memory for 2 ranks, where 2.0 GB are free" in line
-    (line,) = known(process, Part("weights", "gpu", 95, by_batch=False), gpu=100).warnings(config)
-    assert line.startswith("batch_size: 32 needs about 95 bytes of the GPU's memory, where 100 bytes are free")
+    (line,) = known(process, Part("weights", "gpu", 98, by_batch=False), gpu=100).warnings(config)
+    assert line.startswith("batch_size: 32 needs about 98 bytes of the GPU's memory, where 100 bytes are free")
     assert line.endswith("most of it is its weights, whatever the batch; choose a smaller model")
     cache = Part("train cache", "host", 100 * MB, in_shm=True, there=True, wanted=600 * MB)
     (line,) = known(process, cache).warnings(config)

@@ -1,0 +1,66 @@
+"""What a training step takes of a GPU's memory, part by part, and the largest batch that fits."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from effloop.assemble.environment import Resolved
+from effloop.plan.trace import Trace
+from effloop.system.memory import USABLE, step_parts
+
+CONTEXT = 600_000_000
+"""Bytes of a process on a GPU beside its tensors: the driver's, kernels, and handles of libraries."""
+
+BATCHES = (*range(1, 8), *range(8, 1 << 16, 8))
+"""Sizes of a batch to choose from, in images: multiples of 8, of which tensor cores make the most, and fewer."""
+
+
+def gpu_memory(trace: Trace, config: Resolved, batch: int, ratio: float, gpus: int = 1) -> dict[str, int]:
+    """What each part of a run takes of one GPU's memory when most is in use; the sum is what the GPU has to have.
+
+    DDP adds nothing: its buckets are the gradients (`gradient_as_bucket_view`). NCCL's own buffers aren't counted.
+
+    Args:
+        trace: of the model at `config.size`, in the precision of the GPU.
+        config: optimizer, channels, EMA, progressive sizes and strategy; its `batch_size` doesn't matter.
+        batch: images of the GPU's batch.
+        ratio: bytes that the optimizer keeps for each of its parameters, as of `effloop.optim.state_ratio`.
+        gpus: among which `parallel=fsdp` splits weights, gradients and optimizer.
+
+    Returns:
+        {part: bytes}, without parts that take nothing.
+    """
+    split = gpus if config.parallel.name == "fsdp" else 1
+    largest = max([config.size, *config.train_sizes], key=lambda size: size.pixels).pixels
+    images = batch * largest / config.size.pixels
+    parts = step_parts(
+        "gpu",
+        trace.weights // split,
+        trace.trained // split,
+        ratio,
+        saved=images * trace.saved,
+        casts=trace.fixed,
+        largest=images * trace.largest,
+        ema=config.optim.ema > 0,
+        probe=config.probe > 0,
+    )
+    parts["inputs"] = batch * largest * config.data.channels * (4 + 1)  # float32 ones, and the next batch's pixels
+    return {name: size for name, size in parts.items() if size} | {
+        "gaps": round(sum(parts.values()) * (1 / USABLE["gpu"] - 1)),
+        "context": CONTEXT,
+    }
+
+
+def largest_batch(
+    trace: Trace, config: Resolved, memory: int, ratio: float, gpus: int = 1, batches: Sequence[int] = BATCHES
+) -> int:
+    """The largest of some sizes of a batch, in rising order, that fits into a GPU's `memory`, in bytes; 0 is none.
+
+    Other arguments are as of `gpu_memory`.
+    """
+
+    def needed(batch: int) -> int:
+        return sum(gpu_memory(trace, config, batch, ratio, gpus).values())
+
+    return [0, *batches][bisect_right(batches, memory, key=needed)]
