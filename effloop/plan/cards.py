@@ -20,7 +20,7 @@ class Card:
 
     name: str  # short, such as "rtx3090"
     title: str  # the maker's, with what a short name leaves open
-    memory: int  # bytes
+    memory: int  # bytes, as torch has its `total_memory`
     bandwidth: float  # bytes/s of its memory
     fp32: float  # FLOP/s without tensor cores
     tf32: float  # FLOP/s of tensor cores for float32; 0 is none
@@ -33,12 +33,12 @@ class Card:
 
 
 def _read(row: Mapping[str, str]) -> Card:
-    """A row of the table, which has GiB, GB/s and TFLOP/s."""
+    """A row of the table, which has MiB, GB/s and TFLOP/s."""
     major, minor = row["capability"].split(".")
     return Card(
         name=row["name"],
         title=row["title"],
-        memory=int(float(row["memory"]) * 2**30),
+        memory=int(row["memory"]) * 2**20,
         capability=(int(major), int(minor)),
         year=int(row["year"]),
         source=row["source"],
