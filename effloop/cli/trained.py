@@ -37,10 +37,11 @@ from effloop.errors import PROGRAM, ConfigError, DataError, warn
 from effloop.inference import options
 from effloop.inference.options import Average, Id
 from effloop.lazy import LazyModule, Tensor
-from effloop.measure.turns import output_folder, print_table
+from effloop.measure.turns import output_folder
 from effloop.record.grid import encode
 from effloop.report.evaluation import EVALUATIONS, Evaluation, cell_text, write_evaluation
 from effloop.system.progress import Meter as Progress
+from effloop.system.progress import print_table
 from effloop.task.details import NUM_BINS, Details, Row
 from effloop.train.evaluation import Scorer, View, compare
 

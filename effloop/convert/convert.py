@@ -12,9 +12,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
 from effloop.convert.parts import ALL, Part, describe, is_written, plan_of
 from effloop.convert.records import Inspector, Reencoded, SplitRecords, estimated_bytes, first_of_each_class, read
@@ -30,7 +28,7 @@ from effloop.data.source.storage.writing import SHARD_BYTES, SHARDED, Dataset, F
 from effloop.data.source.view import View
 from effloop.errors import PROGRAM, ConfigError, DataError
 from effloop.registry import either
-from effloop.system.progress import Meter, duration
+from effloop.system.progress import Meter, duration, print_table
 
 Splits = Annotated[
     Literal["both"] | tuple[Literal["train", "val"], ...],
@@ -334,13 +332,11 @@ def _about(splits: Sequence[Source]) -> Mapping[str, Any]:
 
 
 def _show(out: Path, splits: Mapping[str, Source], num_bytes: Mapping[str, int]) -> None:
-    table = Table()
-    for heading in ("split", "images", "before", "after", "ratio", "mean before", "mean after"):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
+    rows = []
     for name, source in splits.items():
         images, before, after = len(source), source.fingerprint()["bytes"], num_bytes[name]
         ratio = f"{after / before:.3f}" if before else "-"
         means = (decimal(before // images), decimal(after // images))
-        table.add_row(name, f"{images:,}", decimal(before), decimal(after), ratio, *means)
+        rows.append((name, f"{images:,}", decimal(before), decimal(after), ratio, *means))
     print(f"{out} is written")
-    Console().print(table)
+    print_table(("split", "images", "before", "after", "ratio", "mean before", "mean after"), rows, left=("split",))

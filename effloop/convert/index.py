@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
 from effloop.convert.parts import ALL, Part
 from effloop.convert.records import build_compared, each_sample
@@ -18,7 +16,7 @@ from effloop.data.image.jpeg import matches
 from effloop.data.source.base import Source
 from effloop.data.source.entropy import EntropyFile, can_have_indexes, index_path
 from effloop.errors import PROGRAM, ConfigError, DataError
-from effloop.system.progress import Meter
+from effloop.system.progress import Meter, print_table
 
 
 class Report(NamedTuple):
@@ -88,15 +86,14 @@ def _look(source: Source, file: EntropyFile, sample: int) -> tuple[Any, ...]:
 
 def show(reports: Mapping[str, Report]) -> None:
     """Print a table, and where the indexes are."""
-    table = Table()
-    for heading in ("split", "images", "indexed", "built now", "bytes", "% of images", "ms each"):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
+    rows = []
     for name, found in reports.items():
         share = f"{100 * found.index_bytes / found.image_bytes:.2f}" if found.image_bytes else "-"
         each = f"{1000 * found.build_s / found.built:.2f}" if found.built else "-"
         counts = [f"{count:,}" for count in (found.samples, found.indexed, found.built)]
-        table.add_row(name, *counts, decimal(found.index_bytes), share, each)
-    Console().print(table)
+        rows.append((name, *counts, decimal(found.index_bytes), share, each))
+    headings = ("split", "images", "indexed", "built now", "bytes", "% of images", "ms each")
+    print_table(headings, rows, left=("split",))
     for name, found in reports.items():
         if found.where is None:
             print(f"{name}: needs none: its files have indexes or restart markers, or no JPEGs")

@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from rich.console import Console
-from rich.table import Table
-
 from effloop.convert.parts import ALL, Part
 from effloop.convert.records import differs_from, each_sample
 from effloop.data.check import check_mask, is_turned, turned_line
@@ -19,7 +16,7 @@ from effloop.data.source.base import Kind, Source, classes_without_samples, targ
 from effloop.data.source.splits import check_same_classes
 from effloop.data.source.storage.targets import Targets
 from effloop.errors import DataError
-from effloop.system.progress import Meter
+from effloop.system.progress import Meter, print_table
 
 SHOWN = 50  # problems that a terminal gets; a file or pipe gets all
 
@@ -117,16 +114,15 @@ def _wrong_target(source: Source, sample: int) -> str | None:
 
 def show(reports: Mapping[str, SplitReport], problems: Sequence[str]) -> None:
     """Print a table, then notes and problems line by line."""
-    table = Table()
+    rows = []
     outputs = "numbers" if any(report.source.kind is Kind.numbers for report in reports.values()) else "classes"
-    for heading in ("split", "samples", outputs, "bytes", "checksums", "decoded", "problems"):
-        table.add_column(heading, justify="left" if heading in ("split", "checksums") else "right")
     for name, report in reports.items():
         source = report.source
         counts = [f"{n:,}" for n in (len(source), len(source.target_names), report.bytes)]
         found = [f"{n:,}" for n in (report.decoded, report.problems)]
-        table.add_row(name, *counts, "compared" if source.has_checksums else "none here", *found)
-    Console().print(table)
+        rows.append((name, *counts, "compared" if source.has_checksums else "none here", *found))
+    headings = ("split", "samples", outputs, "bytes", "checksums", "decoded", "problems")
+    print_table(headings, rows, left=("split", "checksums"))
     for name, report in reports.items():
         if report.source.targets_note:
             print(f"{name}: {len(report.source):,} images{targets_of(report.source)}")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from effloop.measure.turns import print_table
 from effloop.record.rows import finite
 from effloop.report.values import write_csv
 from effloop.system.files import write_text
+from effloop.system.progress import print_table
 
 Row = dict[str, Any]
 """Plain values of one side; a list has the values of its turns, `remark` a reason why there are none."""

@@ -15,10 +15,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from effloop.config.overrides import key_of
 from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import choices, explained, line_of, plugin_words
@@ -205,24 +201,3 @@ def held_bytes() -> int:
         with suppress(OSError):
             total += memory_of(pid)["held"]
     return total
-
-
-def print_table(
-    headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    left: Collection[str] = (),
-    min_width: int = 0,
-    title: str = "",
-) -> None:
-    """Print a table of plain text; its first column doesn't wrap.
-
-    Columns whose headings are in `left` hold words, the others are right-justified; it may be `min_width` wide even on
-    a narrower terminal.
-    """
-    table = Table(title=Text(title) if title else None)  # paths in it may look like markup
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=not number)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=max(min_width, Console().width)).print(table, markup=False)

@@ -1,17 +1,18 @@
-"""Progress of a long command: a bar on a terminal, elsewhere a plain line every 10 seconds."""
+"""What commands show: progress, by a bar on a terminal, elsewhere by a plain line every 10 seconds; and tables."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
 
 from rich import progress as bars
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 T = TypeVar("T")
@@ -116,3 +117,24 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Collection[str] = (),
+    min_width: int = 0,
+    title: str = "",
+) -> None:
+    """Print a table of plain text; its first column doesn't wrap.
+
+    Columns whose headings are in `left` hold words, the others are right-justified; it may be `min_width` wide even on
+    a narrower terminal.
+    """
+    table = Table(title=Text(title) if title else None)  # paths in it may look like markup
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=not number)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=max(min_width, Console().width)).print(table, markup=False)
