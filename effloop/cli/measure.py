@@ -14,7 +14,7 @@ from effloop import config as configs
 from effloop.cli.command import command
 from effloop.config import Config
 from effloop.data.source.splits import open_part
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, check_value
 
 
 def _composed(overrides: Sequence[str]) -> Config:
@@ -76,8 +76,7 @@ class TuneOptions:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.minutes <= 24 * 60:
-            raise ConfigError(f"minutes: {self.minutes:g} is not allowed; set a number above 0, up to 1,440")
+        check_value("minutes", f"{self.minutes:g}", 0 < self.minutes <= 24 * 60, "a number above 0, up to 1,440")
 
 
 @command("tune", TuneOptions, "data.root=/data/pets model=resnet18 minutes=2")

@@ -17,7 +17,7 @@ from effloop.data.bad import OnError
 from effloop.data.decode import DecodeConfig
 from effloop.data.engine import EngineConfig
 from effloop.data.source import DataConfig
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, check_value
 from effloop.model import ModelConfig
 from effloop.optim import OptimConfig, ScheduleConfig
 from effloop.parallel import ParallelConfig
@@ -176,10 +176,8 @@ class Config:
             *((key, getattr(self, key) in (True, False, None, "auto"), "true, false or auto") for key in _SPEEDS),
         ]
         for key, is_allowed, allowed in checks:
-            if not is_allowed:
-                value = getattr(self, key)
-                shown = repr(value) if isinstance(value, str) else value
-                raise ConfigError(f"{key}: {shown} is not allowed; set {allowed}")
+            value = getattr(self, key)
+            check_value(key, repr(value) if isinstance(value, str) else value, is_allowed, allowed)
         run_folder(self.out, self.run)
         if len(limits := [f"{key}={getattr(self, key):g}" for key in _CLIPPING if getattr(self, key) is not None]) > 1:
             raise ConfigError(f"{limits[0]} contradicts {limits[1]}: gradients are clipped one way; drop one of them")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from effloop.errors import PROGRAM, ConfigError
+from effloop.errors import PROGRAM, ConfigError, check_value
 from effloop.lazy import torch
 from effloop.registry import PartConfig, Registry
 
@@ -24,10 +24,8 @@ class ProfileConfig(PartConfig):
     more: ClassVar[int] = 0  # updates after these that the profiler needs, too
 
     def __post_init__(self) -> None:
-        if self.wait < 0:
-            raise ConfigError(f"profile.wait: {self.wait} is not allowed; set a number of updates, or 0")
-        if self.steps < 1:
-            raise ConfigError(f"profile.steps: {self.steps} is not allowed; set a number of updates above 0")
+        check_value("profile.wait", self.wait, self.wait >= 0, "a number of updates, or 0")
+        check_value("profile.steps", self.steps, self.steps > 0, "a number of updates above 0")
 
     def check(self, updates: int, device: torch.device, *, in_place: bool) -> None:
         """Raise a ConfigError if fewer `updates` are left than needed, or the run resumes `in_place`, in its folder."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from effloop.errors import ConfigError, DataError
+from effloop.errors import ConfigError, DataError, check_value
 from effloop.lazy import Tensor, nn, torch
 from effloop.registry import PartConfig, Registry, choices
 
@@ -310,8 +310,8 @@ def check_objective(name: str, meters: Sequence[Meter]) -> str:
 
 def check_weights(key: str, value: Any) -> None:
     """Refuse what is neither null nor balanced, nor numbers above 0: of weights that are all 0 there is no mean."""
-    if value not in (None, "balanced") and not (isinstance(value, list) and value and all(map(is_weight, value))):
-        raise ConfigError(f"{key}: {value} is not allowed; set null, balanced, or a number above 0 for each")
+    good = value in (None, "balanced") or (isinstance(value, list) and value != [] and all(map(is_weight, value)))
+    check_value(key, value, good, "null, balanced, or a number above 0 for each")
 
 
 def is_weight(value: Any) -> bool:

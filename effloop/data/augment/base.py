@@ -98,8 +98,7 @@ class RecipeConfig(AugmentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.eval_ratio <= 1:
-            raise ConfigError(f"augment.eval_ratio: {self.eval_ratio} is not allowed; set a share above 0, at most 1")
+        check_value("augment.eval_ratio", self.eval_ratio, 0 < self.eval_ratio <= 1, "a share above 0, at most 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from effloop.data.image.encoded import EncodedImages, Headers
 from effloop.data.image.header import Encoded, Header
-from effloop.errors import ConfigError
+from effloop.errors import check_value
 from effloop.registry import PartConfig, Registry
 
 Pixels = NDArray[np.uint8]  # (height, width, channels), 0-255
@@ -48,12 +48,11 @@ class DecodeConfig(PartConfig):
     window: Any = None
 
     def __post_init__(self) -> None:
-        if self.max_pixels < 1:
-            raise ConfigError(f"decode.max_pixels: {self.max_pixels} is not allowed; set a number above 0")
+        check_value("decode.max_pixels", self.max_pixels, self.max_pixels > 0, "a number above 0")
         ends = self.window if isinstance(self.window, list) else []
         numbers = len(ends) == 2 and all(type(each) in (int, float) for each in ends)
-        if self.window not in (None, "auto") and not (numbers and -math.inf < ends[0] < ends[1] < math.inf):
-            raise ConfigError(f"decode.window: {self.window} is not allowed; set [low,high], as [0,4095], auto or null")
+        good = self.window in (None, "auto") or (numbers and -math.inf < ends[0] < ends[1] < math.inf)
+        check_value("decode.window", self.window, good, "[low,high], as [0,4095], auto or null")
 
 
 @dataclass(frozen=True, slots=True)

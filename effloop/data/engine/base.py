@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from effloop.batch import Batch
 from effloop.data.plan import Plan
-from effloop.errors import ConfigError, warn
+from effloop.errors import check_value, warn
 from effloop.lazy import Tensor, torch
 from effloop.registry import PartConfig, Registry
 
@@ -34,10 +34,8 @@ class EngineConfig(PartConfig):
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        if self.prefetch < 1:
-            raise ConfigError(f"engine.prefetch: {self.prefetch} is not allowed; set a number of batches above 0")
-        if not self.timeout_s > 0:
-            raise ConfigError(f"engine.timeout_s: {self.timeout_s:g} is not allowed; set a number of seconds above 0")
+        check_value("engine.prefetch", self.prefetch, self.prefetch > 0, "a number of batches above 0")
+        check_value("engine.timeout_s", f"{self.timeout_s:g}", self.timeout_s > 0, "a number of seconds above 0")
 
     def host_batches(self, device: str) -> int:
         """Batches in host memory at once, where a device is of the type `cpu` or `cuda`: those prefetched, the loop's,
@@ -64,10 +62,8 @@ class RunLengthConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.run_length is not None and self.run_length < 1:
-            raise ConfigError(
-                f"engine.run_length: {self.run_length} is not allowed; set a number of samples above 0, or null"
-            )
+        length = self.run_length
+        check_value("engine.run_length", length, length is None or length > 0, "a number of samples above 0, or null")
 
     def resolve_run_length(self, batch: int, num_workers: int) -> int:
         """`run_length`, or its default for batches of this many samples."""

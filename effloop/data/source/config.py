@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 
 from effloop.data.remote.location import check_root, is_remote
-from effloop.errors import ConfigError
+from effloop.errors import ConfigError, check_value
 from effloop.registry import PartConfig
 
 
@@ -119,22 +119,18 @@ class DataConfig(PartConfig):
     def __post_init__(self) -> None:
         for key in self.url_keys:
             check_root(getattr(self, key) or "", key)
-        if self.check < 0:
-            raise ConfigError(f"data.check: {self.check} is not allowed; set 0 (none) or a number above it")
-        for key in ("cache_gb", "download_gb"):
-            if (limit := getattr(self, key)) is not None and not 0 < limit < math.inf:
-                raise ConfigError(f"data.{key}: {limit} is not allowed; set a number above 0, or null")
+        check_value("data.check", self.check, self.check >= 0, "0 (none) or a number above it")
+        for key, limit in (("cache_gb", self.cache_gb), ("download_gb", self.download_gb)):
+            check_value(f"data.{key}", limit, limit is None or 0 < limit < math.inf, "a number above 0, or null")
         if self.tail is Tail.pad:
             raise ConfigError("data.tail: pad is for evaluation, BatchNorm would see the padding; set drop or wrap")
         if (self.mean is None) != (self.std is None):
             raise ConfigError("data.mean, data.std: one is null and the other isn't; set both or neither")
-        if self.channels not in (1, 3):
-            raise ConfigError(f"data.channels: {self.channels} is not allowed; set 3 (RGB) or 1 (grey)")
+        check_value("data.channels", self.channels, self.channels in (1, 3), "3 (RGB) or 1 (grey)")
         self._check_normalisation()
         if self.channels == 1 and self.mean is not None and self.std is not None:
             self.mean, self.std = ([round(sum(each) / len(each), 6)] for each in (self.mean, self.std))
-        if not 0 <= self.balance <= 1:
-            raise ConfigError(f"data.balance: {self.balance} is not allowed; set a number from 0 to 1")
+        check_value("data.balance", self.balance, 0 <= self.balance <= 1, "a number from 0 to 1")
         if self.repeats < 1 or (self.repeats > 1 and self.balance):
             fix = f"1, or data.balance={self.balance:g} to 0" if self.repeats > 1 else "a whole number above 0"
             raise ConfigError(f"data.repeats: {self.repeats} is not allowed here; set {fix}")
@@ -145,10 +141,9 @@ class DataConfig(PartConfig):
         if self.channels == 3:
             finite, positive = "three finite numbers, for R, G, B", "three numbers above 0"
         for key, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and (len(values) not in (3, self.channels) or not all(map(math.isfinite, values))):
-                raise ConfigError(f"data.{key}: {values} is not allowed; set {finite}")
-        if self.std is not None and min(self.std) <= 0:
-            raise ConfigError(f"data.std: {self.std} is not allowed; set {positive}")
+            good = values is None or (len(values) in (3, self.channels) and all(map(math.isfinite, values)))
+            check_value(f"data.{key}", values, good, finite)
+        check_value("data.std", self.std, self.std is None or min(self.std) > 0, positive)
 
     @property
     def urls(self) -> dict[str, str]:
@@ -184,10 +179,9 @@ class DataConfig(PartConfig):
         return f"set data.{'val_split' if split == self.val_split else 'train_split'}={name}"
 
     def _check_division(self) -> None:
-        if self.val is not None and not 0 < self.val < 1:
-            raise ConfigError(f"data.val: {self.val} is not allowed; set a share above 0 and below 1, e.g. 0.2")
-        if self.folds is not None and self.folds < 2:
-            raise ConfigError(f"data.folds: {self.folds} is not allowed; set a whole number above 1, e.g. 5")
+        val, folds, seed = self.val, self.folds, self.split_seed
+        check_value("data.val", val, val is None or 0 < val < 1, "a share above 0 and below 1, e.g. 0.2")
+        check_value("data.folds", folds, folds is None or folds > 1, "a whole number above 1, e.g. 5")
         if self.val is not None and (self.fold is not None or self.folds is not None):
             key = "fold" if self.fold is not None else "folds"
             raise ConfigError(f"data.val: {self.val} contradicts data.{key}={getattr(self, key)}; drop one of them")
@@ -201,7 +195,6 @@ class DataConfig(PartConfig):
             raise ConfigError(f"data.fold: {self.fold} is not allowed; set a whole number from 0{end}")
         if self.group is not None and self.val is None and self.folds is None:
             raise ConfigError(f"data.group: '{self.group}' needs data.val or data.folds; set data.val=0.2, or drop it")
-        if not 0 <= self.split_seed < 2**63:
-            raise ConfigError(f"data.split_seed: {self.split_seed} is not allowed; set a whole number from 0")
+        check_value("data.split_seed", seed, 0 <= seed < 2**63, "a whole number from 0")
         if self.val_split is None and not self.divides:
             raise ConfigError("data.val_split: null needs data.val or data.folds; set a name, or data.val=0.2")

@@ -25,7 +25,7 @@ from effloop.data.source.storage.targets import NAME as TARGETS
 from effloop.data.source.storage.targets import read_targets
 from effloop.data.source.tables import Column, NoTargetsError, Parser, Row, Table, encoded, infer, shown
 from effloop.data.source.vocabulary import IMAGE_PATH, LABEL, MASK_PATH, is_group
-from effloop.errors import ConfigError, DataError
+from effloop.errors import ConfigError, DataError, check_value
 from effloop.registry import choices
 
 # Which tables a dataset has, and what their columns are.
@@ -67,10 +67,8 @@ class CsvConfig(DataConfig):
         for key, names in (("label", self.labels()), ("classes", self.classes)):
             if names is not None and len({*names}) < max(1, len(names)):
                 raise ConfigError(f"data.{key}: {names} is not allowed; name one or several, each once, or set null")
-        if self.targets not in (None, *(kind.value for kind in Kind)):
-            raise ConfigError(
-                f"data.targets: {self.targets!r} is not allowed; set classes, flags, numbers, masks or null"
-            )
+        known = self.targets in (None, *(kind.value for kind in Kind))
+        check_value("data.targets", repr(self.targets), known, "classes, flags, numbers, masks or null")
         if self.mask is not None:
             if self.label is not None or self.targets not in (None, Kind.masks.value):
                 other = f"data.label={self.label}" if self.label is not None else f"targets that are {self.targets}"
