@@ -6,7 +6,6 @@ import base64
 import csv
 import io
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,9 +22,8 @@ from effloop.data.source import Source
 from effloop.data.source.base import Kind
 from effloop.data.source.exclude import names_in
 from effloop.errors import ConfigError, DataError
-from effloop.report.files import environment, stylesheet
+from effloop.report.files import page as html_page
 from effloop.report.values import in_cell, to_text
-from effloop.runs.environment import effloop_version
 from effloop.system.cached import cached_property
 from effloop.system.files import describe_failure, replacing
 from effloop.system.progress import in_threads
@@ -147,23 +145,18 @@ def _render(found: Audit, command: str, num_threads: int) -> str:
     decode = replace(found.config.decode, exif=True, dct_scaling=True)
     decoder = decoders.build_for(found.config.data.channels, decode)
     thumbnails = in_threads(partial(_thumbnail, decoder, found.splits), places, num_threads)
-    return (
-        environment()
-        .get_template("audit.html.j2")
-        .render(
-            style=stylesheet(),
-            now=time.strftime("%Y-%m-%d %H:%M"),
-            version=effloop_version(),
-            root=found.config.data.root or found.config.data.name,
-            found=found,
-            lines=lines,
-            titles=KINDS,
-            shown=shown,
-            together=_MAX_TOGETHER,
-            side=_SIDE,
-            thumbnails=dict(zip(places, thumbnails, strict=True)),
-            command=command,
-        )
+    return html_page(
+        "audit.html.j2",
+        {},
+        root=found.config.data.root or found.config.data.name,
+        found=found,
+        lines=lines,
+        titles=KINDS,
+        shown=shown,
+        together=_MAX_TOGETHER,
+        side=_SIDE,
+        thumbnails=dict(zip(places, thumbnails, strict=True)),
+        command=command,
     )
 
 

@@ -17,7 +17,7 @@ from effloop.errors import ConfigError
 from effloop.measure.diagnose import Diagnosis
 from effloop.record.efficiency import Override, rate_text
 from effloop.record.rows import finite
-from effloop.report.files import environment, stylesheet
+from effloop.report.files import page
 from effloop.report.values import as_number, to_text
 from effloop.system.files import write_text
 
@@ -172,10 +172,9 @@ def render_diagnosis(found: Diagnosis) -> str:
     """The diagnosis as one HTML file that needs nothing else: no network, no JavaScript; everything in it escaped."""
     pipeline, memory, facts = Pipeline(found), found.memory, facts_of(found)
     places = [(name, needed, memory["capacity"][name]) for name, needed in memory["total"].items()]
-    jinja = environment()
-    jinja.filters |= {"rate": format_rate, "rates": _rates, "gain": format_gain, "share": format_share}
-    return jinja.get_template("diagnosis.html.j2").render(
-        style=stylesheet(),
+    return page(
+        "diagnosis.html.j2",
+        {"rate": format_rate, "rates": _rates, "gain": format_gain, "share": format_share},
         version=found.version,
         date=facts.pop("date"),
         facts=facts.items(),

@@ -11,11 +11,11 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -31,9 +31,6 @@ from effloop.report.values import are_numbers, as_number, shorten, to_short_text
 from effloop.runs.compare import PER_RUN_KEYS
 from effloop.runs.environment import effloop_version
 from effloop.runs.reader import PLACE, Row, RunRecord
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 SUMMARY, PLOT, REPORT = "summary.csv", "plot.png", "report.html"
 _MAX_SWEPT = 4  # columns for swept keys in the terminal's table
@@ -145,8 +142,12 @@ _MAX_SIDE, _QUALITY = 1200, 70  # of the worst samples' picture
 _SWEEP_LABEL = "scores and images per second against what was swept"
 
 
-def environment() -> Environment:
-    """The templates of this folder; the filter `text` makes a value one line, and Jinja escapes it."""
+def page(template: str, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
+    """A page by a template of this folder: it needs nothing else, and everything in it is escaped.
+
+    Beside `values` it is given the CSS of all pages, the time and the version; the filter `text` makes a value one
+    line.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     jinja = Environment(
@@ -156,13 +157,10 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    jinja.filters |= {"text": to_text, "shorten": shorten}
-    return jinja
-
-
-def stylesheet() -> str:
-    """The CSS of all pages."""
-    return "".join((files("effloop.report") / name).read_text("utf-8") for name in ("report.css", "pipeline.css"))
+    jinja.filters |= {"text": to_text, "shorten": shorten, **filters}
+    style = "".join((files("effloop.report") / name).read_text("utf-8") for name in ("report.css", "pipeline.css"))
+    shared = {"style": style, "now": time.strftime("%Y-%m-%d %H:%M"), "version": effloop_version()}
+    return jinja.get_template(template).render(shared | values)
 
 
 def _evaluations(comparison: comparing.Comparison) -> Iterator[dict[str, Any]]:
@@ -220,22 +218,21 @@ def _jpeg(path: Path) -> str:
 
 def render_page(comparison: comparing.Comparison, title: str) -> str:
     """The report as HTML, all contents of run folders escaped; to be called in `charts.style`."""
-    jinja = environment()
-    jinja.filters |= {
+    filters = {
         "sort_key": _sort_key,
         "are_numbers": lambda values: are_numbers(value for value in values if value is not None),
         "total": lambda parts: sum(parts.values()),
     }
-    jinja.globals |= {"epochs_done": comparing.epochs_done, "metric_value": comparing.metric_value}
     script = (files("effloop.report") / "report.js").read_text("utf-8")
     runs = comparison.runs
-    return jinja.get_template("page.html.j2").render(
+    return page(
+        "page.html.j2",
+        filters,
+        epochs_done=comparing.epochs_done,
+        metric_value=comparing.metric_value,
         title=title,
-        style=stylesheet(),
         script=script,
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        now=time.strftime("%Y-%m-%d %H:%M"),
-        version=effloop_version(),
         comparison=comparison,
         colours=charts.run_colours(comparison),
         metrics=list(dict.fromkeys([comparison.objective, *comparison.measures])),
