@@ -78,23 +78,21 @@ def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | N
     Raises:
         ConfigError: the model can't be built, or decides by values, which fake tensors haven't.
     """
-    with _Uninitialised():
+    with torch.random.fork_rng(devices=[]), _Uninitialised():
         model = build_model(replace(config, compile=False), num_outputs, torch.device("cpu")).train()
     trained = [each for each in model.parameters() if each.requires_grad]
     sizes = sum(each.nbytes for each in (*model.parameters(), *model.buffers())), sum(each.nbytes for each in trained)
-    precision = Precision(torch.device("cpu"), dtype)
-    precision.device = _GPU
     seen = []
     with _fake_gpu():
-        step = Step(_made_fake(model), task, precision)
+        step = Step(_made_fake(model), task, _Autocast(dtype))
         for count in _BATCHES:
-            batch = random_batch(replace(config, batch_size=count), config.size, task, num_outputs, _GPU)
+            few = replace(config, batch_size=count)
             with ExitStack() as stack:
                 if fused:
                     stack.enter_context(_FusedAttention())
                 watch = stack.enter_context(_Watch())
                 try:
-                    outputs = step(*batch)
+                    outputs = step(*random_batch(few, config.size, task, num_outputs, _GPU))
                 except Exception as error:  # of any kind, in the code of any model
                     name = getattr(config.model, "arch", config.model.name)
                     raise ConfigError(
@@ -177,6 +175,13 @@ def _product(name: str, args: Any) -> tuple[str, int]:
     return name, 0
 
 
+class _Autocast(Precision):
+    """Autocast alone; the rest of a precision sets switches of the process."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        self.device, self.dtype = _GPU, dtype
+
+
 class _Uninitialised(TorchFunctionMode):
     """Leaves out what fills new weights with random numbers: their values don't matter, and it takes half the time."""
 
@@ -216,8 +221,10 @@ def _attention(
 
 @contextmanager
 def _fake_gpu() -> Iterator[None]:
-    """Tensors without memory, also on a GPU that isn't there, for which torch would switch autocast off."""
-    with mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False), FakeTensorMode():
+    """Tensors without memory, also on a GPU that isn't there, for which torch would switch autocast off or refuse it."""
+    missing = mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False)
+    bf16 = mock.patch("torch.cuda.is_bf16_supported", return_value=True)
+    with missing, bf16, FakeTensorMode(allow_non_fake_inputs=True):  # tasks have tensors of their own
         yield
 
 
