@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -21,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from effloop.assemble.environment import Resolved
 from effloop.assemble.model import build_model, random_batch
 from effloop.errors import ConfigError, reason
+from effloop.model import blocks_of, checkpoint_blocks
 from effloop.precision import Precision
 from effloop.task import Task
 from effloop.train.trainer import Step
@@ -50,6 +52,10 @@ class Op(NamedTuple):
     bytes: float  # that it reads and writes
     fixed: float  # bytes that it reads and writes whatever the batch: weights
     width: int  # of products: the smaller number of a group's inputs and outputs, by which tensor cores are filled
+    # share of its backward pass that is computed: none where nothing before it is trained, half of a product's where
+    # only one of its inputs needs a gradient, as in a model's first layer
+    backward: float = 1.0
+    forward: int = 1  # times that it is computed: 2 in a block that is checkpointed
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class Trace:
     saved: float  # bytes of an image that are kept for the backward pass
     fixed: float  # bytes that are kept whatever the batch, such as weights in fewer bits
     largest: float  # bytes of an image's largest tensor
+    block: float  # bytes of an image that are kept of the largest block while it is recomputed; 0 without checkpointing
     weights: int  # bytes of parameters and buffers
     trained: int  # bytes of the parameters that are trained
     parameters: int  # tensors that are trained
@@ -78,37 +85,51 @@ def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | N
     Raises:
         ConfigError: the model can't be built, or decides by values, which fake tensors haven't.
     """
+    plain = replace(config, compile=False, model=replace(config.model, checkpointing=False))
     with torch.random.fork_rng(devices=[]), _Uninitialised():
-        model = build_model(replace(config, compile=False), num_outputs, torch.device("cpu")).train()
-    trained = [each for each in model.parameters() if each.requires_grad]
-    sizes = sum(each.nbytes for each in (*model.parameters(), *model.buffers())), sum(each.nbytes for each in trained)
-    seen = []
-    with _fake_gpu():
+        model = build_model(plain, num_outputs, torch.device("cpu")).train()
+    blocks = blocks_of(model, "model.checkpointing", "set it to false") if config.model.checkpointing else []
+    with _fake_gpu(), _FusedAttention() if fused else nullcontext():
         step = Step(_made_fake(model), task, _Autocast(dtype))
-        for count in _BATCHES:
-            few = replace(config, batch_size=count)
-            with ExitStack() as stack:
-                if fused:
-                    stack.enter_context(_FusedAttention())
-                watch = stack.enter_context(_Watch())
-                try:
-                    outputs = step(*random_batch(few, config.size, task, num_outputs, _GPU))
-                except Exception as error:  # of any kind, in the code of any model
-                    name = getattr(config.model, "arch", config.model.name)
-                    raise ConfigError(
-                        f"model: {name} can't be planned, as it reads values of tensors: {reason(error)}"
-                    ) from error
-            seen.append((watch.ops, watch.kept, watch.sizes))
-            del outputs
-    (ops, saved, sizes_of_few), (more_ops, more_saved, sizes_of_many) = seen
-    each, fixed = _line(saved, more_saved)
+        found = _run(step, plain, num_outputs, blocks)
+        if blocks:
+            checkpoint_blocks(model)
+            kept = _run(step, plain, num_outputs)
+            found = replace(found, saved=kept.saved, fixed=kept.fixed)
+    return found
+
+
+def _run(step: Step, config: Resolved, num_outputs: int, blocks: Sequence[nn.Module] = ()) -> Trace:
+    """Forward pass and loss for each of `_BATCHES`, as if these blocks were recomputed."""
+    kept, seen = [], []
+    for count in _BATCHES:
+        batch = random_batch(replace(config, batch_size=count), config.size, step.task, num_outputs, _GPU)
+        with ExitStack() as stack:
+            watch = stack.enter_context(_Watch())
+            for each in blocks:
+                stack.enter_context(each.register_forward_pre_hook(watch.enter))
+                stack.enter_context(each.register_forward_hook(watch.leave))
+            try:
+                outputs = step(*batch)
+            except Exception as error:  # of any kind, in the code of any model
+                name = getattr(config.model, "arch", config.model.name)
+                raise ConfigError(
+                    f"model: {name} can't be planned, as it reads values of tensors: {reason(error)}"
+                ) from error
+        kept.append(watch.kept)
+        del outputs
+        seen.append((watch.ops, watch.sizes, watch.blocks))
+    ops, sizes, of_blocks = (zip(few, many, strict=True) for few, many in zip(*seen, strict=True))
+    saved, fixed = _line(*kept)
+    trained = [each for each in step.model.parameters() if each.requires_grad]
     return Trace(
-        ops=[_of_image(one, other) for one, other in zip(ops, more_ops, strict=True)],
-        saved=each,
+        ops=[_of_image(*pair) for pair in ops],
+        saved=saved,
         fixed=fixed,
-        largest=max(_line(*pair)[0] for pair in zip(sizes_of_few, sizes_of_many, strict=True)),
-        weights=sizes[0],
-        trained=sizes[1],
+        largest=max(_line(*pair)[0] for pair in sizes),
+        block=max((_line(*pair)[0] for pair in of_blocks), default=0.0),
+        weights=sum(each.nbytes for each in chain(step.model.parameters(), step.model.buffers())),
+        trained=sum(each.nbytes for each in trained),
         parameters=len(trained),
     )
 
@@ -132,7 +153,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []
         self.kept, self.sizes = 0, list[int]()  # bytes that are in use now, and of each tensor in turn
+        self.blocks = list[int]()  # bytes that each block has kept
         self._known = set[int]()  # addresses of storages that are in use
+        self._entered = 0, 0  # operations and bytes before a block
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
@@ -147,8 +170,19 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         flops = flop_registry.get(function.overloadpacket, lambda *_, **__: 0)(*args, **(kwargs or {}), out_val=made)
         name, width = _product(name, args)
         dtype = next((str(each.dtype).removeprefix("torch.") for each in given if each.is_floating_point()), "")
-        self.ops.append(Op(name, dtype, flops, sum(each.nbytes for each in (*given, *results)), 0, width))
+        moved = sum(each.nbytes for each in (*given, *results))
+        self.ops.append(Op(name, dtype, flops, moved, 0, width, _backward(given, product=flops > 0)))
         return made
+
+    def enter(self, *_: Any) -> None:
+        """A block that is going to be recomputed begins."""
+        self._entered = len(self.ops), self.kept
+
+    def leave(self, *_: Any) -> None:
+        """It ends."""
+        first, before = self._entered
+        self.ops[first:] = [each._replace(forward=2) for each in self.ops[first:]]
+        self.blocks.append(self.kept - before)
 
     def _keep(self, storage: Any) -> None:
         if (address := storage._cdata) not in self._known:
@@ -161,6 +195,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _free(self, address: int, size: int) -> None:
         self._known.discard(address)
         self.kept -= size
+
+
+def _backward(given: Sequence[Tensor], *, product: bool) -> float:
+    needed = [each.requires_grad and torch.is_grad_enabled() for each in given if each.is_floating_point()]
+    return sum(sorted(needed)[-2:]) / 2 if product else float(any(needed))
 
 
 def _product(name: str, args: Any) -> tuple[str, int]:
@@ -221,7 +260,7 @@ def _attention(
 
 @contextmanager
 def _fake_gpu() -> Iterator[None]:
-    """Tensors without memory, also on a GPU that isn't there, for which torch would switch autocast off or refuse it."""
+    """Tensors without memory, also on a GPU that isn't there, for which torch switches autocast off or refuses it."""
     missing = mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False)
     bf16 = mock.patch("torch.cuda.is_bf16_supported", return_value=True)
     with missing, bf16, FakeTensorMode(allow_non_fake_inputs=True):  # tasks have tensors of their own

@@ -1,0 +1,73 @@
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import effloop
+from effloop.assemble.environment import Resolved, resolved
+from effloop.assemble.model import build_model, random_batch
+from effloop.plan.trace import Trace, trace
+from effloop.precision import tf32_switches
+from effloop.task import Task, tasks
+
+OUTPUTS = 4
+
+
+def configured(*words: str) -> tuple[Resolved, Task]:
+    config = resolved(effloop.compose(["image_size=32", "batch_size=2", *words]))
+    return config, tasks.build(config.task).for_outputs(OUTPUTS)
+
+
+def traced(*words: str, dtype: torch.dtype | None = None) -> Trace:
+    return trace(*configured(*words), OUTPUTS, dtype)
+
+
+def flops(found: Trace) -> float:
+    return sum(each.flops for each in found.ops)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=cnn", "task=regression", "data.channels=1", "image_size=[32,48]"],
+        ["model=small_resnet", "task=multilabel"],
+        ["model=unet", "task=segmentation"],
+        ["model=timm", "model.arch=deit_tiny_patch16_224"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_floating_point_operations_are_those_of_a_real_step(words: list[str]) -> None:
+    config, task = configured(*words)
+    model = build_model(config, OUTPUTS, torch.device("cpu"))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # torch doesn't count the CPU's other
+        images, targets, _ = random_batch(config, config.size, task, OUTPUTS, torch.device("cpu"))
+        task.loss(model.train()(images), targets)
+    found = trace(config, task, OUTPUTS, torch.bfloat16)
+    assert flops(found) == counter.get_total_flops() / config.batch_size
+    assert found.weights == sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+
+
+def test_the_process_is_as_before() -> None:
+    def state() -> list[object]:
+        return [tf32_switches(), torch.get_float32_matmul_precision(), torch.get_rng_state().tolist()]
+
+    torch.backends.cudnn.allow_tf32 = False
+    before = state()
+    traced("model=cnn", dtype=torch.float16)
+    assert state() == before
+
+
+def test_blocks_that_are_recomputed_keep_their_inputs() -> None:
+    plain, saving = traced("model=resnet18"), traced("model=resnet18", "model.checkpointing=true")
+    assert flops(saving) == flops(plain)
+    again = sum(each.flops for each in saving.ops if each.forward == 2)
+    assert 0.8 < again / flops(plain) < 1  # all but the first layer and the last
+    assert 0 < saving.block < saving.saved < plain.saved
+    assert plain.block == 0
+
+
+def test_what_is_frozen_has_no_backward_pass() -> None:
+    found = traced("model=resnet18", "model.freeze=[conv1,bn1,layer1,layer2,layer3]")
+    products = [each.backward for each in found.ops if each.flops]
+    # Of the first trained block, two convolutions take what needs no gradient.
+    assert products == [0.0] * 15 + [0.5, 1.0, 0.5, 1.0, 1.0, 1.0]
