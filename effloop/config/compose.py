@@ -385,6 +385,11 @@ def from_dict(plain: Any, overrides: Sequence[str], where: str) -> Config:
     return finish(tree, overrides)
 
 
+def with_overrides(config: Config, *overrides: str) -> Config:
+    """The config with overrides."""
+    return from_dict(to_dict(config), overrides, "the config")
+
+
 def _upgraded(plain: Mapping[Any, Any]) -> dict[Any, Any]:
     """A saved config with keys that were renamed since, and without removed ones: null, a default, of no result.
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from effloop.assemble.environment import num_workers
 from effloop.batch import ImageSize
-from effloop.config import Config
+from effloop.config import Config, with_overrides
 from effloop.errors import EffLoopError
 from effloop.measure import loops
 from effloop.measure.benchmark import Column, Report, Row
@@ -120,7 +120,7 @@ def _compared(
         with console.status(f"{name}: {on or off}"), ExitStack() as stack:
             stack.enter_context(loops.process_state_restored())
             try:
-                configs = {side: loops.with_overrides(base, *row[side].split()) for side in ("on", "off")}
+                configs = {side: with_overrides(base, *row[side].split()) for side in ("on", "off")}
                 if off and configs["on"] == configs["off"]:
                     row["remark"] = "it is off"
                     continue

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from effloop.batch import ImageSize
-from effloop.config import Config
+from effloop.config import Config, with_overrides
 from effloop.config.overrides import key_of
 from effloop.data.augment import augments
 from effloop.data.augment.base import RecipeConfig
@@ -34,7 +34,7 @@ from effloop.data.source.splits import open_split
 from effloop.data.source.storage.kept import opening_once
 from effloop.data.source.view import View
 from effloop.errors import PROGRAM, EffLoopError, InterruptedRunError, warn
-from effloop.measure.loops import Loop, facts, per_s, process_state_restored, with_overrides
+from effloop.measure.loops import Loop, facts, per_s, process_state_restored
 from effloop.measure.measured import (
     LOADING,
     Measured,

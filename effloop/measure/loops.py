@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from effloop import config as configs
 from effloop.assemble.environment import batches_of_update, num_workers
 from effloop.assemble.model import seconds_of
 from effloop.assemble.trainer import build_trainer
 from effloop.batch import Batch
 from effloop.checkpoint import rng
-from effloop.config import Config
+from effloop.config import Config, with_overrides
 from effloop.data.engine import engines
 from effloop.data.loader import Loader
 from effloop.data.source import Cache
@@ -57,11 +56,6 @@ def alone(config: Config, *more: str) -> Config:
     if "record=none" not in more:
         overrides += [f"record.{key}=false" for key in ("console", "mlflow", "wandb") if hasattr(config.record, key)]
     return with_overrides(config, *overrides, *more)
-
-
-def with_overrides(config: Config, *overrides: str) -> Config:
-    """The config with overrides."""
-    return configs.from_dict(configs.to_dict(config), overrides, "the config")
 
 
 def facts(config: Config) -> dict[str, Any]:

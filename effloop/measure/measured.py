@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from effloop.assemble.environment import num_workers
+from effloop.assemble.loader import build_loader
 from effloop.assemble.model import seconds_of
 from effloop.batch import Batch
 from effloop.config import Config
@@ -29,12 +30,13 @@ from effloop.data.loader import Loader
 from effloop.data.masks import MaskPlan
 from effloop.data.order import BatchRequest
 from effloop.data.plan import Plan
-from effloop.data.source import Source
+from effloop.data.source import Cache, Source
 from effloop.data.source.view import View
 from effloop.errors import ConfigError
 from effloop.measure.loops import Updates, alone, endless, train_turn, trainer_in, turn_of
 from effloop.measure.memory import expected_memory
 from effloop.measure.turns import Turn, for_seconds
+from effloop.plan.plan import Loading
 from effloop.profile.syncs import SyncFinder
 from effloop.record.efficiency import Stage, Verdict, rate_text
 from effloop.system import gpu
@@ -189,6 +191,16 @@ def loader_rate(loader: Loader, seconds: float, prefetch: int) -> float:
     """Images/s of the loader's workers alone, without transfer, once all are busy and `prefetch` batches are loaded."""
     stream = itertools.chain.from_iterable(loader.host_batches(epoch) for epoch in itertools.count())
     return turn_of(deque[Batch](maxlen=0).extend, stream, seconds, filling=prefetch + 2).images_per_s
+
+
+def loading_here(config: Config, seconds: float = 2.0) -> Loading:
+    """What loading takes on this machine, as for a GPU, where pixels are sent: by all workers, and of one core."""
+    pixels = alone(config, "progressive=[]", "data.mean=null", "data.std=null")
+    with closing(build_loader(pixels)) as loader:
+        if pixels.data.cache is not Cache.none:
+            loading_costs(loader.plan, seconds / 2)  # fills it
+        core_s = loading_costs(loader.plan, seconds / 2).total.cpu_s
+        return Loading(loader_rate(loader, seconds / 2, pixels.engine.prefetch), core_s, available_cores())
 
 
 def transfer_cost(loader: Loader, seconds: float) -> float:

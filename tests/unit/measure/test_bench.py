@@ -25,11 +25,12 @@ from runs import TINY, once
 import effloop
 from effloop.cli.main import main
 from effloop.data.augment.base import Device
+from effloop.config import with_overrides
 from effloop.errors import ConfigError
 from effloop.measure import loops
 from effloop.measure.bench_loader import GRID, crop_of, measured_epochs, rows_of
 from effloop.measure.bench_step import knobs_of
-from effloop.measure.loops import Loop, process_flags, process_state_restored, set_process_flags, with_overrides
+from effloop.measure.loops import Loop, process_flags, process_state_restored, set_process_flags
 from effloop.optim import EMA
 
 
