@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import fmean
 from typing import Any, Literal
+
+import torch
+from rich.filesize import decimal
+
+from effloop.assemble.environment import Resolved, memory_hint, resolved
+from effloop.assemble.model import build_model
+from effloop.batch import ImageSize
+from effloop.config import Config, with_overrides
+from effloop.data.source import Cache
+from effloop.data.source.splits import open_split
+from effloop.errors import ConfigError, EffLoopError
+from effloop.optim import optimizers, state_ratio
+from effloop.parallel.base import OwnSlice
+from effloop.plan.cards import Card
+from effloop.plan.memory import gpu_memory, largest_batch
+from effloop.plan.speed import Time, step_time
+from effloop.plan.trace import Trace, trace
+from effloop.task import tasks
 
 
 @dataclass(frozen=True)
@@ -26,18 +47,21 @@ class Loading:
     cores: int  # of this machine
 
 
+Load = Callable[[Config], Loading]  # measures it
+
+
 @dataclass(frozen=True)
 class CardPlan:
     """A run on one kind of GPU. Images/s are of all its GPUs together, memory and batches of one.
 
     Where `batch` doesn't fit, speed, hours and cost are those of `largest_batch`; where not even one image fits, that
-    is 0, and so are they.
+    is 0, and so are they, and `curve` is empty.
     """
 
     card: str  # its short name, such as h100
     title: str  # NVIDIA's name
     capacity: int  # bytes of its memory
-    precision: str  # that it computes in: float32, tf32, bfloat16 or float16
+    precision: str  # that it computes in: fp32, tf32, bf16 or fp16
     batch: int  # images of a GPU's batch, as configured
     accumulate: int  # batches of an update
     fits: bool  # whether that batch does
@@ -66,8 +90,7 @@ class Advice:
     override: str  # words for the command line, or a command
     why: str  # a few words
     brings: str  # in words, such as `1.9 x images/s`
-    images_per_s: float  # of what binds then, of all GPUs; 0 where that isn't predicted
-    largest_batch: int  # then; 0 where that isn't predicted
+    gain: float  # images/s of the step or of loading, whichever it is about, divided by those before
 
 
 @dataclass(frozen=True)
@@ -85,3 +108,227 @@ class Plan:
     def to_plain(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
+
+
+_OF_AN_UPDATE = ("optimizer", "summing gradients")  # parts of a step that the batches of an update share
+_FORWARD = 1 / 3  # of a step: a backward pass has about twice the operations of a forward pass
+_SATURATED = 0.95  # of the largest batch's images/s
+_HELPS = 1.05  # gain below which an override isn't advised
+_MOST = 5  # overrides that are advised
+
+
+def data_of(config: Config, images: int | None = None, classes: int | None = None) -> Data:
+    """The data of a run, which is opened unless both are given: its training images, and the outputs of its model."""
+    if images and classes:
+        return Data(images, 0, classes)
+    if images or classes:
+        given, missing = ("images", "classes") if images else ("classes", "images")
+        raise ConfigError(f"{given}: is of data that isn't on this machine, which takes {missing}=N, too; set both")
+    train, val = (open_split(config.data, split) for split in ("train", "val"))
+    return Data(len(train), len(val), tasks.build(config.task).num_outputs(train), train.where)
+
+
+def plan(
+    config: Config,
+    cards: Sequence[Card],
+    data: Data,
+    *,
+    gpus: int = 1,
+    prices: Sequence[float] = (),
+    load: Load | None = None,
+) -> Plan:
+    """Plan a run for each of some cards, and find what would help on the first of them.
+
+    Args:
+        config: of the run.
+        cards: that it may be trained on; none of them is needed here.
+        data: of the run, by `data_of`.
+        gpus: that the run has, of one kind.
+        prices: of an hour of one GPU, for each of `cards`; none are unknown.
+        load: measures what loading takes on this machine with a config; None where the data isn't here.
+
+    Raises:
+        ConfigError: the run can't be planned, or not even one image fits on any of the cards.
+    """
+    if config.probe:
+        raise ConfigError("probe: a probe trains one layer on features in memory; set probe=0 to plan the whole model")
+    for card in cards:
+        precision_on(config, card)  # before anything takes time
+    planner = _Planner(data, gpus, load(config) if load else None)
+    found = [planner.planned(config, *each) for each in zip(cards, prices or [0.0] * len(cards), strict=True)]
+    if not any(each.largest_batch for each in found):
+        best, hint = max(found, key=lambda each: each.capacity), memory_hint(replace(config, batch_size=1))
+        raise ConfigError(f"gpu: not even one image fits into the {decimal(best.capacity)} of {best.card}; {hint}")
+    advice = [*_of_the_step(planner, config, cards[0], found[0])] if found[0].largest_batch else []
+    if load and planner.loading and found[0].binds == "loader":
+        advice += _of_loading(config, found[0], planner.loading, load)
+    advice.sort(key=lambda each: -each.gain)
+    notes = ["compile=true isn't predicted"] * (not config.compile)
+    notes += ["channels_last=false isn't predicted; figures are of true"] * (config.channels_last is False)
+    notes += ["evaluation isn't counted, as the number of its images isn't known"] * (not data.val_images)
+    return Plan(_facts(config), gpus, data, planner.loading, found, advice[:_MOST], notes)
+
+
+def _facts(config: Config) -> dict[str, Any]:
+    """What figures depend on, by the names of keys."""
+    parts = {key: getattr(config, key) for key in ("task", "model", "precision", "optim", "parallel")}
+    keys = ("batch_size", "accumulate", "epochs", "channels_last", "compile")
+    values = {key: getattr(each, "arch", each.name) for key, each in parts.items()}
+    values |= {key: getattr(config, key) for key in keys} | {"optim.ema": config.optim.ema}
+    values["model.checkpointing"] = config.model.checkpointing
+    return values | {"image_size": ",".join(size.word for size in config.train_sizes)}
+
+
+def precision_on(config: Config, card: Card) -> str:
+    """The precision on a card, fp32, tf32, bf16 or fp16; a ConfigError if the card lacks it."""
+    assert config.precision is not None  # `compose` decided it
+    newer = card.capability >= (8, 0)
+    has = ["fp32", "fp16", *["bf16", "tf32"] * newer]
+    name = {"amp": "bf16" if newer else "fp16"}.get(config.precision.name, config.precision.name)
+    if name not in has:
+        what = f"{card.title}, of compute capability {'.'.join(map(str, card.capability))}, which has {', '.join(has)}"
+        raise ConfigError(f"precision: '{name}' can't be planned for {what}; set precision=amp, or another gpu")
+    return name
+
+
+class _Planner:
+    """Plans a config for a card, with one trace of a model in so many bytes, whatever the card."""
+
+    def __init__(self, data: Data, gpus: int, loading: Loading | None) -> None:
+        self.data, self.gpus, self.loading = data, gpus, loading
+        self._traces = dict[str, Trace]()
+
+    def resolved(self, config: Config) -> Resolved:
+        """The config of one of the run's ranks."""
+        return resolved(config, OwnSlice(0, self.gpus, self.gpus, torch.device("cpu")))
+
+    def planned(self, config: Config, card: Card, price: float = 0.0) -> CardPlan:
+        """The run on a card that costs so much an hour."""
+        run, precision = self.resolved(config), precision_on(config, card)
+        kept = self._trace(run, half=precision in ("bf16", "fp16"))
+        ratio = state_ratio(partial(optimizers.build, config.optim), torch.device("cpu"))
+        most = largest_batch(kept, run, card.memory, ratio, self.gpus)
+        memory = gpu_memory(kept, run, run.batch_size, ratio, self.gpus)
+        batch, peak = min(run.batch_size, most), sum(memory.values())
+        step = partial(_step, kept, run, card, precision, ratio, self.gpus)
+        time = step(max(1, batch))
+        speed, low, high = (self.gpus * batch / each for each in (time.seconds, time.high, time.low))
+        sizes = sorted({size * 2**power for power in range(16) for size in (1, 3)} | {most})
+        curve = [(size, self.gpus * size / step(size).seconds) for size in sizes if size <= most]
+        hours, slow, fast = (self._hours(config, each) for each in (speed, low, high))
+        return CardPlan(
+            card=card.name,
+            title=card.title,
+            capacity=card.memory,
+            precision=precision,
+            batch=run.batch_size,
+            accumulate=run.accumulate,
+            fits=run.batch_size <= most,
+            memory=memory,
+            peak_bytes=peak,
+            peak_range=(peak, peak),
+            largest_batch=most,
+            largest_range=(most, most),
+            saturating_batch=next((size for size, rate in curve if rate >= _SATURATED * curve[-1][1]), 0),
+            curve=curve,
+            images_per_s=speed,
+            images_per_s_range=(low, high),
+            step_s=time.parts,
+            cores=speed * self.loading.core_s if self.loading else 0.0,
+            binds="loader" if self.loading and self.loading.images_per_s < speed else "step",
+            hours=sum(hours),
+            hours_range=(sum(fast), sum(slow)),
+            evaluation_hours=hours[1],
+            cost=price * self.gpus * sum(hours),
+        )
+
+    def _trace(self, run: Resolved, *, half: bool) -> Trace:
+        key = repr((run.model, run.image_size, run.channels_last, half))
+        if key not in self._traces:
+            task = tasks.build(run.task).for_outputs(self.data.outputs)
+            self._traces[key] = trace(run, task, self.data.outputs, torch.float16 if half else None)
+        return self._traces[key]
+
+    def _hours(self, config: Config, speed: float) -> tuple[float, float]:
+        """Of training and of its evaluations, for so many images/s of the step."""
+        if not speed:
+            return 0.0, 0.0
+        loading = 1 / self.loading.images_per_s if self.loading else 0.0
+        pixels = config.size.pixels / fmean(size.pixels for size in config.train_sizes)
+        evaluated = math.ceil(config.epochs / config.eval_every) * self.data.val_images
+        training = config.epochs * self.data.images * max(1 / speed, loading)
+        return training / 3600, evaluated * max(_FORWARD * pixels / speed, loading) / 3600
+
+
+def _step(kept: Trace, run: Resolved, card: Card, precision: str, ratio: float, gpus: int, batch: int) -> Time:
+    """Of a batch of each of the run's image sizes in turn, on average; times grow with the number of pixels."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    # An update reads weights, gradients and state, and writes all but gradients; an average is read and written, too.
+    moved = (3 + 2 * ratio) * kept.trained + 3 * kept.weights * (run.optim.ema > 0) / run.optim.ema_every
+    options: Any = {"tf32": precision == "tf32", "optimizer_bytes": moved, "gpus": gpus}
+    batches = [batch * size.pixels / run.size.pixels for size in run.train_sizes]
+    times = [step_time(kept, each, card, dtype, **options) for each in batches]
+    often = dict.fromkeys(_OF_AN_UPDATE, 1 / run.accumulate)
+    again = 1 + _FORWARD * run.model.checkpointing  # of a forward pass
+    means = {name: fmean(each.parts.get(name, 0.0) for each in times) for name in times[0].parts}
+    parts = {name: seconds * often.get(name, again) for name, seconds in means.items()}
+    seconds = sum(parts.values())
+    low, high = (fmean(getattr(each, end) / each.seconds for each in times) for end in ("low", "high"))
+    return Time(seconds, low * seconds, high * seconds, parts)
+
+
+def _of_the_step(planner: _Planner, config: Config, card: Card, base: CardPlan) -> Iterator[Advice]:
+    """What makes the step faster on a card, or its batch fit, each by planning with it."""
+    for override, why in _candidates(config, card, base):
+        words = override.replace("amp=true", "precision=amp").split()
+        try:
+            changed = with_overrides(config, *words, "amp=null")
+            then = planner.planned(changed, card)
+            gain, fits = then.images_per_s / base.images_per_s, then.fits and not base.fits
+            if gain < _HELPS and not fits:
+                continue
+            if changed.train_sizes != config.train_sizes:  # which many models can't take
+                build_model(planner.resolved(changed), planner.data.outputs, torch.device("cpu"))
+        except EffLoopError:  # this model can't
+            continue
+        brings = ["the batch fits"] * fits + [f"{gain:.2f} x images/s of the step"]
+        brings += [f"up to {then.largest_batch:,} images"] * (then.largest_batch >= _HELPS * base.largest_batch)
+        yield Advice(override, why, "; ".join(brings), gain)
+
+
+def _candidates(config: Config, card: Card, base: CardPlan) -> Iterator[tuple[str, str]]:
+    """Overrides that may help, and why."""
+    assert config.precision is not None
+    images, free = base.batch * base.accumulate, not (config.global_batch or config.parallel.virtual)
+    if not config.precision.mixed and card.capability >= (7, 0):
+        yield "amp=true", "tensor cores, and half the bytes"
+    if not base.fits and free:
+        size = next(each for each in range(base.largest_batch, 0, -1) if images % each == 0)
+        yield f"batch_size={size} accumulate={images // size}", "updates of as many images"
+    if not base.fits and not config.model.checkpointing:
+        yield "model.checkpointing=true", "computes again what it would keep for the backward pass"
+    if base.fits and free and base.batch < base.saturating_batch:
+        yield f"batch_size={base.saturating_batch}", "larger batches bring 5 % at most; adjust the learning rate"
+    if not config.progressive and config.epochs > 1 and min(config.size) >= 64:
+        half = ImageSize(*(side // 2 for side in config.size)).word
+        yield f"progressive=[{half},{config.size.word}]", "half of the epochs at half the size; scores may differ"
+
+
+def _of_loading(config: Config, base: CardPlan, before: Loading, load: Load) -> Iterator[Advice]:
+    """What feeds the GPUs where this machine doesn't, each measured."""
+    cores, gain = f"{math.ceil(base.cores):,} cores", base.images_per_s / before.images_per_s
+    yield Advice(cores, f"there are {before.cores}", "they feed the GPUs", gain)
+    ways = {}
+    if config.data.cache is Cache.none:
+        word = "effloop convert payload=raw" if config.data.root else "data.cache=pixels"
+        ways[word] = "data.cache=pixels data.cache_gb=0.25", "no decoding"
+    if config.augment.name == "native":
+        ways["augment.device=gpu"] = "augment.device=gpu", "whole batches at once, on the GPU"
+    for word, (overrides, why) in ways.items():
+        try:
+            then = load(with_overrides(config, *overrides.split()))
+        except EffLoopError:
+            continue
+        if (gain := before.core_s / then.core_s) >= _HELPS:
+            cores = f"{math.ceil(base.images_per_s * then.core_s):,} cores"
+            yield Advice(word, why, f"{gain:.2f} x images/s of loading; {cores} feed the GPUs", gain)

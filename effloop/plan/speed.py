@@ -45,7 +45,7 @@ class Time:
 
 def step_time(
     trace: Trace,
-    batch: int,
+    batch: float,
     card: Card,
     dtype: torch.dtype | None,
     *,
