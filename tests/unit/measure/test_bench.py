@@ -24,8 +24,8 @@ from runs import TINY, once
 
 import effloop
 from effloop.cli.main import main
-from effloop.data.augment.base import Device
 from effloop.config import with_overrides
+from effloop.data.augment.base import Device
 from effloop.errors import ConfigError
 from effloop.measure import loops
 from effloop.measure.bench_loader import GRID, crop_of, measured_epochs, rows_of
