@@ -269,9 +269,8 @@ def _step(kept: Trace, run: Resolved, card: Card, precision: str, ratio: float, 
     batches = [batch * size.pixels / run.size.pixels for size in run.train_sizes]
     times = [step_time(kept, each, card, dtype, **options) for each in batches]
     often = dict.fromkeys(_OF_AN_UPDATE, 1 / run.accumulate)
-    again = 1 + _FORWARD * run.model.checkpointing  # of a forward pass
     means = {name: fmean(each.parts.get(name, 0.0) for each in times) for name in times[0].parts}
-    parts = {name: seconds * often.get(name, again) for name, seconds in means.items()}
+    parts = {name: seconds * often.get(name, 1) for name, seconds in means.items()}
     seconds = sum(parts.values())
     low, high = (fmean(getattr(each, end) / each.seconds for each in times) for end in ("low", "high"))
     return Time(seconds, low * seconds, high * seconds, parts)

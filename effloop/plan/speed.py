@@ -72,7 +72,7 @@ def step_time(
     """
     names, dtypes, *numbers = zip(*trace.ops, strict=True)
     kinds = np.array([_KINDS.get(name, _OTHERS) for name in names])
-    flops, each, fixed, width = np.array(numbers, float)
+    flops, each, fixed, width, needed, often = np.array(numbers, float)
     whole = card.tf32 or card.fp32 if tf32 else card.fp32
     half = {torch.float16: card.fp16, torch.bfloat16: card.bf16}.get(dtype, whole) or whole  # type: ignore[arg-type]
     peak = np.where(np.isin(dtypes, ("float16", "bfloat16")), half, whole)
@@ -81,14 +81,15 @@ def step_time(
     arithmetic = np.divide(flops * batch, peak * share * filled, out=np.zeros_like(flops), where=flops > 0)
     memory = (each * batch + fixed) / (card.bandwidth * speed)
     forward = np.maximum(arithmetic, memory) + factors["kernel"]
-    seconds = forward * (1 + backward)
+    backward *= needed * forward
+    seconds = often * forward + backward
     parts = {str(kind): float(seconds[kinds == kind].sum()) for kind in dict.fromkeys(kinds)}
     moved = 5 * trace.trained if optimizer_bytes is None else optimizer_bytes
     parts["optimizer"] = moved / (card.bandwidth * factors["optimizer"])
     launching = factors["launch"] * (3 * len(trace.ops) + optimizer_launches)
     parts["launching"] = max(0.0, launching - sum(parts.values()))
     summing = 2 * (gpus - 1) / gpus * trace.trained / card.link
-    parts["summing gradients"] = max(0.0, summing - float((seconds - forward).sum()))
+    parts["summing gradients"] = max(0.0, summing - float(backward.sum()))
     parts = {kind: length for kind, length in parts.items() if length}
     total = sum(parts.values())
     spread = np.exp(
