@@ -12,7 +12,9 @@ from effloop.plan.memory import CONTEXT, gpu_memory, largest_batch
 from effloop.plan.trace import Trace
 
 MB, GB = 10**6, 10**9
-STEP = Trace([], saved=40 * MB, fixed=50 * MB, largest=2 * MB, weights=101 * MB, trained=100 * MB, parameters=9)
+STEP = Trace(
+    [], saved=40 * MB, fixed=50 * MB, largest=2 * MB, block=0, weights=101 * MB, trained=100 * MB, parameters=9
+)
 
 
 def config(*words: str) -> Resolved:

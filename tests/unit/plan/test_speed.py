@@ -18,7 +18,7 @@ OPS = [
     Op("relu_", "float16", 0, 1e6, 0, 0),
     Op("addmm", "float16", 1e6, 1e3, 1e6, 512),
 ]
-TRACE = Trace(ops=OPS, saved=4e6, fixed=0, largest=1e6, weights=10**7, trained=10**7, parameters=10)
+TRACE = Trace(ops=OPS, saved=4e6, fixed=0, largest=1e6, block=0, weights=10**7, trained=10**7, parameters=10)
 H100 = cards["h100"]
 
 
