@@ -77,7 +77,7 @@ def step_time(
     half = {torch.float16: card.fp16, torch.bfloat16: card.bf16}.get(dtype, whole) or whole  # type: ignore[arg-type]
     peak = np.where(np.isin(dtypes, ("float16", "bfloat16")), half, whole)
     share, speed, backward = np.array([factors["kinds"][kind] for kind in kinds]).T
-    filled = width / (width + factors["width"])
+    filled = np.where(width, width / (width + factors["width"]), 1)  # attention has no width
     arithmetic = np.divide(flops * batch, peak * share * filled, out=np.zeros_like(flops), where=flops > 0)
     memory = (each * batch + fixed) / (card.bandwidth * speed)
     forward = np.maximum(arithmetic, memory) + factors["kernel"]
