@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from PIL import Image
@@ -84,23 +83,6 @@ class Audit:
         """The target of an image as text; nothing where it is a mask."""
         source = self.splits[place.split]
         return "" if source.kind is Kind.masks else source.target_name(place.sample)
-
-
-def outputs(out: Path) -> tuple[Path, Path]:
-    """The page and the table, which aren't there, in a folder that can be written to; a ConfigError if not."""
-    name = out.stem if out.suffix in (".html", ".csv") else out.name
-    if not name:
-        raise ConfigError(f"out: '{out}' has no name; set out=NAME, for NAME.html and NAME.csv")
-    paths = out.with_name(f"{name}.html"), out.with_name(f"{name}.csv")
-    for path in paths:
-        if os.path.lexists(path):
-            raise ConfigError(f"out: {path} is there already, and nothing is overwritten; remove it or set out=NAME")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        NamedTemporaryFile(dir=out.parent, prefix=f".{name}.html.", suffix=".tmp").close()  # called as by `replacing`
-    except OSError as error:
-        raise ConfigError(f"out: {describe_failure(paths[0], error)}; set out=NAME") from None
-    return paths
 
 
 def write(found: Audit, page: Path, table: Path, command: str, num_threads: int) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from effloop import config as configs
 from effloop.assemble.environment import num_workers
 from effloop.audit.findings import KINDS, Finding
-from effloop.cli.command import command
+from effloop.cli.command import command, new_files
 from effloop.cli.convert import open_all
 from effloop.config.overrides import key_of
 from effloop.convert.convert import Splits
@@ -74,7 +74,7 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
     from effloop.audit import splits as divisions
     from effloop.measure.turns import run_command
 
-    outputs = page.outputs(options.out)
+    outputs = new_files(options.out, ".html", ".csv")
     threads, index_dir = num_workers(config), config.data.index_dir
     records = scan.scan(splits, index_dir, threads)
     findings = copies.find(splits, records, threads)

@@ -13,12 +13,14 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from effloop.data.remote.location import is_remote
 from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import either, field_meanings
+from effloop.system.files import describe_failure
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[[Any, list[str]], int])
@@ -233,3 +235,27 @@ def parse(described: type[T], command: str, words: Sequence[str], keys: Collecti
         if option.default is MISSING and option.name not in given:
             raise ConfigError(f"{command} needs {option.usage}; see {PROGRAM} {command} --help")
     return described(**given), rest
+
+
+def new_files(out: Path, *endings: str) -> list[Path]:
+    """The files NAME.html and NAME.csv of `out=NAME`, `.html` and `.csv` being `endings`: they aren't there, and their
+    folder can be written to.
+
+    Raises:
+        ConfigError: one of them is there, or can't be written.
+    """
+    name = out.stem if out.suffix in endings else out.name
+    if not name:
+        raise ConfigError(
+            f"out: '{out}' has no name; set out=NAME, for {' and '.join(f'NAME{end}' for end in endings)}"
+        )
+    paths = [out.with_name(f"{name}{end}") for end in endings]
+    for path in paths:
+        if os.path.lexists(path):
+            raise ConfigError(f"out: {path} is there already, and nothing is overwritten; remove it or set out=NAME")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        NamedTemporaryFile(dir=out.parent, prefix=f".{paths[0].name}.", suffix=".tmp").close()  # as `replacing` does
+    except OSError as error:
+        raise ConfigError(f"out: {describe_failure(paths[0], error)}; set out=NAME") from None
+    return paths

@@ -193,8 +193,7 @@ def overview(commands: Mapping[str, str]) -> str:
         problem = ["", f"effloop: {error}"]
     keys = ", ".join(setting for setting, _ in islice(_keys(), 8))
     lines = [
-        "EffLoop trains image models on PyTorch as fast as the machine allows.",
-        "  effloop [COMMAND] [OPTION=VALUE ...] [OVERRIDE ...]",
+        "EffLoop trains image models: effloop [COMMAND] [OPTION=VALUE ...] [OVERRIDE ...]",
         "Commands, of which COMMAND --help shows the options; train if there is none:",
         *in_columns(sorted(_summaries({*commands.values()}), key=lambda row: (row[0] != "train", row))),
         "Parts, each chosen by GROUP=NAME; list GROUP says what they are:",

@@ -21,7 +21,7 @@ MODULES = {  # command -> the module of this folder that has it, imported when i
     **dict.fromkeys(("diagnose", "lr", "tune"), "measure"),
     **dict.fromkeys(("diff", "replay", "report"), "report"),
     **dict.fromkeys(("eval", "export", "predict"), "trained"),
-    **{"audit": "audit", "bench": "bench", "launch": "launch", "list": "help", "show": "show"},
+    **{"audit": "audit", "bench": "bench", "launch": "launch", "list": "help", "plan": "plan", "show": "show"},
 }
 
 
