@@ -24,15 +24,27 @@ if TYPE_CHECKING:
     from effloop.plan.plan import Plan
 
 
+class Cards(tuple[Card, ...]):
+    """GPUs, as an option."""
+
+    form: ClassVar = "NAME[,...]"
+    allowed: ClassVar = "names of GPUs, with commas between"
+
+    @classmethod
+    def parse(cls, text: str) -> Cards:
+        """Each once, by whatever names; a ConfigError for one that isn't in the table."""
+        return cls(dict.fromkeys(map(table.find, text.removeprefix("[").removesuffix("]").split(","))))
+
+
 class Prices(tuple[float, ...]):
-    """Prices of an hour, as an option: `1.5` or `0.8,1.5`."""
+    """Prices, as an option."""
 
     form: ClassVar = "X[,...]"
     allowed: ClassVar = "numbers above 0, with commas between"
 
     @classmethod
     def parse(cls, text: str) -> Prices:
-        """Raises a ValueError for anything else."""
+        """A ValueError for anything but finite numbers above 0."""
         found = cls(map(float, text.removeprefix("[").removesuffix("]").split(",")))
         if not all(0 < each < math.inf for each in found):
             raise ValueError
@@ -52,7 +64,7 @@ class PlanOptions:
         out: a file for the figures, OUT.json, with a plot beside it, OUT.png; without it nothing is written.
     """
 
-    gpu: tuple[str, ...] = ()
+    gpu: Cards | None = None
     gpus: Annotated[int, range(1, 10_001)] = 1
     price: Prices | None = None
     images: Annotated[int, range(1, 10**12 + 1)] | None = None
@@ -69,11 +81,11 @@ class PlanOptions:
 def plan(options: PlanOptions, overrides: list[str]) -> int:
     """Memory, batch size, speed and cost on a GPU, before it is rented.
 
-    Takes what `train` takes. A step is traced without a GPU; the loader is measured on this machine. What each figure is
-    made of, and how far off such figures were, is said below them.
+    Takes what `train` takes. A step is traced without a GPU, and the loader is measured on this machine. What each
+    figure is made of, and how far off such figures were, is said below them.
     """
     config = configs.compose(overrides)
-    cards = [*dict.fromkeys(map(table.find, options.gpu))] or [_own()]
+    cards = options.gpu or Cards([_own()])
     prices = _prices(options.price, len(cards))
     for card in cards:
         _check(config, options.gpus, card)
