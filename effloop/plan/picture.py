@@ -21,8 +21,10 @@ _SOFT = "dim"
 
 def print_plan(found: Plan) -> None:
     """Print the cards beside each other, what would help, and what the figures are made of."""
-    console = Console()
-    console.print(Text(" · ".join(map(str, found.facts.values())), _SOFT))
+    console, facts, data = Console(), found.facts, found.data
+    run = [facts["model"], f"{facts['image_size']} px", f"batch_size={facts['batch_size']}", f"{facts['epochs']} epochs"]
+    run += [f"{data.images:,} images", f"{found.gpus} GPUs" if found.gpus > 1 else "one GPU"]
+    console.print(Text(" · ".join(run), _SOFT))
     most = max(1, (console.width - _LABEL) // _COLUMN)
     for first in range(0, len(found.cards), most):
         console.print(_cards_table(found, found.cards[first : first + most]))
