@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -16,25 +18,23 @@ from effloop.report import charts
 
 _LABEL, _COLUMN, _BAR = 24, 13, 32  # characters of the first column, of each card's, and of a bar beside the only one
 _GIB = 2**30
-_SOFT = "dim"
 
 
 def print_plan(found: Plan) -> None:
     """Print the cards beside each other, what would help, and what the figures are made of."""
-    console, facts, data = Console(), found.facts, found.data
-    run = [facts["model"], f"{facts['image_size']} px", f"batch_size={facts['batch_size']}", f"{facts['epochs']} epochs"]
-    run += [f"{data.images:,} images", f"{found.gpus} GPUs" if found.gpus > 1 else "one GPU"]
-    console.print(Text(" · ".join(run), _SOFT))
+    console, facts = Console(), found.facts
+    run = [f"{facts['model']}, {facts['image_size']} px", f"batch_size={facts['batch_size']}"]
+    run += [f"{facts['epochs']} epochs of {found.data.images:,} images", f"{found.gpus} GPU{'s' * (found.gpus > 1)}"]
+    console.print(Text(" · ".join(run), "dim"))
     most = max(1, (console.width - _LABEL) // _COLUMN)
     for first in range(0, len(found.cards), most):
         console.print(_cards_table(found, found.cards[first : first + most]))
     if found.advice:
         table = _table("override", "brings", "why")
-        for number, each in enumerate(found.advice):
-            table.add_row(*map(Text, (each.override, each.brings, each.why)), style="" if number else "bold green")
+        for each in found.advice:
+            table.add_row(*map(Text, (each.override, each.brings, each.why)))
         console.print(table)
-    for note in found.notes:
-        console.print(Text(note, _SOFT))
+    console.print(Text("\n".join(found.notes), "dim"))
 
 
 def _table(*headings: str) -> Table:
@@ -43,64 +43,63 @@ def _table(*headings: str) -> Table:
 
 def _cards_table(found: Plan, cards: Sequence[CardPlan]) -> Table:
     """A column for each card; beside a single one a bar for each part of its memory, and words."""
-    table, alone, first = _table("memory of a GPU, GiB"), len(cards) == 1, cards[0]
+    table, alone, before = _table("memory of a GPU, GiB"), len(cards) == 1, 0
     for card in cards:
         table.add_column(card.card, justify="right", no_wrap=True, min_width=_COLUMN - 2)
     if alone:
-        table.add_column(first.title)
-    before = 0
+        table.add_column(cards[0].title)
     for part in dict.fromkeys(part for card in cards for part in card.memory):
         sizes = [card.memory.get(part, 0) for card in cards]
-        bar = _bar(first, before, sizes[0], _BAR)
-        table.add_row(part, *(f"{size / _GIB:.2f}" if size else "-" for size in sizes), *[bar] * alone)
+        table.add_row(part, *map(_gib, sizes), *[_bar(cards[0], sizes[0], before, _BAR)] * alone)
         before += sizes[0]
-    totals = [Text(f"{card.peak_bytes / _GIB:.2f}", "bold" if card.fits else "bold red") for card in cards]
-    bars = [_bar(card, 0, card.peak_bytes, _BAR if alone else _COLUMN - 2) for card in cards]
-    table.add_row(Text(f"= at batch_size={first.batch}", "bold"), *totals, *bars[:alone])
-    if not alone:
-        table.add_row("", *bars)
-    table.add_row("  of", *(f"{card.capacity / _GIB:.2f}" for card in cards), style=_SOFT)
-    table.add_section()
+    totals = [Text(_gib(card.peak_bytes), "bold" if card.fits else "bold red") for card in cards]
+    bars = [_bar(card, card.peak_bytes, 0, _BAR if alone else _COLUMN - 2) for card in cards]
+    cells = [*totals, *bars] if alone else [total + "\n" + bar for total, bar in zip(totals, bars, strict=True)]
+    table.add_row(Text(f"= at batch_size={cards[0].batch}", "bold"), *cells)
+    table.add_row("there is", *(_gib(card.capacity) for card in cards), style="dim", end_section=True)
     for row in zip(*(_figures(found, card) for card in cards), strict=True):
-        label, style, value, ends, words = row[0]
-        if alone:
-            cells = [Text(value, style), Text(", ".join(filter(None, (" to ".join(ends), words))), _SOFT)]
-        else:
-            cells = [Text(text, style) + Text("\n" * bool(ends) + "-".join(ends), _SOFT) for _, _, text, ends, _ in row]
-        table.add_row(Text(label, style), *cells)
+        cells = []
+        for _, form, value, ends, words in row:
+            span = dict.fromkeys(map(form, ends))
+            texts = ["-".join(span)] * (len(span) > 1) + [words] * (alone and words != "")
+            cells += [Text(form(value), "bold"), Text(", ".join(texts), "dim")]
+        if not alone:
+            cells = [Text("\n").join(filter(None, pair)) for pair in zip(cells[::2], cells[1::2], strict=True)]
+        table.add_row(row[0][0], *cells)
     return table
 
 
-def _bar(card: CardPlan, before: int, size: int, width: int) -> Text:
+def _gib(size: int) -> str:
+    return "-" if not size else f"{size / _GIB:.2f}" if size >= 0.005 * _GIB else "<0.01"
+
+
+def _bar(card: CardPlan, size: int, before: int, width: int) -> Text:
     """A part of a batch's memory, at its place in that of the card, or in the batch's where that is larger."""
-    scale = width / max(card.capacity, card.peak_bytes)
+    scale, style = width / max(card.capacity, card.peak_bytes), "blue" if card.fits else "red"
     start = min(width - 1, round(before * scale))
     full = min(width - start, max(1, round(size * scale)))
-    style = "blue" if card.fits else "red"
-    return Text("░" * start, _SOFT) + Text("█" * full, style) + Text("░" * (width - start - full), _SOFT)
+    return Text.assemble(("░" * start, "dim"), ("█" * full, style), ("░" * (width - start - full), "dim"))
 
 
-def _figures(found: Plan, card: CardPlan) -> Iterator[tuple[str, str, str, Sequence[str], str]]:
-    """Rows of a card below its memory: label, style, value, the ends of its range, a few words."""
-    loading, several = found.loading, f"of all {found.gpus} GPUs" if found.gpus > 1 else ""
-    largest = [f"{end:,}" for end in card.largest_range]
-    yield "largest batch", "bold", f"{card.largest_batch:,}", largest, "images of a GPU" if several else ""
-    yield "saturates at", "", f"{card.saturating_batch:,}", (), "larger batches are at most 5 % faster"
-    rates = [*map(rate_text, card.images_per_s_range)]
-    yield "step, images/s", "bold", rate_text(card.images_per_s), rates, several
+_Figure = tuple[str, Callable[[Any], str], float | str, Sequence[float], str]
+
+
+def _figures(found: Plan, card: CardPlan) -> Iterator[_Figure]:
+    """Rows of a card below its memory: label, how numbers are formatted, the number, its range, a few words."""
+    loading, together = found.loading, f"of {found.gpus} GPUs together" if found.gpus > 1 else ""
+    yield "largest batch", "{:,}".format, card.largest_batch, card.largest_range, "images of a GPU"
+    yield "saturates at", "{:,}".format, card.saturating_batch, (), "larger batches are at most 5 % faster"
+    yield "step, images/s", rate_text, card.images_per_s, card.images_per_s_range, together
     if loading:
         words = f"measured on the {loading.cores} cores of this machine"
-        yield "loader here, images/s", "", rate_text(loading.images_per_s), (), words
-        yield "cores that feed a step", "", f"{card.cores:.1f}", (), "like those of this machine" + f", for {several}"
-        yield "limited by", "bold", f"the {card.binds}", (), ""
-    hours = [_hours(end) for end in card.hours_range]
-    yield "hours", "bold", _hours(card.hours), hours, f"{_hours(card.evaluation_hours)} of these for evaluation"
+        yield "loader here, images/s", rate_text, loading.images_per_s, (), words
+        yield "cores to feed the step", "{:.1f}".format, card.cores, (), "like those of this machine"
+        yield "limited by", "the {}".format, card.binds, (), ""
+    unit, parts = ("hours", 1) if max(each.hours for each in found.cards) >= 1 else ("minutes", 60)
+    hours, low, high, evaluation = (parts * each for each in (card.hours, *card.hours_range, card.evaluation_hours))
+    yield unit, "{:,.1f}".format, hours, (low, high), f"{evaluation:.1f} of them evaluation" * (evaluation > 0)
     if any(each.cost for each in found.cards):
-        yield "cost", "bold", f"{card.cost:,.2f}", (), several
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.1f}" if hours >= 1 else f"{hours:.2g}"
+        yield "cost", "{:,.2f}".format, card.cost, (), together
 
 
 def plot_plan(found: Plan, path: Path) -> None:
@@ -112,13 +111,11 @@ def plot_plan(found: Plan, path: Path) -> None:
         figure = Figure(figsize=(10, 4), layout="constrained")
         speed, memory = figure.subplots(1, 2, width_ratios=(3, 2))
         for card, colour in zip(cards, charts.colours(len(cards)), strict=True):
-            if not card.curve:
-                continue
-            batches, rates = zip(*card.curve, strict=True)
-            low, high = ([rate * end / card.images_per_s for rate in rates] for end in card.images_per_s_range)
-            speed.plot(batches, rates, color=colour, label=card.card)
-            speed.fill_between(batches, low, high, color=colour, alpha=0.12, linewidth=0)
-            speed.plot(batches[-1], rates[-1], "o", color=colour)
+            if card.curve:
+                batches, rates = np.array(card.curve).T
+                low, high = np.outer(card.images_per_s_range, rates / card.images_per_s)
+                speed.plot(batches, rates, color=colour, label=card.card, marker="o", markevery=[-1])
+                speed.fill_between(batches, low, high, color=colour, alpha=0.12, linewidth=0)
         if found.loading:
             speed.axhline(found.loading.images_per_s, color=charts.INK, linestyle="--", label="loader here")
         speed.set_xscale("log", base=2)
@@ -126,12 +123,11 @@ def plot_plan(found: Plan, path: Path) -> None:
         speed.yaxis.set_major_formatter("{x:,.10g}")
         speed.set(xlabel="images of a GPU's batch; dot: the largest that fits", ylabel="images/s", ylim=(0, None))
         speed.legend(fontsize="small")
-        left = [0.0] * len(cards)
-        parts = [*dict.fromkeys(part for card in cards for part in card.memory)]
+        parts, left = [*dict.fromkeys(part for card in cards for part in card.memory)], np.zeros(len(cards))
         for part, colour in zip(parts, charts.colours(len(parts)), strict=True):
-            sizes = [card.memory.get(part, 0) / _GIB for card in cards]
+            sizes = np.array([card.memory.get(part, 0) / _GIB for card in cards])
             memory.barh(names, sizes, left=left, color=colour, label=part)
-            left = [sum(pair) for pair in zip(left, sizes, strict=True)]
+            left += sizes
         memory.barh(names, [card.capacity / _GIB for card in cards], fill=False, edgecolor=charts.INK)
         memory.invert_yaxis()
         memory.set(xlabel=f"GiB at batch_size={cards[0].batch}; frame: what a GPU has")
