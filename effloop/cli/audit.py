@@ -74,7 +74,7 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
     from effloop.audit import splits as divisions
     from effloop.measure.turns import run_command
 
-    outputs = new_files(options.out, ".html", ".csv")
+    html, table = new_files(options.out, ".html", ".csv")
     threads, index_dir = num_workers(config), config.data.index_dir
     records = scan.scan(splits, index_dir, threads)
     findings = copies.find(splits, records, threads)
@@ -93,9 +93,9 @@ def audit(options: AuditOptions, overrides: list[str]) -> int:
     _show(found, records)
     own = [word for word in read_overrides(options.run) if key_of(word) != "run"] if options.run else []
     other = [word for word in overrides if key_of(word) != "data.exclude"]  # the table has its rows
-    act = run_command(own, [*other, f"data.exclude={outputs[1]}"])
-    page.write(found, *outputs, act, threads)
-    print("page: {}   table: {}".format(*outputs))
+    act = run_command(own, [*other, f"data.exclude={table}"])
+    page.write(found, html, table, act, threads)
+    print(f"page: {html}   table: {table}")
     if found.excluded:
         marked = f"{len(found.excluded):,} image{'s' * (len(found.excluded) != 1)}"
         before = f", and what {config.data.exclude} leaves out" if config.data.exclude else ""

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import itemgetter
 from statistics import fmean
 from typing import Any, Literal
 
 import torch
 from rich.filesize import decimal
 
-from effloop.assemble.environment import Resolved, memory_hint, resolved
+from effloop.assemble.environment import Resolved, batches_of_update, memory_hint, resolved
 from effloop.assemble.model import build_model
 from effloop.batch import ImageSize
 from effloop.config import Config, with_overrides
@@ -154,16 +155,22 @@ def plan(
         raise ConfigError("probe: a probe trains one layer on features in memory; set probe=0 to plan the whole model")
     for card in cards:
         precision_on(config, card)  # before anything takes time
+    batches_of_update(config, gpus)
     planner = _Planner(data, gpus, load(config) if load else None)
     found = [planner.planned(config, *each) for each in zip(cards, prices or [0.0] * len(cards), strict=True)]
     if not any(each.largest_batch for each in found):
-        best, hint = max(found, key=lambda each: each.capacity), memory_hint(replace(config, batch_size=1))
-        raise ConfigError(f"gpu: not even one image fits into the {decimal(best.capacity)} of {best.card}; {hint}")
+        best, least = max(cards, key=lambda each: each.memory), replace(config, batch_size=1, global_batch=None)
+        needed = planner.planned(least, best)
+        part, size = max(needed.memory.items(), key=itemgetter(1))
+        raise ConfigError(
+            f"gpu: not even one image fits into {best.name}, as it takes {decimal(needed.peak_bytes)} of its "
+            f"{decimal(best.memory)}, of which {part} {decimal(size)}; {memory_hint(least)}"
+        )
     advice = [*_of_the_step(planner, config, cards[0], found[0])] if found[0].largest_batch else []
     if load and planner.loading and found[0].binds == "loader":
         advice += _of_loading(config, found[0], planner.loading, load)
     advice.sort(key=lambda each: -each.gain)
-    notes = ["compile=true isn't predicted"] * (not config.compile)
+    notes = ["compile=true isn't predicted; figures are of false"] * (config.compile is True)
     notes += ["channels_last=false isn't predicted; figures are of true"] * (config.channels_last is False)
     notes += ["evaluation isn't counted, as the number of its images isn't known"] * (not data.val_images)
     return Plan(_facts(config), gpus, data, planner.loading, found, advice[:_MOST], notes)
