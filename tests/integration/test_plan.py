@@ -53,9 +53,9 @@ def test_refused_in_one_line(words: str, here: Path, capsys: pytest.CaptureFixtu
 def test_a_gpu_without_room_for_one_image(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(cards, "t4", replace(cards["t4"], memory=610_000_000))
+    monkeypatch.setitem(cards, "t4", replace(cards["t4"], memory=600_000_000))
     assert main(["plan", "gpu=t4", "images=1000", "classes=5"]) == 2
-    assert capsys.readouterr().err.startswith("effloop: gpu: not even one image fits into the ")
+    assert capsys.readouterr().err.startswith("effloop: gpu: not even one image fits into t4, as it takes 6")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine's own GPU would be planned")
