@@ -66,10 +66,10 @@ class Trace:
     saved: float  # bytes of an image that are kept for the backward pass
     fixed: float  # bytes that are kept whatever the batch, such as weights in fewer bits
     largest: float  # bytes of an image's largest tensor
-    block: float  # bytes of an image that are kept of the largest block while it is recomputed; 0 without checkpointing
     weights: int  # bytes of parameters and buffers
     trained: int  # bytes of the parameters that are trained
     parameters: int  # tensors that are trained
+    block: float = 0.0  # bytes of an image that the largest block keeps while it is recomputed, if blocks are
 
 
 def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | None, *, fused: bool = True) -> Trace:
