@@ -286,9 +286,8 @@ def _step(kept: Trace, run: Resolved, card: Card, precision: str, ratio: float, 
 def _of_the_step(planner: _Planner, config: Config, card: Card, base: CardPlan) -> Iterator[Advice]:
     """What makes the step faster on a card, or its batch fit, each by planning with it."""
     for override, why in _candidates(config, card, base):
-        words = override.replace("amp=true", "precision=amp").split()
         try:
-            changed = with_overrides(config, *words, "amp=null")
+            changed = with_overrides(config, *override.split())
             then = planner.planned(changed, card)
             gain, fits = then.images_per_s / base.images_per_s, then.fits and not base.fits
             if gain < _HELPS and not fits:
