@@ -1,4 +1,4 @@
-"""How long a training step takes on a card that isn't here: a roofline for each operation, of a few fitted factors."""
+"""How long a training step takes on a card that isn't here: arithmetic and memory traffic of each operation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from effloop.plan.cards import Card
 from effloop.plan.trace import Trace
 
+_ACTIVATIONS = ("relu", "leaky_relu", "silu", "gelu", "elu", "sigmoid", "hardtanh", "hardswish", "hardsigmoid")
 _KINDS = {
     "conv": "convolutions",
     "conv1x1": "1x1 convolutions",
@@ -21,16 +23,17 @@ _KINDS = {
     "conv_depthwise": "depthwise convolutions",
     **dict.fromkeys(("mm", "addmm"), "products"),
     **dict.fromkeys(("bmm", "baddbmm", "_scaled_dot_product_efficient_attention"), "attention"),
-    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), "softmax"),
     **dict.fromkeys(("cudnn_batch_norm", "native_batch_norm", "native_layer_norm", "native_group_norm"), "norms"),
-    **dict.fromkeys(("_to_copy", "clone", "copy_", "cat", "stack", "constant_pad_nd", "roll", "index"), "copies"),
-    **dict.fromkeys(("add", "add_"), "additions"),
+    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax", *_ACTIVATIONS), "activations"),
+    **dict.fromkeys(("_to_copy", "clone", "copy", "cat", "stack", "constant_pad_nd", "roll", "index"), "copies"),
+    "add": "additions",
 }
 _OTHERS = "elementwise"
+_FEW_LANES = {(7, 0), (7, 5), (8, 0)}  # compute capabilities whose multiprocessors have 64 float32 lanes, not 128
 
 factors: dict[str, Any] = json.loads((files("effloop.plan") / "factors.json").read_text("utf-8"))
-"""Fitted by docs/plan_fit.py, which says what of; `kinds` has, for each kind of operation, the shares of the card's
-FLOP/s and of its bandwidth that it reaches, and how long its backward pass takes, in forward passes."""
+"""Fitted by docs/plan_fit.py; `kinds` has, for each kind of operation, the share of the card's FLOP/s that it reaches,
+the instructions of a warp that it takes for a byte, and the length of its backward pass, in forward passes."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,49 @@ class Time:
     """How long a training step takes."""
 
     seconds: float
-    low: float  # seconds; nine of ten such predictions lie between these
+    low: float  # seconds; of such predictions, 85 % were between these
     high: float
-    parts: Mapping[str, float]  # kind of operation -> its seconds of all; `launching` is waiting for the CPU
+    parts: Mapping[str, float]  # kind of operation -> its seconds; `launching` is waiting for the CPU
+
+
+def kinds_of(names: tuple[str, ...]) -> NDArray[np.str_]:
+    """The kind of each operation."""
+    return np.array([_KINDS.get(name.removesuffix("_"), _OTHERS) for name in names])
+
+
+def forward_times(
+    kinds: NDArray[np.str_],
+    flops: NDArray[np.float64],
+    moved: NDArray[np.float64],
+    peak: NDArray[np.float64],
+    card: Card,
+    *,
+    channels_last: bool = True,
+) -> NDArray[np.float64]:
+    """Seconds of operations without their backward pass.
+
+    A roofline (Williams et al., 2009, doi:10.1145/1498765.1498785) whose edge is round, as arithmetic and traffic
+    overlap in part; and what reads memory takes instructions, too, by which cards differ other than by bandwidth.
+
+    Args:
+        kinds: of N operations.
+        flops: of each.
+        moved: bytes that each reads and writes.
+        peak: FLOP/s that the card has for each one's dtype.
+        card: what they run on.
+        channels_last: memory layout; otherwise convolutions copy their tensors into it and back.
+    """
+    share, instructions, _ = np.array([factors["kinds"][kind] for kind in kinds]).T
+    convolutions = np.char.endswith(kinds, "convolutions")
+    if not channels_last:
+        share = np.where(kinds == "grouped convolutions", share * factors["channels_first"]["grouped"], share)
+        moved = np.where(convolutions, moved * factors["channels_first"]["traffic"], moved)
+    lanes = card.fp32 * (2 if card.capability in _FEW_LANES else 1)
+    peak = np.where(kinds == "depthwise convolutions", lanes, peak)  # without tensor cores
+    arithmetic = flops / (peak * share)
+    traffic = moved * (1 / (card.bandwidth * factors["bandwidth"]) + instructions / (lanes / 64))
+    times: NDArray[np.float64] = np.hypot(arithmetic, traffic) + factors["kernel"]
+    return times
 
 
 def step_time(
@@ -50,15 +93,14 @@ def step_time(
     dtype: torch.dtype | None,
     *,
     tf32: bool = False,
+    channels_last: bool = True,
     optimizer_bytes: float | None = None,
-    optimizer_launches: float = 0,
     gpus: int = 1,
 ) -> Time:
     """Predict a training step: forward and backward pass, update.
 
-    An operation takes as long as its arithmetic or its memory traffic, whichever is longer (the roofline model of
-    Williams et al., 2009, doi:10.1145/1498765.1498785), and the step no less than the CPU needs to launch them all.
-    On several GPUs, gradients are summed in a ring while the backward pass runs; what takes longer is waited for.
+    The CPU launches operations while the card computes; the one that is slower sets the pace. On several GPUs,
+    gradients are summed in a ring while the backward pass runs; what takes longer than that is waited for.
 
     Args:
         trace: of the model, in half precision if `dtype` is one.
@@ -66,33 +108,27 @@ def step_time(
         card: what it runs on.
         dtype: that autocast computes in; None is none.
         tf32: whether float32 is rounded to TensorFloat-32 in products and convolutions.
+        channels_last: memory layout of the model.
         optimizer_bytes: that an update reads and writes; None is SGD with momentum.
-        optimizer_launches: operations of an update, as torch launches them.
         gpus: among which gradients are summed.
     """
     names, dtypes, *numbers = zip(*trace.ops, strict=True)
-    kinds = np.array([_KINDS.get(name, _OTHERS) for name in names])
-    flops, each, fixed, width, needed, often = np.array(numbers, float)
-    whole = card.tf32 or card.fp32 if tf32 else card.fp32
-    half = {torch.float16: card.fp16, torch.bfloat16: card.bf16}.get(dtype, whole) or whole  # type: ignore[arg-type]
-    peak = np.where(np.isin(dtypes, ("float16", "bfloat16")), half, whole)
-    share, speed, backward = np.array([factors["kinds"][kind] for kind in kinds]).T
-    filled = np.where(width, width / (width + factors["width"]), 1)  # attention has no width
-    arithmetic = np.divide(flops * batch, peak * share * filled, out=np.zeros_like(flops), where=flops > 0)
-    memory = (each * batch + fixed) / (card.bandwidth * speed)
-    forward = np.maximum(arithmetic, memory) + factors["kernel"]
-    backward *= needed * forward
-    seconds = often * forward + backward
+    flops, each, fixed, backward, often = np.array(numbers, float)
+    kinds, half = kinds_of(names), np.isin(dtypes, ("float16", "bfloat16"))
+    whole = (tf32 and card.tf32) or card.fp32
+    tensor_cores = {torch.float16: card.fp16, torch.bfloat16: card.bf16}.get(dtype) if dtype else None
+    peak = np.where(half, tensor_cores or whole, whole)
+    forward = forward_times(kinds, flops * batch, each * batch + fixed, peak, card, channels_last=channels_last)
+    backward = backward * forward * np.array([factors["kinds"][kind][2] for kind in kinds])
+    seconds = forward * often + backward
     parts = {str(kind): float(seconds[kinds == kind].sum()) for kind in dict.fromkeys(kinds)}
     moved = 5 * trace.trained if optimizer_bytes is None else optimizer_bytes
-    parts["optimizer"] = moved / (card.bandwidth * factors["optimizer"])
-    launching = factors["launch"] * (3 * len(trace.ops) + optimizer_launches)
-    parts["launching"] = max(0.0, launching - sum(parts.values()))
+    parts["optimizer"] = moved / (card.bandwidth * factors["bandwidth"])
+    busy, launching = sum(parts.values()), factors["launch"] * often.sum()
+    parts["launching"] = (busy**4 + launching**4) ** 0.25 - busy
     summing = 2 * (gpus - 1) / gpus * trace.trained / card.link
     parts["summing gradients"] = max(0.0, summing - float(backward.sum()))
-    parts = {kind: length for kind, length in parts.items() if length}
     total = sum(parts.values())
-    spread = np.exp(
-        sum(length * factors["errors"].get(kind, factors["error"]) for kind, length in parts.items()) / total
-    )
-    return Time(total, total / spread, total * spread, parts)
+    spread = factors["spread"]
+    off = np.exp(sum(length * spread.get(kind, spread["others"]) for kind, length in parts.items()) / total)
+    return Time(total, total / off, total * off, {kind: length for kind, length in parts.items() if length})

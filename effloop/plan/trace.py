@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -51,7 +51,6 @@ class Op(NamedTuple):
     flops: float  # a multiplication and an addition are two
     bytes: float  # that it reads and writes
     fixed: float  # bytes that it reads and writes whatever the batch: weights
-    width: int  # of products: the smaller number of a group's inputs and outputs, by which tensor cores are filled
     # share of its backward pass that is computed: none where nothing before it is trained, half of a product's where
     # only one of its inputs needs a gradient, as in a model's first layer
     backward: float = 1.0
@@ -72,7 +71,7 @@ class Trace:
     block: float = 0.0  # bytes of an image that the largest block keeps while it is recomputed, if blocks are
 
 
-def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | None, *, fused: bool = True) -> Trace:
+def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | None) -> Trace:
     """Build the model, and run forward pass and loss of a step on fake tensors for two batch sizes.
 
     Args:
@@ -80,7 +79,6 @@ def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | N
         task: as made for the data.
         num_outputs: of the model.
         dtype: that autocast computes in; None is none.
-        fused: whether attention is one operation, as torch 2 has it on GPUs; else its weights are in memory.
 
     Raises:
         ConfigError: the model can't be built, or decides by values, which fake tensors haven't.
@@ -89,7 +87,7 @@ def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | N
     with torch.random.fork_rng(devices=[]), _Uninitialised():
         model = build_model(plain, num_outputs, torch.device("cpu")).train()
     blocks = blocks_of(model, "model.checkpointing", "set it to false") if config.model.checkpointing else []
-    with _fake_gpu(), _FusedAttention() if fused else nullcontext():
+    with _fake_gpu(), _FusedAttention():
         step = Step(_made_fake(model), task, _Autocast(dtype))
         found = _run(step, plain, num_outputs, blocks)
         if blocks:
@@ -168,10 +166,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for each in results:
             self._keep(each.untyped_storage())
         flops = flop_registry.get(function.overloadpacket, lambda *_, **__: 0)(*args, **(kwargs or {}), out_val=made)
-        name, width = _product(name, args)
         dtype = next((str(each.dtype).removeprefix("torch.") for each in given if each.is_floating_point()), "")
         moved = sum(each.nbytes for each in (*given, *results))
-        self.ops.append(Op(name, dtype, flops, moved, 0, width, _backward(given, product=flops > 0)))
+        self.ops.append(Op(_timed_as(name, args), dtype, flops, moved, 0, _backward(given, product=flops > 0)))
         return made
 
     def enter(self, *_: Any) -> None:
@@ -202,16 +199,13 @@ def _backward(given: Sequence[Tensor], *, product: bool) -> float:
     return sum(sorted(needed)[-2:]) / 2 if product else float(any(needed))
 
 
-def _product(name: str, args: Any) -> tuple[str, int]:
-    """The name by which an operation is timed, and the width of a product, else 0."""
-    if name == "convolution":
-        (outputs, inputs, *kernel), groups = args[1].shape, args[8]
-        if groups > 1:
-            return "conv_depthwise" if inputs == 1 else "conv_grouped", min(inputs, outputs // groups)
-        return "conv1x1" if max(kernel) == 1 else "conv", min(inputs, outputs)
-    if name in ("mm", "addmm", "bmm", "baddbmm"):
-        return name, min(args[-1].shape[-2:])
-    return name, 0
+def _timed_as(name: str, args: Any) -> str:
+    if name != "convolution":
+        return name
+    (_, inputs, *kernel), groups = args[1].shape, args[8]
+    if groups > 1:
+        return "conv_depthwise" if inputs == 1 else "conv_grouped"
+    return "conv1x1" if max(kernel) == 1 else "conv"
 
 
 class _Autocast(Precision):
