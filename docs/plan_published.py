@@ -74,6 +74,7 @@ def predicted(row: Row, side: int) -> float:
     """Images/s of all GPUs."""
     words = [f"model={row.model.split()[0]}", *(f"model.{word}" for word in row.model.split()[1:])]
     words += [f"image_size={side}", f"batch_size={row.batch}", f"precision={row.precision}", "compile=false"]
+    words += ["channels_last=false"] * (row.note == "NCHW")
     return plan(effloop.compose(words), [find(row.card)], IMAGENET, gpus=row.gpus).cards[0].images_per_s
 
 

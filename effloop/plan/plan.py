@@ -171,7 +171,6 @@ def plan(
         advice += _of_loading(config, found[0], planner.loading, load)
     advice.sort(key=lambda each: -each.gain)
     notes = ["compile=true isn't predicted; figures are of false"] * (config.compile is True)
-    notes += ["channels_last=false isn't predicted; figures are of true"] * (config.channels_last is False)
     notes += ["evaluation isn't counted, as the number of its images isn't known"] * (not data.val_images)
     return Plan(_facts(config), gpus, data, planner.loading, found, advice[:_MOST], notes)
 
@@ -272,7 +271,12 @@ def _step(kept: Trace, run: Resolved, card: Card, precision: str, ratio: float, 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     # An update reads weights, gradients and state, and writes all but gradients; an average is read and written, too.
     moved = (3 + 2 * ratio) * kept.trained + 3 * kept.weights * (run.optim.ema > 0) / run.optim.ema_every
-    options: Any = {"tf32": precision == "tf32", "optimizer_bytes": moved, "gpus": gpus}
+    options: Any = {
+        "tf32": precision == "tf32",
+        "channels_last": run.channels_last,
+        "optimizer_bytes": moved,
+        "gpus": gpus,
+    }
     batches = [batch * size.pixels / run.size.pixels for size in run.train_sizes]
     times = [step_time(kept, each, card, dtype, **options) for each in batches]
     often = dict.fromkeys(_OF_AN_UPDATE, 1 / run.accumulate)
