@@ -20,11 +20,11 @@ from effloop.data.decode import Decoder, decoders
 from effloop.data.source import Source
 from effloop.data.source.base import Kind
 from effloop.data.source.exclude import names_in
-from effloop.errors import ConfigError, DataError
+from effloop.errors import DataError
 from effloop.report.files import page as html_page
 from effloop.report.values import in_cell, to_text
 from effloop.system.cached import cached_property
-from effloop.system.files import describe_failure, replacing
+from effloop.system.files import explained_writing, replacing
 from effloop.system.progress import in_threads
 
 _SIDE, _TINY, _QUALITY = 160, 64, 78  # pixels of thumbnails' longer side, and of those that are shown pixel by pixel
@@ -90,14 +90,11 @@ def write(found: Audit, page: Path, table: Path, command: str, num_threads: int)
     none.
     """
     text = _render(found, command, num_threads)
-    try:
-        with replacing(table) as cells, replacing(page) as file:
-            file.write(text.encode("utf-8", "replace"))
-            wrapped = io.TextIOWrapper(cells, "utf-8", errors="replace", newline="", write_through=True)
-            csv.writer(wrapped, lineterminator="\n").writerows([COLUMNS, *_rows(found)])
-            wrapped.detach()  # else it would close the file
-    except OSError as error:
-        raise ConfigError(f"out: {describe_failure(table, error)}; set out=NAME") from None
+    with explained_writing("out", table, "set out=NAME"), replacing(table) as cells, replacing(page) as file:
+        file.write(text.encode("utf-8", "replace"))
+        wrapped = io.TextIOWrapper(cells, "utf-8", errors="replace", newline="", write_through=True)
+        csv.writer(wrapped, lineterminator="\n").writerows([COLUMNS, *_rows(found)])
+        wrapped.detach()  # else it would close the file
 
 
 def _rows(found: Audit) -> Iterator[Sequence[Any]]:

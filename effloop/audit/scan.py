@@ -24,9 +24,9 @@ from effloop.data.image.pixels import opencv
 from effloop.data.source.base import Source
 from effloop.data.source.storage.kept import kept_folder
 from effloop.data.source.view import unwrapped
-from effloop.errors import ConfigError, DataError
+from effloop.errors import DataError
 from effloop.native import address, function
-from effloop.system.files import replacing
+from effloop.system.files import explained_writing, replacing
 from effloop.system.hardware import set_own_threads
 from effloop.system.progress import Meter, in_threads
 
@@ -80,7 +80,7 @@ def kept(name: str, record: np.dtype[Any], source: Source, index_dir: str | None
     where = hashlib.sha256(os.fsencode(os.path.abspath(source.where))).hexdigest()[:16]
     path, stamps = kept_folder(index_dir) / f"{name}-{where}.index", _stamps(source)
     row = np.dtype([("of", np.uint64), ("record", record)])  # of which sample it is, by `_stamps`
-    try:
+    with explained_writing("data.index_dir", path, "set data.index_dir=PATH"):
         before = _mapped(path, row)
         if not np.array_equal(before["of"], stamps):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,10 +90,6 @@ def kept(name: str, record: np.dtype[Any], source: Source, index_dir: str | None
                 rows = _mapped(Path(file.name), row)
                 rows["of"], rows[now] = stamps, before[then]
         found: NDArray[Any] = _mapped(path, row)["record"]
-    except OSError as error:
-        raise ConfigError(
-            f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"
-        ) from None
     return found
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 from effloop.data.remote.location import is_remote
 from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import either, field_meanings
-from effloop.system.files import describe_failure
+from effloop.system.files import explained_writing
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[[Any, list[str]], int])
@@ -253,9 +253,7 @@ def new_files(out: Path, *endings: str) -> list[Path]:
     for path in paths:
         if os.path.lexists(path):
             raise ConfigError(f"out: {path} is there already, and nothing is overwritten; remove it or set out=NAME")
-    try:
+    with explained_writing("out", paths[0], "set out=NAME"):
         out.parent.mkdir(parents=True, exist_ok=True)
         NamedTemporaryFile(dir=out.parent, prefix=f".{paths[0].name}.", suffix=".tmp").close()  # as `replacing` does
-    except OSError as error:
-        raise ConfigError(f"out: {describe_failure(paths[0], error)}; set out=NAME") from None
     return paths

@@ -18,7 +18,7 @@ from effloop.config.compose import searchpath
 from effloop.config.overrides import is_sweep, key_of, only_shows, parse_flags, quoted
 from effloop.errors import PROGRAM, ConfigError, check_value
 from effloop.registry import plugin_words
-from effloop.system.files import write_text
+from effloop.system.files import explained_writing, write_text
 
 TOOLS = {
     "slurm": ("slurm.sh", "sbatch OPTIONS FILE"),
@@ -108,12 +108,10 @@ def launch(options: LaunchOptions, words: list[str]) -> int:
     values = {"name": name, "gpus": int(gpus), "gpu_type": gpu_type, "ranks": ranks, "words": words}
     values["virtual"] = getattr(config.parallel, "virtual", None)
     text = _render(template, {**vars(options), **values})
-    try:
+    with explained_writing("file", file, "set file=FILE"):
         if file.exists() and file.read_bytes() != text.encode():
             raise ConfigError(f"file: {file} is there already, with other text; remove it, or set file=ANOTHER")
         write_text(file, text)
-    except OSError as error:
-        raise ConfigError(f"file: {file} can't be written: {error.strerror}; set file=FILE") from None
     print(f"{text}file: {file}   submit: {shlex.join(submit)}", flush=True)
     try:
         return subprocess.run(submit, check=False).returncode if options.submit else 0

@@ -15,7 +15,8 @@ from effloop.convert.records import build_compared, each_sample
 from effloop.data.image.jpeg import matches
 from effloop.data.source.base import Source
 from effloop.data.source.entropy import EntropyFile, can_have_indexes, index_path
-from effloop.errors import PROGRAM, ConfigError, DataError
+from effloop.errors import PROGRAM, DataError
+from effloop.system.files import explained_writing
 from effloop.system.progress import Meter, print_table
 
 
@@ -50,15 +51,11 @@ def build_indexes(
             if not can_have_indexes(source):
                 continue
             path, totals = index_path(source, index_dir), [0] * 6
-            try:
+            fix = "set data.index_dir=PATH of the source, or XDG_CACHE_HOME, to another folder"
+            with explained_writing("data.index_dir", path, fix):
                 look = partial(_look, source, EntropyFile(path, len(splits[name])))
                 for counts in each_sample(source, look, num_threads, meter, name):
                     totals = [total + count for total, count in zip(totals, counts, strict=True)]
-            except OSError as error:
-                raise ConfigError(
-                    f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH of the "
-                    "source, or XDG_CACHE_HOME, to another folder"
-                ) from None
             reports[name] = Report(len(source), path, *totals)
     return reports
 

@@ -32,6 +32,7 @@ from effloop.inference.formats import INPUT, OUTPUT, VERSION, Format, formats, o
 from effloop.inference.options import ExportOptions
 from effloop.inference.trained import FixedBatch, Trained
 from effloop.record import Metrics
+from effloop.system.files import explained_writing
 from effloop.system.hardware import has_vnni
 from effloop.task import Meter, Task
 from effloop.task.outputs import OutputTransform, unwrap
@@ -114,14 +115,12 @@ def _calibration_images(trained: Trained, options: ExportOptions) -> list[Tensor
 @contextmanager
 def _in_place(form: Format, path: Path) -> Iterator[Path]:
     """A name in a new folder beside `path`, from which the files are moved at the end, that of `path` itself last."""
-    try:
-        with TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent, ignore_cleanup_errors=True) as folder:
-            temporary = Path(folder) / path.name
-            yield temporary
-            for source, target in reversed([*zip(form.files(temporary), form.files(path), strict=True)]):
-                os.replace(source, target)
-    except OSError as error:
-        raise ConfigError(f"out: {path} can't be written: {error.strerror or error}; set out=FILE") from error
+    beside = TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent, ignore_cleanup_errors=True)
+    with explained_writing("out", path, "set out=FILE"), beside as folder:
+        temporary = Path(folder) / path.name
+        yield temporary
+        for source, target in reversed([*zip(form.files(temporary), form.files(path), strict=True)]):
+            os.replace(source, target)
 
 
 # Whether an exported model is the trained one: both on the same images.

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from effloop.config.overrides import key_of
 from effloop.errors import PROGRAM, ConfigError
 from effloop.registry import choices, explained, line_of, plugin_words
+from effloop.system.files import explained_writing
 from effloop.system.hardware import keep_freed_memory
 from effloop.system.memory import memory_of
 from effloop.system.signals import ignore_interrupts
@@ -105,14 +106,11 @@ def output_folder(out: Path | None, name: str) -> Path:
 @contextmanager
 def scratch_folder(work: str) -> Iterator[Path]:
     """A temporary folder in `work`, or in the system's if that is empty."""
-    try:
-        if work:
-            Path(work).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="effloop-bench-", dir=work or None) as folder:
+    parent = Path(work or tempfile.gettempdir())
+    with explained_writing("work", parent, "set work=FOLDER"):
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="effloop-bench-", dir=parent) as folder:
             yield Path(folder)
-    except OSError as error:
-        parent = work or tempfile.gettempdir()
-        raise ConfigError(f"work: {parent} can't be written: {error.strerror or error}; set work=FOLDER") from error
 
 
 @contextmanager

@@ -25,7 +25,15 @@ from effloop.errors import PROGRAM, ConfigError, how_ended
 from effloop.model import weights_file
 from effloop.runs.environment import Checkout, describe_environment, find_checkouts
 from effloop.runs.reader import CONFIG, RESUMED, STATE, read_overrides, read_resumes
-from effloop.system.files import describe_failure, numbered, remove_stale, replacing, try_lock, write_text
+from effloop.system.files import (
+    describe_failure,
+    explained_writing,
+    numbered,
+    remove_stale,
+    replacing,
+    try_lock,
+    write_text,
+)
 from effloop.system.processes import describe_process, is_alive
 from effloop.system.untrusted import read_json
 
@@ -51,10 +59,8 @@ def lock(folder: Path, *, new: bool = False) -> None:
     if key in _held:
         return
     _close_in_children()
-    try:
+    with explained_writing("run", folder / LOCK, "set out=FOLDER"):
         fd = _held[key] = _locked(folder, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise ConfigError(f"run: {describe_failure(folder / LOCK, error)}; set out=FOLDER") from None
     with suppress(OSError):  # a full disk: state.json says it, too
         os.ftruncate(fd, 0)
         os.pwrite(fd, (json.dumps(describe_process()) + "\n").encode(), 0)
@@ -143,10 +149,8 @@ def claim_run_dir(path: Path, *, again: bool = False) -> Path:
     """
     for candidate in numbered(path):
         stamped = bool(TIMESTAMP.search(path.as_posix())) and not again
-        try:
+        with explained_writing("run", candidate, "set out=FOLDER"):
             candidate.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"run: {describe_failure(candidate, error)}; set out=FOLDER") from None
         try:
             _take(candidate, again=again)
         except TakenError:

@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 
 from rich.filesize import decimal
 
+from effloop.errors import ConfigError
+
 _POLL_S = 0.05
 
 
@@ -95,6 +97,15 @@ def describe_failure(path: Path, error: OSError) -> str:
         if error.errno in (errno.EACCES, errno.EPERM):
             return f"{line}; {place} is {owner(place)}'s"
     return line
+
+
+@contextmanager
+def explained_writing(key: str, path: Path, fix: str) -> Iterator[None]:
+    """Have a block that writes a file or folder end in one line where it fails, a ConfigError's: why, and the fix."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{key}: {describe_failure(path, error)}; {fix}") from error
 
 
 def owner(path: Path) -> str:

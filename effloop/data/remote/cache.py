@@ -24,7 +24,7 @@ from rich.filesize import decimal
 
 from effloop.data.remote.location import Manifest, RemoteFile
 from effloop.errors import ConfigError, warn
-from effloop.system.files import describe_failure, locked, remove_stale, try_lock
+from effloop.system.files import explained_writing, locked, remove_stale, try_lock
 from effloop.system.processes import describe_process
 
 PART = ".part"  # suffix of a content that is being fetched
@@ -39,11 +39,9 @@ class Cache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        try:
+        with explained_writing("data.download_dir", folder, "set another folder"):
             for name in ("objects", "data", "locks"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"data.download_dir: {describe_failure(folder, error)}; set another folder") from None
 
     def content(self, manifest: Manifest, file: RemoteFile) -> Path:
         """Where the content of a file is, or will be."""

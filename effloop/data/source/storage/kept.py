@@ -16,7 +16,8 @@ import numpy as np
 from effloop.data.source.base import printable
 from effloop.data.source.storage.columns import ColumnFile, DamagedFileError, crc32c_of_ends
 from effloop.data.source.storage.targets import NAME
-from effloop.errors import ConfigError, DataError, warn
+from effloop.errors import DataError, warn
+from effloop.system.files import explained_writing
 
 # A folder that changed less than this before it was scanned may change again without a newer timestamp (the kernel's
 # clock ticks every 1-10 ms, that of some file systems every 2 s).
@@ -115,12 +116,8 @@ def open_kept(
     def make() -> ColumnFile:
         if found := _current(path, is_current):
             return found
-        try:
+        with explained_writing("data.index_dir", path, "set data.index_dir=PATH"):
             write(path)
-        except OSError as error:
-            raise ConfigError(
-                f"data.index_dir: {path} can't be written: {error.strerror}; set data.index_dir=PATH"
-            ) from None
         return ColumnFile(path)
 
     return once(path, make)
