@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from effloop.batch import Batch, Preview
 from effloop.cli.command import RunOptions, command
@@ -441,20 +438,17 @@ def _free(name: str, columns: Columns) -> str:
 
 def _show(rows: Sequence[dict[str, Any]], count: int, form: str) -> None:
     """Print rows as a table, without columns that have nothing in them, and paths from the folder that all are in."""
-    table = Table(title=f"the first {len(rows)} of {count:,} images" if count > len(rows) else None)
     folders = [os.path.dirname(row.get("path", "")) for row in rows]
     if len({os.path.isabs(folder) for folder in folders}) == 1 and os.path.commonpath(folders) not in ("", "/"):
         rows = [{**row, "path": os.path.relpath(row["path"], os.path.commonpath(folders))} for row in rows]
     names = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
-    for name in names:
-        is_text = any(isinstance(row[name], str) for row in rows)
-        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
-    for row in rows:
-        cells = (row[name] for name in names)
-        table.add_row(
-            *(Text(cell if isinstance(cell, str) else "" if cell is None else f"{cell:{form}}") for cell in cells)
-        )
-    Console().print(table)
+    left = [name for name in names if any(isinstance(row[name], str) for row in rows)]
+    columns = [
+        [cell if isinstance(cell := row[name], str) else "" if cell is None else f"{cell:{form}}" for row in rows]
+        for name in names
+    ]
+    title = f"the first {len(rows)} of {count:,} images" if count > len(rows) else ""
+    print_table(names, zip(*columns, strict=True), left=left, title=title, fold=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from rich import progress as bars
 from rich.console import Console
@@ -126,15 +126,18 @@ def print_table(
     left: Collection[str] = (),
     min_width: int = 0,
     title: str = "",
+    fold: bool = False,
 ) -> None:
-    """Print a table of plain text; its first column doesn't wrap.
+    """Print a table of plain text; its first column doesn't wrap, unless all `fold`, to show the whole of long words.
 
     Columns whose headings are in `left` hold words, the others are right-justified; it may be `min_width` wide even on
     a narrower terminal.
     """
     table = Table(title=Text(title) if title else None)  # paths in it may look like markup
+    long: Literal["fold", "ellipsis"] = "fold" if fold else "ellipsis"
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=not number)
+        wrap = bool(number) or fold
+        table.add_column(heading, justify="left" if heading in left else "right", overflow=long, no_wrap=not wrap)
     for row in rows:
         table.add_row(*row)
     Console(width=max(min_width, Console().width)).print(table, markup=False)

@@ -157,6 +157,9 @@ def engine_class(config: EngineConfig) -> type[Engine]:
     return factory if isinstance(factory, type) and issubclass(factory, Engine) else Engine
 
 
+Shape = tuple[int, int, int, int]
+
+
 class Ring:
     """Memory of batches, (B, H, W, bytes of a pixel) uint8, reused when the batch before is gone.
 
@@ -172,24 +175,28 @@ class Ring:
         self._slots: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 
-    def take(self, shape: tuple[int, int, int, int]) -> Tensor:
+    def take(self, shape: Shape) -> Tensor:
         """Memory of this shape, with arbitrary content."""
+        return self.numbered(shape)[1]
+
+    def numbered(self, shape: Shape) -> tuple[int, Tensor]:
+        """A slot of this shape: its number, and its memory as of `take`."""
         with self._lock:
-            for number in free_slots(self._slots):
-                if self._slots[number].shape == shape:
-                    return torch.from_numpy(self._slots[number])
+            for number, holders in enumerate(_holders(self._slots)):
+                if holders == _NONE and self._slots[number].shape == shape:
+                    return number, torch.from_numpy(self._slots[number])
             self._slots = [slot for slot in self._slots if slot.shape == shape]
-            self._slots.append(torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda").numpy())
-            return torch.from_numpy(self._slots[-1])
+            self._slots.append(self.make(shape, len(self._slots)))
+            return len(self._slots) - 1, torch.from_numpy(self._slots[-1])
+
+    def make(self, shape: Shape, number: int) -> NDArray[np.uint8]:
+        """New memory, for the slot of this number."""
+        made: NDArray[np.uint8] = torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda").numpy()
+        return made
 
     def __len__(self) -> int:
         """Number of slots, free or not."""
         return len(self._slots)
-
-
-def free_slots(slots: Sequence[object]) -> Iterator[int]:
-    """Indices of slots that only this list refers to."""
-    return (number for number, holders in enumerate(_holders(slots)) if holders == _NONE)
 
 
 def _holders(slots: Sequence[object]) -> list[int]:

@@ -236,7 +236,7 @@ class Pool:
         with self._exclusive():
             self._receive_all()
             self._drop_cancelled()
-            slot, memory = self.ring.take()
+            slot, memory = self.ring.numbered(self.ring.slots.shape)
             batch = self._plan.empty_batch(request, memory)
             starts = range(0, len(batch), self._run_length)
             pending = self._pending[slot] = PendingBatch(batch, len(starts))
@@ -349,13 +349,10 @@ class Pool:
                 raise self._worker_died(*self._workers[fd])
         for fd in ready:
             with suppress(EOFError, OSError):  # it has just died, and its sentinel will show it soon
-                self._record(self._answers[fd].recv_bytes())
+                slot, start, kind = ANSWER.unpack_from(answer := self._answers[fd].recv_bytes())
+                self._pending[slot].answered(start, kind, answer[ANSWER.size :].decode("utf-8", "surrogatepass"))
+                self._run_ended(slot)
         return bool(ready)
-
-    def _record(self, answer: bytes) -> None:
-        slot, start, kind = ANSWER.unpack_from(answer)
-        self._pending[slot].answered(start, kind, answer[ANSWER.size :].decode("utf-8", "surrogatepass"))
-        self._run_ended(slot)
 
     def _worker_died(self, number: int, process: BaseProcess) -> WorkerError:
         """End all workers, because one has died."""

@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from effloop.data.engine.base import free_slots
+from effloop.data.engine.base import Ring, Shape
 from effloop.errors import ConfigError
-from effloop.lazy import Tensor, torch
+from effloop.lazy import torch
 from effloop.system import gpu
 from effloop.system.hardware import available_memory
-
-Shape = tuple[int, int, int, int]
 
 _CELLS = 4096  # numbers in the first 32 KiB
 
@@ -91,27 +89,15 @@ def _mapped(fd: int, offset: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
     return region
 
 
-class SharedRing:
-    """`Ring` with shared slots: a slot is reused when no tensor refers to it any more."""
+class SharedRing(Ring):
+    """`Ring` with shared slots, all of one shape."""
 
     def __init__(self, slots: SharedSlots, device: torch.device) -> None:
+        super().__init__(device)
         self.slots = slots
-        self.device = device
-        self._mapped: list[NDArray[np.uint8]] = []
 
-    def take(self) -> tuple[int, Tensor]:
-        """A slot's number and its memory, (B, H, W, bytes of a pixel) uint8, with arbitrary content.
-
-        Raises:
-            ConfigError: all are in use, and there is no memory for another.
-        """
-        number = next(free_slots(self._mapped), len(self._mapped))
-        if number == len(self._mapped):
-            self._mapped.append(self.slots.make(number))
-            if self.device.type == "cuda":
-                gpu.page_lock(self._mapped[number], self.device)  # until before it is unmapped
-        return number, torch.from_numpy(self._mapped[number])
-
-    def __len__(self) -> int:
-        """Slots, free or not."""
-        return len(self._mapped)
+    def make(self, shape: Shape, number: int) -> NDArray[np.uint8]:
+        made = self.slots.make(number)
+        if self.device.type == "cuda":
+            gpu.page_lock(made, self.device)  # until before it is unmapped
+        return made

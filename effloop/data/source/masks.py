@@ -6,9 +6,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +25,6 @@ from effloop.system.hardware import available_cores
 
 _LISTS = ("classes.txt", "labels.txt")
 _NAMED = 3  # of files that have no partner
-_RUN = 16  # masks that a thread takes at a time
 USUAL_NAMES = "usual names"  # what says the names where the folders do
 
 T = TypeVar("T")
@@ -297,10 +295,9 @@ def look_at_file(path: bytes, form: coded.MaskFormat) -> loose.Looked:
 
 def in_parallel(items: Iterable[T], look_at: Callable[[T], R]) -> Iterator[tuple[T, R]]:
     """Each item and what `look_at` made of it, by all cores, in order and in bounded memory."""
-    pending = iter(items)
-    with ThreadPoolExecutor(cores := available_cores(), thread_name_prefix="effloop-masks") as pool:
-        while batch := [*islice(pending, _RUN * cores)]:
-            yield from zip(batch, pool.map(look_at, batch), strict=True)
+    from effloop.system.progress import in_threads  # with it comes rich's, which a kept index needs none of
+
+    return in_threads(lambda item: (item, look_at(item)), items, available_cores())
 
 
 @sources.register("masks", MasksConfig)

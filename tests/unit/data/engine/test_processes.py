@@ -325,15 +325,15 @@ def test_too_little_memory(plan: Plan, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_ring_of_shared_slots() -> None:
     ring = SharedRing(SharedSlots((2, 4, 4, 3)), torch.device("cpu"))
-    number, memory = ring.take()
+    number, memory = ring.numbered((2, 4, 4, 3))
     assert (number, memory.shape, memory.dtype) == (0, (2, 4, 4, 3), torch.uint8)
     memory[:] = 7
     np.testing.assert_array_equal(ring.slots.map(0), memory)
     view = memory[1:].permute(0, 3, 1, 2)
     del memory
-    assert [ring.take()[0] for _ in range(2)] == [1, 1]
+    assert [ring.numbered((2, 4, 4, 3))[0] for _ in range(2)] == [1, 1]
     del view
-    assert ring.take()[0] == 0
+    assert ring.numbered((2, 4, 4, 3))[0] == 0
     assert len(ring) == 2
 
 
