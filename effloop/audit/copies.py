@@ -20,7 +20,8 @@ from effloop.data.image.mask import decode_mask, mask_digest
 from effloop.data.image.pixels import resize_into
 from effloop.data.source.base import Kind, Source
 from effloop.errors import DataError
-from effloop.system.progress import Meter, in_threads
+from effloop.system.hardware import in_threads
+from effloop.system.progress import Meter
 
 _BAND = 8  # frequencies of an axis that a code has
 _CELL = 600  # images for each centre

@@ -15,7 +15,7 @@ from effloop.data.decode import DecodeConfig, Decoder, decoders
 from effloop.data.image.pixels import opencv
 from effloop.data.source import Source
 from effloop.errors import DataError
-from effloop.system.progress import in_threads
+from effloop.system.hardware import in_threads
 
 LOOKS = ("contrast", "low", "high", "span", "others", "detail")
 """Columns of what `measure` returns; the others are 0. Of a thumbnail's luminance, 0 to 255: deviation, quantiles of 5

@@ -25,7 +25,7 @@ from effloop.report.files import page as html_page
 from effloop.report.values import in_cell, to_text
 from effloop.system.cached import cached_property
 from effloop.system.files import explained_writing, replacing
-from effloop.system.progress import in_threads
+from effloop.system.hardware import in_threads
 
 _SIDE, _TINY, _QUALITY = 160, 64, 78  # pixels of thumbnails' longer side, and of those that are shown pixel by pixel
 _MAX_PICTURES, _MAX_TOGETHER = 48, 6  # of a kind, and of one finding: 21 kinds of 8 KB each stay below 10 MB

@@ -27,8 +27,8 @@ from effloop.data.source.view import unwrapped
 from effloop.errors import DataError
 from effloop.native import address, function
 from effloop.system.files import explained_writing, replacing
-from effloop.system.hardware import set_own_threads
-from effloop.system.progress import Meter, in_threads
+from effloop.system.hardware import in_threads, set_own_threads
+from effloop.system.progress import Meter
 
 _VERSION = 1  # of what is kept: another number's is made again
 _RUN = 64  # images that a thread takes at a time

@@ -25,7 +25,8 @@ from effloop.data.source.storage.columns import crc32c_of_file
 from effloop.data.source.storage.indexed import index_path, join_indexes
 from effloop.data.source.view import View
 from effloop.errors import ConfigError, DataError
-from effloop.system.progress import Meter, in_threads
+from effloop.system.hardware import in_threads
+from effloop.system.progress import Meter
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from effloop.data.source.base import Fingerprint, Kind, Source, fingerprint_of, 
 from effloop.data.source.storage.writing import Files, Record
 from effloop.data.source.view import View
 from effloop.errors import DataError, warn
-from effloop.system.progress import Meter, in_threads
+from effloop.system.hardware import in_threads
+from effloop.system.progress import Meter
 
 _AHEAD = 256  # samples that the source is asked to read ahead
 _LABELS = 1 << 20  # that are sorted at a time

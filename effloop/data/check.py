@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from effloop.data.plan import Plan
 from effloop.data.source import Kind, Source
 from effloop.data.source.base import target_bytes
 from effloop.errors import PROGRAM, DataError, EffLoopError, few
+from effloop.system.hardware import in_threads
 
 _NAMED = 20
 
@@ -100,11 +100,7 @@ def look(plan: Plan, limit: int, num_threads: int) -> Looked:
         except DataError as error:
             return str(error)
 
-    with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-check") as pool:
-        try:
-            found = list(pool.map(check, ids.tolist()))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    found = [*in_threads(check, ids.tolist(), num_threads)]
     if sizes := [each for each in found if not isinstance(each, str)]:
         plan.augment.check(np.unique(np.array(sizes, np.int64), axis=0))
     bad = [each for each in found if isinstance(each, str)]
@@ -180,9 +176,8 @@ def copied(train: Source, val: Source, limit: int, num_threads: int) -> str:
         rows, val_rows = rows[np.isin(keys[rows], both)], val_rows[np.isin(val_keys[val_rows], both)]
         near, val_near, left = _alike(keys[rows], val_keys[val_rows], most)
         rows, val_rows = rows[near], val_rows[val_near]
-    with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop-check") as pool:
-        there = dict(zip(pool.map(partial(_digest, train), rows.tolist()), rows.tolist(), strict=True))
-        digests = [*pool.map(partial(_digest, val), val_rows.tolist())]
+    there = dict(zip(in_threads(partial(_digest, train), rows.tolist(), num_threads), rows.tolist(), strict=True))
+    digests = in_threads(partial(_digest, val), val_rows.tolist(), num_threads)
     found = [(row, there[each]) for row, each in zip(val_rows.tolist(), digests, strict=True) if each and each in there]
     if not found:
         return ""

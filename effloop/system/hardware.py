@@ -1,4 +1,4 @@
-"""The hardware that this process may use: cores, devices, memory, open files."""
+"""The hardware that this process may use: cores and the threads on them, devices, memory, open files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ import functools
 import os
 import re
 import resource
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from rich.filesize import decimal
 
 from effloop.errors import ConfigError, OutOfMemoryError
 from effloop.lazy import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_AHEAD = 4  # calls that `in_threads` has under way for each thread
 
 
 def available_cores() -> int:
@@ -97,6 +104,24 @@ def _openmp() -> Callable[[int], Any]:
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's <malloc.h>
 _NEVER = 2**30  # bytes; smaller blocks, or a smaller free top of the heap, are kept
+
+
+def in_threads(call: Callable[[T], R], items: Iterable[T], num_threads: int) -> Iterator[R]:
+    """`map` by threads, 0 meaning one, with a few calls of each under way; items are taken in the caller's thread.
+
+    What a call raises ends the iteration.
+    """
+    pool = ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop")
+    begun: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            begun.append(pool.submit(call, item))
+            if len(begun) > _AHEAD * num_threads:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def keep_freed_memory() -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal, TypeVar
 
@@ -16,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 _LINE_EVERY_S = 10.0
 _STEP = 64  # images that `track` reports at a time; telling rich takes 20 µs
@@ -92,24 +89,6 @@ class Meter:
                 self.advance(pending)
                 pending = 0
         self.advance(pending)
-
-
-def in_threads(call: Callable[[T], R], items: Iterable[T], num_threads: int, ahead: int = 4) -> Iterator[R]:
-    """`map` by threads, 0 meaning one, with `ahead` calls of each under way; items are taken in the caller's thread.
-
-    What a call raises ends the iteration.
-    """
-    pool = ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="effloop")
-    begun: deque[Future[R]] = deque()
-    try:
-        for item in items:
-            begun.append(pool.submit(call, item))
-            if len(begun) > ahead * num_threads:
-                yield begun.popleft().result()
-        while begun:
-            yield begun.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def duration(seconds: float) -> str:

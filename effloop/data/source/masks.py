@@ -21,7 +21,7 @@ from effloop.data.source.storage.kept import file_state, folder_times
 from effloop.data.source.storage.targets import MASKS
 from effloop.data.source.tables import shown
 from effloop.errors import ConfigError, DataError
-from effloop.system.hardware import available_cores
+from effloop.system.hardware import available_cores, in_threads
 
 _LISTS = ("classes.txt", "labels.txt")
 _NAMED = 3  # of files that have no partner
@@ -295,8 +295,6 @@ def look_at_file(path: bytes, form: coded.MaskFormat) -> loose.Looked:
 
 def in_parallel(items: Iterable[T], look_at: Callable[[T], R]) -> Iterator[tuple[T, R]]:
     """Each item and what `look_at` made of it, by all cores, in order and in bounded memory."""
-    from effloop.system.progress import in_threads  # with it comes rich's, which a kept index needs none of
-
     return in_threads(lambda item: (item, look_at(item)), items, available_cores())
 
 
