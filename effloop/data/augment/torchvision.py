@@ -15,8 +15,10 @@ from effloop.data.augment.library import LibraryOperation, Masked, build
 from effloop.data.augment.operation import BadParameterError, Image
 from effloop.data.image.mask import Mask
 from effloop.data.image.pixels import readable
-from effloop.lazy import Tensor, torch
+from effloop.lazy import LazyModule, Tensor, torch
 from effloop.registry import choices
+
+random = LazyModule("effloop.data.augment.seeded")  # which imports torch
 
 _ALONE = (
     "ColorJitter GaussianBlur GaussianNoise Grayscale RGB RandomAdjustSharpness RandomAutocontrast "
@@ -95,35 +97,29 @@ class TorchvisionOperation(LibraryOperation):
         return found if isinstance(found, int | float) else 1  # RandomChoice's are weights of its operations
 
     def __call__(self, key: int, image: Image, mask: Mask | None = None, *, always: bool = False) -> Masked:
-        from effloop.data.augment.seeded import seeded  # which imports torch
-
         op = self.op
         if always and self.probability < 1:
             op = copy.copy(op)
             op.p = 1.0
-        with seeded(key):
+        with random.seeded(key):
             if mask is None or type(op).__name__ in LEAVES_MASKS:  # some warn of masks
                 return _image(op(_tensor(image))), mask
             done, cut = op(_tensor(image), as_mask(mask))
         return _image(done), from_mask(cut)
 
     def box(self, key: int, height: int, width: int) -> tuple[int, int, int, int]:
-        from effloop.data.augment.seeded import seeded  # which imports torch
-
         image = torch.empty(1).expand(3, height, width)  # has a size, but no pixels
-        with seeded(key):
+        with random.seeded(key):
             found = self.op.make_params([image])
         return found["top"], found["left"], found["height"], found["width"]
 
     def resize(self, region: Image, mask: Mask | None = None) -> Masked:
-        from effloop.data.augment.seeded import seeded  # which imports torch
-
         def resized(tensor: Tensor) -> Tensor:
             height, width = tensor.shape[-2:]
             found: Tensor = self.op.transform(tensor, {"top": 0, "left": 0, "height": height, "width": width})
             return found
 
-        with seeded(0):  # it draws nothing
+        with random.seeded(0):  # it draws nothing
             image = _image(resized(_tensor(region)))
             return image, None if mask is None else from_mask(resized(as_mask(mask)))
 
