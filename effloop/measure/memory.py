@@ -233,7 +233,7 @@ def expected_memory(
     The first of the `loaders` is that of the training split, the others are the rest that the run loads.
     """
     images = config.batch_size * _largest_size(config).pixels / config.size.pixels
-    ratio = state_ratio(partial(optimizers.build, config.optim), parallel.device)
+    ratio = state_ratio(partial(optimizers.build, config.optim), next(model.parameters()).device)
     train, device = loaders[0], parallel.device
     place: Place = "gpu" if device.type == "cuda" else "host"
     weights, trained = (_bytes_of(each) for each in (chain(model.parameters(), model.buffers()), _trained(model)))
@@ -253,7 +253,8 @@ def expected_memory(
     batch = {"host": host_batch(train), "device": device_batch(config, train)}
     images, targets = batch["device"]["images"], batch["device"]["targets"].nbytes
     # On a CPU the model gets images of its type in the memory that they were loaded into, unless it gets mixed ones.
-    inputs = targets + (0 if images.dtype == train.plan.output.dtype and not _mixes(train) else images.nbytes)
+    inputs = 0 if images.dtype == train.plan.output.dtype and not _mixes(train) else images.nbytes
+    inputs += batch["host"]["images"].nbytes if place == "gpu" else inputs
     resident = resident_memory() - weights * (place == "host")
     parts = [
         Part("process", "host", max(0, resident), "Python, torch, libraries", there=True),
@@ -264,7 +265,7 @@ def expected_memory(
             Part(name, place, size, details.get(name, ""), name == "weights", by_batch=name in _BY_BATCH)
             for name, size in step.items()
         ),
-        Part("inputs", place, 2 * inputs, "2 batches on the device", by_batch=True),
+        Part("inputs", place, inputs + 2 * targets, "a batch on the device, and the next one", by_batch=True),
         Part("classes", place, 8 * targets * _has_masks(train), "masks in the loss, int64", by_batch=True),
     ]
     free = {"host": available_memory(), "shm": 0}

@@ -13,11 +13,16 @@ from runs import TINY
 from torch import nn
 
 import effloop
+from effloop.assemble.environment import resolved
 from effloop.config import Config
 from effloop.data.loader import Loader
 from effloop.measure.memory import Memory, Part, device_batch, expected_memory, host_batch, memory_table
 from effloop.model import models, probe
 from effloop.parallel import Parallel, ParallelConfig
+from effloop.plan.memory import CONTEXT, largest_batch
+from effloop.plan.trace import trace
+from effloop.system import gpu
+from effloop.task import tasks
 
 CPU = Parallel(ParallelConfig(name="none"), torch.device("cpu"))
 MB = 1_000_000
@@ -101,6 +106,22 @@ def test_warnings() -> None:
     assert "data.cache_gb=0.66" in line
     config.data.cache_gb = 0.1
     assert list(known(process, cache).warnings(config)) == []
+
+
+def test_a_warning_about_a_gpu_names_the_batch_that_plan_does(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, model, loaders = built(photos, "image_size=64", "batch_size=200", "optim=adamw", "data.tail=wrap")
+    monkeypatch.setattr(gpu, "free_memory", lambda device: 52 * MB)
+    on_gpu = Parallel(ParallelConfig(name="none"), torch.device("cpu"))
+    on_gpu.device = torch.device("cuda")  # which there needn't be
+    found = probe(model, config.size, channels_last=True)
+    (line,) = expected_memory(config, model, found, loaders, on_gpu).warnings(config)
+    plan, task = resolved(config), tasks.build(config.task).for_outputs(3)
+    weights = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    largest = largest_batch(trace(plan, task, 3, None), plan, 52 * MB + weights + CONTEXT, 2.0)
+    assert line.startswith("batch_size: 200 needs about ")
+    assert line.endswith(
+        f"the run may fail; {largest} fit; set batch_size=100, and accumulate=2 for updates of as many images"
+    )
 
 
 def test_table_is_drawn_from_json(photos: Path) -> None:
