@@ -64,7 +64,7 @@ class Trace:
     ops: Sequence[Op]  # of the forward pass and the loss, in their order
     saved: float  # bytes of an image that are kept for the backward pass
     fixed: float  # bytes that are kept whatever the batch, such as weights in fewer bits
-    largest: float  # bytes of an image's largest tensor
+    buffers: float  # bytes of an image beside these when most is in use: gradients, and what isn't kept
     weights: int  # bytes of parameters and buffers
     trained: int  # bytes of the parameters that are trained
     parameters: int  # tensors that are trained
@@ -87,19 +87,19 @@ def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | N
     with torch.random.fork_rng(devices=[]), _Uninitialised():
         model = build_model(plain, num_outputs, torch.device("cpu")).train()
     blocks = blocks_of(model, "model.checkpointing", "set it to false") if config.model.checkpointing else []
-    with _fake_gpu(), _FusedAttention():
+    with _fake_gpu(), mock.patch.object(F, "scaled_dot_product_attention", _attention):
         step = Step(_made_fake(model), task, _Autocast(dtype))
         found = _run(step, plain, num_outputs, blocks)
         if blocks:
             checkpoint_blocks(model)
             kept = _run(step, plain, num_outputs)
-            found = replace(found, saved=kept.saved, fixed=kept.fixed)
+            found = replace(found, saved=kept.saved, fixed=kept.fixed, buffers=kept.buffers)
     return found
 
 
 def _run(step: Step, config: Resolved, num_outputs: int, blocks: Sequence[nn.Module] = ()) -> Trace:
     """Forward pass and loss for each of `_BATCHES`, as if these blocks were recomputed."""
-    kept, seen = [], []
+    kept, peaks, seen = [], [], []
     for count in _BATCHES:
         batch = random_batch(replace(config, batch_size=count), config.size, step.task, num_outputs, _GPU)
         with ExitStack() as stack:
@@ -115,16 +115,17 @@ def _run(step: Step, config: Resolved, num_outputs: int, blocks: Sequence[nn.Mod
                     f"model: {name} can't be planned, as it reads values of tensors: {reason(error)}"
                 ) from error
         kept.append(watch.kept)
+        peaks.append(watch.peak)
         del outputs
-        seen.append((watch.ops, watch.sizes, watch.blocks))
-    ops, sizes, of_blocks = (zip(few, many, strict=True) for few, many in zip(*seen, strict=True))
+        seen.append((watch.ops, watch.blocks))
+    ops, of_blocks = (zip(few, many, strict=True) for few, many in zip(*seen, strict=True))
     saved, fixed = _line(*kept)
     trained = [each for each in step.model.parameters() if each.requires_grad]
     return Trace(
         ops=[_of_image(*pair) for pair in ops],
         saved=saved,
         fixed=fixed,
-        largest=max(_line(*pair)[0] for pair in sizes),
+        buffers=_line(*peaks)[0] - saved,
         block=max((_line(*pair)[0] for pair in of_blocks), default=0.0),
         weights=sum(each.nbytes for each in chain(step.model.parameters(), step.model.buffers())),
         trained=sum(each.nbytes for each in trained),
@@ -150,9 +151,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []
-        self.kept, self.sizes = 0, list[int]()  # bytes that are in use now, and of each tensor in turn
+        self.kept, self.peak = 0, 0  # bytes that are in use now, and at most, with gradients of an operation's tensors
         self.blocks = list[int]()  # bytes that each block has kept
-        self._known = set[int]()  # addresses of storages that are in use
+        self._known = dict[int, int]()  # address -> bytes of a storage that is in use
         self._entered = 0, 0  # operations and bytes before a block
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -165,6 +166,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         for each in results:
             self._keep(each.untyped_storage())
+        floats = {each.untyped_storage()._cdata for each in (*given, *results) if each.is_floating_point()}
+        gradients = sum(self._known.get(each, 0) for each in floats) * torch.is_grad_enabled()
+        self.peak = max(self.peak, self.kept + gradients)  # the backward pass gets here with as much in use
         flops = flop_registry.get(function.overloadpacket, lambda *_, **__: 0)(*args, **(kwargs or {}), out_val=made)
         dtype = next((str(each.dtype).removeprefix("torch.") for each in given if each.is_floating_point()), "")
         moved = sum(each.nbytes for each in (*given, *results))
@@ -183,15 +187,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _keep(self, storage: Any) -> None:
         if (address := storage._cdata) not in self._known:
-            self._known.add(address)
-            size = -(-storage.nbytes() // _BLOCK) * _BLOCK
-            self.kept += size
-            self.sizes.append(size)
-            weakref.finalize(storage, self._free, address, size).atexit = False
+            self._known[address] = -(-storage.nbytes() // _BLOCK) * _BLOCK
+            self.kept += self._known[address]
+            weakref.finalize(storage, self._free, address).atexit = False
 
-    def _free(self, address: int, size: int) -> None:
-        self._known.discard(address)
-        self.kept -= size
+    def _free(self, address: int) -> None:
+        self.kept -= self._known.pop(address)
 
 
 def _backward(given: Sequence[Tensor], *, product: bool) -> float:
@@ -224,15 +225,6 @@ class _Uninitialised(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class _FusedAttention(TorchFunctionMode):
-    """Attention as the one operation that it is on a GPU; for fake tensors torch takes its parts."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is not F.scaled_dot_product_attention:
-            return function(*args, **(kwargs or {}))
-        return _attention(*args, **(kwargs or {}))
-
-
 def _attention(
     query: Tensor,
     key: Tensor,
@@ -243,6 +235,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
+    """Attention as the one operation that it is on a GPU; for fake tensors torch takes its parts."""
     if torch.is_autocast_enabled("cuda"):
         query, key, value = (each.to(torch.get_autocast_dtype("cuda")) for each in (query, key, value))
     bias = attn_mask if attn_mask is None or attn_mask.is_floating_point() else None

@@ -134,47 +134,28 @@ def _storage(tensor: Tensor) -> tuple[int, int]:
 
 # A training step, in the memory of the host or of a GPU.
 
-USABLE: dict[Place, float] = {"host": 0.9, "gpu": 0.97}
+USABLE: dict[Place, float] = {"host": 0.9, "gpu": 0.96}
 """Share of what is free that the parts of a run get. The rest of a host's is what an estimate may be wrong by, of a
 GPU's the gaps between torch's blocks."""
 
-_SAVED: dict[Place, float] = {"host": 1.5, "gpu": 1.0}
-"""What the heap takes for tensors of 1 byte that stay until the backward pass. On a host freed memory is kept: oneDNN's
-copies of weights and images, and gaps. With `model=cnn`, small_resnet, resnet18, mobilenet_v3_small and vit_b_16 the
-process grew by 0.92 to 1.08 of this estimate."""
-
-_BUFFERS: dict[Place, int] = {"host": 3, "gpu": 1}
-"""Tensors as large as the largest one that a backward pass has beside these: gradients, and copies in it."""
-
 
 def step_parts(
-    place: Place,
-    weights: int,
-    trained: int,
-    ratio: float,
-    *,
-    saved: float,
-    casts: float,
-    largest: float,
-    ema: bool,
-    probe: bool,
+    weights: int, trained: int, ratio: float, *, saved: float, casts: float, buffers: float, ema: bool, probe: bool
 ) -> dict[str, int]:
-    """Bytes of the parts of a training step when most is in use: as its backward pass begins, or in the update.
+    """Bytes of the parts of a training step when most is in use: in its backward pass, or in the update.
 
     Args:
-        place: whose memory it is.
         weights: bytes of parameters and buffers.
         trained: bytes of the parameters that are trained.
         ratio: bytes that the optimizer keeps for each of these, as of `effloop.optim.state_ratio`.
         saved: bytes that a batch's forward pass keeps for the backward pass.
         casts: bytes that it keeps whatever the batch: weights in 16 bits, by autocast.
-        largest: bytes of the batch's largest tensor.
+        buffers: bytes of the backward pass beside these.
         ema: whether there is an average of the weights.
         probe: whether only the head is trained, on features.
     """
     if probe:
         trained, saved, casts = 0, 0.0, 0.0
-    saved, buffers = _SAVED[place] * saved, _BUFFERS[place] * largest
     return {
         "weights": weights,
         "gradients": trained,
@@ -183,6 +164,5 @@ def step_parts(
         "casts": round(casts),
         "activations": round(saved),
         "buffers": round(buffers),
-        # On a GPU torch updates all parameters by few kernels, with a copy of all of them between.
-        "update": max(0, round(trained - casts - saved - buffers)) if place == "gpu" else 0,
+        "update": max(0, round(trained - casts - saved - buffers)),  # torch's for all at once have a copy of them
     }

@@ -12,9 +12,7 @@ from effloop.plan.memory import CONTEXT, gpu_memory, largest_batch
 from effloop.plan.trace import Trace
 
 MB, GB = 10**6, 10**9
-STEP = Trace(
-    [], saved=40 * MB, fixed=50 * MB, largest=2 * MB, block=0, weights=101 * MB, trained=100 * MB, parameters=9
-)
+STEP = Trace([], 40 * MB, fixed=50 * MB, buffers=2 * MB, block=0, weights=101 * MB, trained=100 * MB, parameters=9)
 
 
 def config(*words: str) -> Resolved:
@@ -27,7 +25,7 @@ def test_parts_of_a_step() -> None:
         **{"weights": 101 * MB, "gradients": 100 * MB, "optimizer": 200 * MB, "casts": 50 * MB},
         **{"activations": 400 * MB, "buffers": 20 * MB, "inputs": 6 * MB, "gaps": parts["gaps"], "context": CONTEXT},
     }
-    assert parts["gaps"] == pytest.approx(0.03 * (sum(parts.values()) - CONTEXT), rel=0.01)
+    assert parts["gaps"] == pytest.approx(0.04 * (sum(parts.values()) - CONTEXT), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +54,10 @@ def test_an_update_of_few_images_takes_more_than_their_backward_pass() -> None:
 
 
 def test_the_largest_batch_is_the_last_that_fits() -> None:
-    total = lambda batch: sum(gpu_memory(STEP, config(), batch, 2.0).values())  # noqa: E731
-    assert largest_batch(STEP, config(), total(64), 2.0) == 64
-    assert largest_batch(STEP, config(), total(64) - 1, 2.0) == 56  # a multiple of 8
-    assert largest_batch(STEP, config(), total(5), 2.0) == 5
-    assert largest_batch(STEP, config(), total(5) - 1, 2.0, batches=(1, 4, 16)) == 4
-    assert largest_batch(replace(STEP, weights=9 * GB), config(), 8 * GB, 2.0) == 0
+    plain = config()
+    at_64, at_5 = (sum(gpu_memory(STEP, plain, batch, 2.0).values()) for batch in (64, 5))
+    assert largest_batch(STEP, plain, at_64, 2.0) == 64
+    assert largest_batch(STEP, plain, at_64 - 1, 2.0) == 56  # a multiple of 8
+    assert largest_batch(STEP, plain, at_5, 2.0) == 5
+    assert largest_batch(STEP, plain, at_5 - 1, 2.0, batches=(1, 4, 16)) == 4
+    assert largest_batch(replace(STEP, weights=9 * GB), plain, 8 * GB, 2.0) == 0

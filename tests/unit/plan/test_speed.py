@@ -19,7 +19,7 @@ OPS = [
     Op("addmm", "float16", 1e6, 1e3, 1e6),
     Op("_scaled_dot_product_efficient_attention", "float16", 1e6, 1e3, 0),
 ]
-TRACE = Trace(ops=OPS, saved=4e6, fixed=0, largest=1e6, block=0, weights=10**7, trained=10**7, parameters=10)
+TRACE = Trace(ops=OPS, saved=4e6, fixed=0, buffers=1e6, block=0, weights=10**7, trained=10**7, parameters=10)
 H100 = cards["h100"]
 
 
