@@ -1,7 +1,5 @@
 """Small tar archives for tests."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Made-up samples for tests of formats, and what comes back of them."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import zipfile

@@ -1,7 +1,5 @@
 """An audit of images with hostile names, whose findings are made up."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A GPU that is behind the host: a real one is given much to do, on the emulator nothing runs before it has to."""
 
-from __future__ import annotations
-
 import functools
 import os
 

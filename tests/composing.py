@@ -3,8 +3,6 @@
 The values of single keys are set each time. What is found elsewhere than in EffLoop's own files and parts isn't kept.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace

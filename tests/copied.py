@@ -1,7 +1,5 @@
 """Copies of images, planted into a dataset for an audit to find."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Diagnoses that never ran."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from effloop.measure.diagnose import Diagnosis

@@ -1,7 +1,5 @@
 """Disks that are small, and full."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

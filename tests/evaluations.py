@@ -1,7 +1,5 @@
 """Evaluations of models that never were."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

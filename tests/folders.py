@@ -1,7 +1,5 @@
 """Folders of runs that never ran: what a run or a sweep writes, with made-up scores."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

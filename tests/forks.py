@@ -3,8 +3,6 @@
 Importing takes two to four seconds of a core, a fork 20 ms. For tests of what a process does, not of how it starts.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """What a loader holds in memory; a module of its own, so that a spawned process can import it."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import tracemalloc

@@ -5,8 +5,6 @@ which it does with the tests' process. Its network device is a TAP, and what con
 process that passes frames on: `tc netem` isn't in every kernel, and cutting a link is one variable here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import heapq

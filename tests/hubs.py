@@ -1,7 +1,5 @@
 """A server that answers as Hugging Face's hub does, for one dataset in a folder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Small encoded images for tests, made on the spot."""
 
-from __future__ import annotations
-
 import base64
 import io
 import struct

@@ -1,7 +1,5 @@
 """Kinds of baseline JPEG, and boxes in them."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Runs that are killed or asked to stop, and gone on with. By hand: python tests/kills_train.py [KILLS [STOPS]]"""
 
-from __future__ import annotations
-
 import json
 import os
 import random

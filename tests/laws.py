@@ -1,7 +1,5 @@
 """Whether numbers that were drawn follow the law that they should."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images with masks, for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

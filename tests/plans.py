@@ -1,7 +1,5 @@
 """Sources and plans for tests of the data path, from the real parts."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Parts with a fault each, for `diagnose` to find: a plugin file."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

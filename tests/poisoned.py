@@ -1,7 +1,5 @@
 """Trainings in which some batches are poisoned, or left out."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

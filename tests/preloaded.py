@@ -1,7 +1,5 @@
 """Batches in memory, as a `BatchStream`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

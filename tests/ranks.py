@@ -1,7 +1,5 @@
 """Several ranks on this machine, for tests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

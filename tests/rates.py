@@ -1,7 +1,5 @@
 """Learning rate and weight decay of each parameter, in all updates of a training, beside those of a library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

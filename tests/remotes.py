@@ -1,7 +1,5 @@
 """Servers of files on this machine: plain HTTP, an S3-like one, and their faults."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """Tiny datasets and runs for tests."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

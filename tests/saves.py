@@ -1,7 +1,5 @@
 """A process that saves a checkpoint once it is told to, `python tests/saves.py RUN STEP`, and what tests ask of it."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Scores, counted sample by sample."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -1,7 +1,5 @@
 """A real Slurm on this machine: a controller and two nodes, in namespaces of their own, so that it meets no other."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

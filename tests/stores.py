@@ -1,7 +1,5 @@
 """Images and labels as other programs write them, by their own code."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import struct

@@ -1,7 +1,5 @@
 """A source of names and targets without images, for tests of what is done with names and targets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

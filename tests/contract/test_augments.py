@@ -1,7 +1,5 @@
 """What every registered augmentation has to do."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 
@@ -39,7 +37,7 @@ def run(augment: Augment, keys: np.ndarray = KEYS, sizes: np.ndarray = SIZES) ->
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_a_sample_looks_the_same_alone_and_in_any_run(build: Build, train: bool) -> None:
+def test_a_sample_looks_the_same_alone_and_in_any_run(build, train):
     whole = run(build(train))
     np.testing.assert_array_equal(run(build(train)), whole)
     for row in range(len(SIZES)):
@@ -49,7 +47,7 @@ def test_a_sample_looks_the_same_alone_and_in_any_run(build: Build, train: bool)
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_every_pixel_is_written(build: Build, train: bool) -> None:
+def test_every_pixel_is_written(build, train):
     augment = build(train)
     for size in SIZES:
         draws = augment.draw(KEYS[:1], size[None])

@@ -1,7 +1,5 @@
 """Grey images of one channel: what every decoder, recipe and model makes of them; and 16-bit grey."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from pathlib import Path
@@ -55,7 +53,7 @@ IMAGES = {
 
 
 @pytest.mark.parametrize("kind", IMAGES)
-def test_decoders_give_the_luminance_of_a_jpeg_and_pillows_grey_of_others(kind: str) -> None:
+def test_decoders_give_the_luminance_of_a_jpeg_and_pillows_grey_of_others(kind):
     image = Image.open(io.BytesIO(IMAGES[kind]))
     image.draft("L", None)  # libjpeg gives the luminance as it is stored
     wanted = np.asarray(image.convert("L"))[:, :, None]
@@ -67,7 +65,7 @@ def test_decoders_give_the_luminance_of_a_jpeg_and_pillows_grey_of_others(kind: 
         np.testing.assert_array_equal(part, wanted[11:41, 7:48], err_msg=name)
 
 
-def test_regions_and_scaled_jpegs_are_grey_too() -> None:
+def test_regions_and_scaled_jpegs_are_grey_too():
     large = encode(photo(700, 900), "JPEG", quality=95, restart_marker_rows=1)
     for name in ("turbojpeg", "opencv", "pillow"):
         wanted = decoder(name, region=False).decode(large)[300:400, 200:333]
@@ -97,7 +95,7 @@ def deep_files() -> dict[str, bytes]:
     ],
     ids=str,
 )
-def test_sixteen_bits_are_cut_or_scaled_by_a_window(channels: int, window: Any, wanted: np.ndarray) -> None:
+def test_sixteen_bits_are_cut_or_scaled_by_a_window(channels, window, wanted):
     for kind, data in deep_files().items():
         for name in decoders:
             found = decoder(name, channels, window=window).decode(data)
@@ -106,13 +104,13 @@ def test_sixteen_bits_are_cut_or_scaled_by_a_window(channels: int, window: Any, 
                 np.testing.assert_array_equal(found[:, :, channel], wanted, err_msg=f"{kind} by {name}")
 
 
-def test_a_window_leaves_images_of_8_bits_as_they_are() -> None:
+def test_a_window_leaves_images_of_8_bits_as_they_are():
     for kind in ("grey JPEG", "grey PNG", "PGM"):
         plain, scaled = (decoder("auto", window=window).decode(IMAGES[kind]) for window in (None, [10, 20]))
         np.testing.assert_array_equal(plain, scaled)
 
 
-def test_a_window_of_numbers_that_are_not_finite() -> None:
+def test_a_window_of_numbers_that_are_not_finite():
     levels = np.linspace(2, 4, 60, dtype=np.float32).reshape(6, 10)
     wanted = np.round((levels - 2) * (255 / 2))
     levels[0, 1], levels[0, 2], levels[-1, -2] = np.nan, -np.inf, np.inf
@@ -126,7 +124,7 @@ def test_a_window_of_numbers_that_are_not_finite() -> None:
 
 
 @pytest.mark.parametrize("kind", [2, 4, 6])
-def test_a_window_refuses_colours_and_alpha_of_16_bits(kind: int) -> None:
+def test_a_window_refuses_colours_and_alpha_of_16_bits(kind):
     data = png(10, 6, 16, kind, np.repeat(DEEP, {2: 3, 4: 2, 6: 4}[kind], axis=1).astype(">u2").tobytes())
     for name in decoders:
         assert decoder(name).decode(data).shape == (6, 10, 1)
@@ -152,7 +150,7 @@ def augmented(augment: Augment, pixels: list[np.ndarray]) -> torch.Tensor:
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.slow
-def test_recipes_do_with_grey_what_they_do_with_grey_in_three_channels(name: str, device: str) -> None:
+def test_recipes_do_with_grey_what_they_do_with_grey_in_three_channels(name, device):
     if name.startswith(("albumentations", "torchvision")) and device == "gpu":
         return  # they have no device part, and say so
     config = composed(f"augment={name}", f"augment.device={device}").augment
@@ -168,7 +166,7 @@ def test_recipes_do_with_grey_what_they_do_with_grey_in_three_channels(name: str
     assert not torch.equal(found[0], found[1])
 
 
-def test_grey_of_a_batch_is_pillows() -> None:
+def test_grey_of_a_batch_is_pillows():
     pixels = np.stack([photo(20, 30, seed) for seed in range(3)])
     wanted = np.stack([to_grey(each) for each in pixels])
     assert torch.equal(
@@ -177,7 +175,7 @@ def test_grey_of_a_batch_is_pillows() -> None:
 
 
 @pytest.mark.parametrize("name", ["cnn", "small_resnet", "efficientnet_lite0", "mobilenet_v3_small", "googlenet"])
-def test_models_give_for_grey_what_they_give_for_grey_in_three_channels(name: str) -> None:
+def test_models_give_for_grey_what_they_give_for_grey_in_three_channels(name):
     config, outputs = composed(f"model={name}").model, []
     image = torch.rand(2, 1, 64, 64)
     for channels in (1, 3):
@@ -189,6 +187,6 @@ def test_models_give_for_grey_what_they_give_for_grey_in_three_channels(name: st
     torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-4)
 
 
-def test_a_model_without_a_convolution_of_colours_says_so() -> None:
+def test_a_model_without_a_convolution_of_colours_says_so():
     with pytest.raises(ConfigError, match=r"^data\.channels: 1, but the model has no convolution of three input"):
         take_grey(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 2)))

@@ -1,9 +1,5 @@
 """Every YAML file and every registered part: it composes, builds, and says what it is."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from ranks import environment, free_port
@@ -54,7 +50,7 @@ NEEDS = {
 
 @pytest.mark.parametrize("name", sorted({*FILES, *PARTS}))
 @pytest.mark.slow
-def test_composes_and_builds(name: str) -> None:
+def test_composes_and_builds(name):
     group, _, choice = name.partition("/")
     words = [f"{group}={choice}", *NEEDS.get(name, [])]
     tree = search.compose_tree(words)
@@ -74,12 +70,12 @@ def test_composes_and_builds(name: str) -> None:
         decoders.build(config.decode)
 
 
-def test_groups_and_folders_are_the_same() -> None:
+def test_groups_and_folders_are_the_same():
     assert set(groups) == set(Config.GROUPS)
     assert {path.name for path in ROOT.iterdir() if path.is_dir()} <= {*groups, "experiment"}
 
 
-def test_files_and_parts_say_what_they_are() -> None:
+def test_files_and_parts_say_what_they_are():
     for name in FILES:
         lines = (ROOT / f"{name}.yaml").read_text().splitlines()
         comment = lines[1] if lines[0].startswith("# @package") else lines[0]
@@ -93,7 +89,7 @@ def test_files_and_parts_say_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", parallels.names())
-def test_parallel_sums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_sums(name, monkeypatch):
     for key, value in environment(0, 1, free_port()).items():
         monkeypatch.setenv(key, value)
     parallel = parallels.build(effloop.compose([f"parallel={name}"]).parallel, torch.device("cpu"))
@@ -103,7 +99,7 @@ def test_parallel_sums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "amp"])
-def test_precision_trains_on_the_cpu(name: str) -> None:
+def test_precision_trains_on_the_cpu(name):
     config = effloop.compose([f"precision={name}"])
     assert config.precision is not None
     precision = precisions.build(config.precision, torch.device("cpu"))
@@ -120,7 +116,7 @@ def test_precision_trains_on_the_cpu(name: str) -> None:
     precision.load_state_dict(precision.state_dict())
 
 
-def test_every_model_of_torchvision_composes_by_name() -> None:
+def test_every_model_of_torchvision_composes_by_name():
     import torchvision.models as zoo
 
     lazy = models.named_lazily()
@@ -130,7 +126,7 @@ def test_every_model_of_torchvision_composes_by_name() -> None:
         assert effloop.compose([f"model={arch}"]).model == lazy[arch]
 
 
-def test_default_is_the_table_of_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_is_the_table_of_contents(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = effloop.compose()
     assert config.data.name == "auto"

@@ -1,7 +1,5 @@
 """What every registered decoder has to do. Pillow is the reference."""
 
-from __future__ import annotations
-
 import io
 import mmap
 import multiprocessing
@@ -10,7 +8,6 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,7 +73,7 @@ def assert_same_outcome(got: str | np.ndarray, wanted: str | np.ndarray) -> None
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_plain(decoder: Decoder, fmt: str, mode: str) -> None:
+def test_plain(decoder, fmt, mode):
     data = encode(PHOTO, fmt, mode)
     pixels = decoder.decode(data)
     assert_close(pixels, reference(data))
@@ -90,7 +87,7 @@ def test_plain(decoder: Decoder, fmt: str, mode: str) -> None:
     ("size", "subsampling", "option"),
     pairwise([(1, 1), (7, 13), (16, 16), (33, 250)], ["4:4:4", "4:2:2", "4:2:0"], ["", "progressive", "restart"]),
 )
-def test_jpeg_kinds(decoder: Decoder, size: tuple[int, int], subsampling: str, option: str) -> None:
+def test_jpeg_kinds(decoder, size, subsampling, option):
     options = {"": {}, "progressive": {"progressive": True}, "restart": {"restart_marker_blocks": 3}}[option]
     data = encode(photo(*size), "JPEG", subsampling=subsampling, **options)
     assert_close(decoder.decode(data), reference(data))
@@ -98,7 +95,7 @@ def test_jpeg_kinds(decoder: Decoder, size: tuple[int, int], subsampling: str, o
 
 
 @pytest.mark.parametrize("fmt", OTHERS)
-def test_what_only_pillow_reads(decoder: Decoder, fmt: str) -> None:
+def test_what_only_pillow_reads(decoder, fmt):
     data = encode(PHOTO, fmt)
     wanted = reference(data)
     np.testing.assert_array_equal(decoder.decode(data), wanted)
@@ -106,7 +103,7 @@ def test_what_only_pillow_reads(decoder: Decoder, fmt: str) -> None:
     assert decoder.size(data) == PHOTO.shape[:2]
 
 
-def test_heic(decoder: Decoder) -> None:
+def test_heic(decoder):
     pytest.importorskip("pi_heif")
     y, x = np.mgrid[:16, :24]
     wanted = np.stack([10 * x, 15 * y, np.full_like(x, 128)], axis=-1)
@@ -118,7 +115,7 @@ def test_heic(decoder: Decoder) -> None:
 
 @pytest.mark.filterwarnings("ignore:Using JPEG reconstruction")
 @pytest.mark.parametrize("lossless_jpeg", [True, False])
-def test_jpeg_xl(decoder: Decoder, lossless_jpeg: bool, tmp_path: Path) -> None:
+def test_jpeg_xl(decoder, lossless_jpeg, tmp_path):
     """A whole JPEG in it has the tag that turns it; of others the pixels are upright, whatever EXIF says."""
     pytest.importorskip("pillow_jxl")
     (tmp_path / "turned.jpg").write_bytes(encode(PHOTO, "JPEG", exif=exif(6), quality=95))
@@ -129,21 +126,21 @@ def test_jpeg_xl(decoder: Decoder, lossless_jpeg: bool, tmp_path: Path) -> None:
     assert np.abs(found.astype(int) - wanted).mean() < 4
 
 
-def test_the_first_frame_of_a_sequence(decoder: Decoder) -> None:
+def test_the_first_frame_of_a_sequence(decoder):
     frames, file = [Image.fromarray(PHOTO), Image.fromarray(PHOTO[::-1].copy())], io.BytesIO()
     frames[0].save(file, "AVIF", save_all=True, append_images=frames[1:])
     assert np.abs(decoder.decode(file.getvalue()).astype(int) - PHOTO).mean() < 20
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA", "CMYK", "LAB", "F"])
-def test_modes_of_tiff(decoder: Decoder, mode: str) -> None:
+def test_modes_of_tiff(decoder, mode):
     data = encode(PHOTO, "TIFF", mode)
     np.testing.assert_array_equal(decoder.decode(data), reference(data))
 
 
 @pytest.mark.parametrize("name", decoders.names())
 @pytest.mark.parametrize("fmt", ["JPEG", "PNG", "WEBP", "AVIF", "TIFF"])
-def test_orientation_is_obeyed(name: str, fmt: str) -> None:
+def test_orientation_is_obeyed(name, fmt):
     decoder, stored = build(name), build(name, exif=False)
     for orientation in range(1, 9):
         data = encode(PHOTO, fmt, exif=exif(orientation))
@@ -157,7 +154,7 @@ def test_orientation_is_obeyed(name: str, fmt: str) -> None:
 
 
 @pytest.mark.parametrize("exif", [False, True])
-def test_damaged_orientation_is_none(exif: bool) -> None:
+def test_damaged_orientation_is_none(exif):
     wanted = build("auto").decode(encode(PHOTO, "JPEG"))
     for block in (b"", b"II*\0", b"MM\0*\0\0\0\x08\xff\xff", b"II*\0\xff\xff\xff\x7f broken", b"\xff" * 40):
         data = encode(PHOTO, "JPEG", exif=b"Exif\0\0" + block)
@@ -166,7 +163,7 @@ def test_damaged_orientation_is_none(exif: bool) -> None:
         np.testing.assert_array_equal(build("auto", exif=exif).decode(webp), build("auto").decode(webp))
 
 
-def test_headers_of_several_at_once_have_the_same_orientation(decoder: Decoder) -> None:
+def test_headers_of_several_at_once_have_the_same_orientation(decoder):
     """C reads those of most JPEGs, whatever their EXIF data are; here also damaged ones."""
     rng, whole = np.random.default_rng(0), []
     for orientation in range(10):
@@ -185,7 +182,7 @@ def test_headers_of_several_at_once_have_the_same_orientation(decoder: Decoder) 
 
 @pytest.mark.parametrize("orientation", [3, 6])  # 3 keeps the size, so that only pixels tell
 @pytest.mark.parametrize("fmt", ["JPEG", "PNG", "WEBP"])
-def test_orientation_is_ignored(decoder: Decoder, fmt: str, orientation: int) -> None:
+def test_orientation_is_ignored(decoder, fmt, orientation):
     decoder = decoders.build(replace(decoder.config, exif=False))  # type: ignore[attr-defined]
     turned, plain = encode(PHOTO, fmt, exif=exif(orientation)), encode(PHOTO, fmt)
     assert turned != plain
@@ -241,14 +238,14 @@ def unusual() -> dict[str, tuple[bytes, np.ndarray]]:
 
 
 @pytest.mark.parametrize("kind", unusual())
-def test_unusual_equals_to_the_bit(decoder: Decoder, kind: str) -> None:
+def test_unusual_equals_to_the_bit(decoder, kind):
     data, expected = unusual()[kind]
     np.testing.assert_array_equal(decoder.decode(data), expected)
     assert decoder.size(data) == expected.shape[:2]
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_box_is_a_crop_of_the_whole(decoder: Decoder, fmt: str) -> None:
+def test_box_is_a_crop_of_the_whole(decoder, fmt):
     data = encode(PHOTO, fmt)
     whole = decoder.decode(data)
     for top, left, height, width in ((0, 0, 67, 53), (3, 5, 20, 30), (66, 52, 1, 1), (0, 40, 67, 13)):
@@ -256,14 +253,14 @@ def test_box_is_a_crop_of_the_whole(decoder: Decoder, fmt: str) -> None:
         np.testing.assert_array_equal(got, whole[top : top + height, left : left + width])
 
 
-def test_box_outside_is_a_bug(decoder: Decoder) -> None:
+def test_box_outside_is_a_bug(decoder):
     for box in ((-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 68, 5), (0, 0, 5, 54), (3, 3, 0, 5), (3, 3, 5, 0)):
         with pytest.raises(ValueError, match="not inside an image of 67 x 53"):
             decoder.decode(encode(PHOTO, "JPEG"), box)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_every_kind_of_buffer(decoder: Decoder, fmt: str) -> None:
+def test_every_kind_of_buffer(decoder, fmt):
     data = encode(PHOTO, fmt)
     wanted = decoder.decode(data)
     with tempfile.TemporaryFile() as file:
@@ -299,21 +296,21 @@ def test_every_kind_of_buffer(decoder: Decoder, fmt: str) -> None:
         (encode(PHOTO, "PPM")[:-1], "is a truncated PNM: ends after 10,665 bytes"),
     ],
 )
-def test_refuses_in_one_line(decoder: Decoder, data: bytes, line: str) -> None:
+def test_refuses_in_one_line(decoder, data, line):
     with pytest.raises(DataError, match="^" + line) as caught:
         decoder.decode(data)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"exif": exif(3)}])
-def test_truncated_jpeg_is_never_silent(decoder: Decoder, options: dict[str, int]) -> None:
+def test_truncated_jpeg_is_never_silent(decoder, options):
     data = encode(PHOTO, "JPEG", **options)
     for end in {*range(1, len(data), 41), *range(len(data) - 12, len(data))}:
         assert isinstance(outcome(decoder, data[:end]), str), f"took the first {end} of {len(data)} bytes"
 
 
 @pytest.mark.parametrize("fmt", ["PNG", "WEBP", "BMP"])
-def test_truncated_is_refused_or_whole(decoder: Decoder, pillow: Decoder, fmt: str) -> None:
+def test_truncated_is_refused_or_whole(decoder, pillow, fmt):
     data = encode(PHOTO, fmt)
     whole = decoder.decode(data)
     for end in {*range(1, len(data), len(data) // 40), *range(len(data) - 16, len(data))}:
@@ -323,7 +320,7 @@ def test_truncated_is_refused_or_whole(decoder: Decoder, pillow: Decoder, fmt: s
             np.testing.assert_array_equal(got, whole)
 
 
-def test_bytes_behind_the_end_do_no_harm(decoder: Decoder) -> None:
+def test_bytes_behind_the_end_do_no_harm(decoder):
     for fmt in FORMATS:
         data = encode(PHOTO, fmt)
         np.testing.assert_array_equal(decoder.decode(data + bytes(100)), decoder.decode(data))
@@ -335,7 +332,7 @@ def test_bytes_behind_the_end_do_no_harm(decoder: Decoder) -> None:
     + [(fmt, mode) for fmt in ("PNG", "WEBP", "BMP") for mode in ("L", "RGB", "P", "RGBA")]
     + [("GIF", "P"), ("TIFF", "RGB")],
 )
-def test_damage_has_the_same_outcome_everywhere(decoder: Decoder, pillow: Decoder, fmt: str, mode: str) -> None:
+def test_damage_has_the_same_outcome_everywhere(decoder, pillow, fmt, mode):
     whole = encode(photo(24, 31), fmt, mode)
     rng = np.random.default_rng(len(whole))
     for turn in range(60):
@@ -346,7 +343,7 @@ def test_damage_has_the_same_outcome_everywhere(decoder: Decoder, pillow: Decode
 
 
 @pytest.mark.parametrize("name", decoders.names())
-def test_pixel_limit(name: str) -> None:
+def test_pixel_limit(name):
     bomb = png(60_000, 60_000, 8, 2)
     assert len(bomb) < 100
     for call in (build(name).decode, build(name).size):
@@ -360,13 +357,13 @@ def test_pixel_limit(name: str) -> None:
         DecodeConfig(name, max_pixels=0)
 
 
-def test_pillows_own_limit_says_nothing(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pillows_own_limit_says_nothing(decoder, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # 3,551 are a warning, and here an error
     for fmt, mode in (("JPEG", "L"), ("PNG", "RGB"), ("BMP", "L")):
         assert decoder.decode(encode(PHOTO, fmt, mode)).shape == PHOTO.shape
 
 
-def test_pickles(decoder: Decoder) -> None:
+def test_pickles(decoder):
     data = encode(PHOTO, "JPEG")
     copy = pickle.loads(pickle.dumps(decoder))
     assert type(copy) is type(decoder)
@@ -374,7 +371,7 @@ def test_pickles(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes(method: str) -> None:
+def test_other_processes(method):
     data = [encode(PHOTO, fmt) for fmt in FORMATS]
     built = [build(name) for name in decoders]
     wanted = [[decoder.decode(file) for file in data] for decoder in built]
@@ -392,7 +389,7 @@ def test_long_images(decoder: Decoder, size: tuple[int, int]) -> None:  # OpenCV
     assert got[-1, -1].tolist() == [1, 2, 3]
 
 
-def test_threads(decoder: Decoder) -> None:
+def test_threads(decoder):
     data = [encode(photo(seed=seed), FORMATS[seed % 4]) for seed in range(64)]
     with ThreadPoolExecutor(4) as pool:
         for got, file in zip(pool.map(decoder.decode, data), data, strict=True):
@@ -400,7 +397,7 @@ def test_threads(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_raw_pixels_are_a_view(decoder: Decoder, mode: str) -> None:
+def test_raw_pixels_are_a_view(decoder, mode):
     data = encode(PHOTO, "PPM", mode)
     wanted = reference(data)
     np.testing.assert_array_equal(decoder.decode(data), wanted)

@@ -1,7 +1,5 @@
 """What every registered engine has to do. Inline is the reference; for an engine with a decoder of its own, itself."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 import shutil
@@ -79,14 +77,14 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", engines.names())
-def test_prefetch_of_nothing_is_refused(name: str) -> None:
+def test_prefetch_of_nothing_is_refused(name):
     wanted = "engine.prefetch: 0 is not allowed; set a number of batches above 0"
     with pytest.raises(ConfigError, match=line(wanted)):
         engines[name].config(name=name, prefetch=0)
 
 
 @every_engine
-def test_batches_equal_the_references_to_the_bit(plan: Plan, name: str, num_workers: int) -> None:
+def test_batches_equal_the_references_to_the_bit(plan, name, num_workers):
     before = torch.get_rng_state()
     with nothing_left_behind(), closing(make_engine(name, plan, num_workers)) as engine:
         for epoch in (0, 1):
@@ -96,7 +94,7 @@ def test_batches_equal_the_references_to_the_bit(plan: Plan, name: str, num_work
 
 
 @pytest.mark.parametrize("name", OWN_PIXELS)
-def test_own_pixels_are_near_inlines(plan: Plan, name: str) -> None:
+def test_own_pixels_are_near_inlines(plan, name):
     with closing(make_engine(name, plan, 2)) as engine:
         for one, other in zip(engine.stream(1), inline(plan, 1), strict=True):
             assert (one.images.float() - other.images.float()).abs().mean() < 2
@@ -108,7 +106,7 @@ def test_own_pixels_are_near_inlines(plan: Plan, name: str) -> None:
     ("name", "num_workers", "channels_last"),
     [(*case, bool(case[1] % 2)) for case in CASES if getattr(engines[case[0]].factory, "fills_by_plan", True)],
 )
-def test_normalised_where_a_batch_is_filled(plan: Plan, name: str, num_workers: int, channels_last: bool) -> None:
+def test_normalised_where_a_batch_is_filled(plan, name, num_workers, channels_last):
     """As the transfer to a CPU does it, to the bit; a kept batch stays what it is."""
     mean_std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
     transfer = Transfer(torch.device("cpu"), *mean_std, channels_last=channels_last)
@@ -124,7 +122,7 @@ def test_normalised_where_a_batch_is_filled(plan: Plan, name: str, num_workers: 
 
 
 @every_engine
-def test_shape_and_layout(plan: Plan, name: str, num_workers: int) -> None:
+def test_shape_and_layout(plan, name, num_workers):
     with closing(make_engine(name, plan, num_workers)) as engine:
         batches = list(engine.stream(0))
     assert len(batches) == len(plan.order)
@@ -139,7 +137,7 @@ def test_shape_and_layout(plan: Plan, name: str, num_workers: int) -> None:
 
 
 @every_engine
-def test_batches_stay_what_they_are(train_plan: Plan, name: str, num_workers: int) -> None:
+def test_batches_stay_what_they_are(train_plan, name, num_workers):
     """Somebody who keeps a batch doesn't find another one in it later."""
     with closing(make_engine(name, train_plan, num_workers)) as engine:
         batches = engine.stream(0)
@@ -151,7 +149,7 @@ def test_batches_stay_what_they_are(train_plan: Plan, name: str, num_workers: in
 
 
 @every_engine
-def test_from_a_position(train_plan: Plan, name: str, num_workers: int) -> None:
+def test_from_a_position(train_plan, name, num_workers):
     with nothing_left_behind(), closing(make_engine(name, train_plan, num_workers)) as engine:
         with pytest.raises(ConfigError, match="samples_seen: 12 is inside a batch of 8"):
             list(engine.stream(0, 12))
@@ -161,7 +159,7 @@ def test_from_a_position(train_plan: Plan, name: str, num_workers: int) -> None:
 
 
 @every_engine
-def test_leaving_early(train_plan: Plan, name: str, num_workers: int) -> None:
+def test_leaving_early(train_plan, name, num_workers):
     with nothing_left_behind():
         engine = make_engine(name, train_plan, num_workers)
         for taken, _ in enumerate(engine.stream(0)):
@@ -174,7 +172,7 @@ def test_leaving_early(train_plan: Plan, name: str, num_workers: int) -> None:
 
 
 @every_engine
-def test_two_epochs_at_a_time(train_plan: Plan, name: str, num_workers: int) -> None:
+def test_two_epochs_at_a_time(train_plan, name, num_workers):
     with nothing_left_behind(), closing(make_engine(name, train_plan, num_workers)) as engine:
         pairs = list(zip(engine.stream(0), engine.stream(1), strict=True))
         for epoch, batches in enumerate(zip(*pairs, strict=True)):
@@ -182,7 +180,7 @@ def test_two_epochs_at_a_time(train_plan: Plan, name: str, num_workers: int) -> 
 
 
 @every_engine
-def test_a_bad_sample_in_the_middle(photos: Path, tmp_path: Path, name: str, num_workers: int) -> None:
+def test_a_bad_sample_in_the_middle(photos, tmp_path, name, num_workers):
     plan = make_plan(open_source("folder", shutil.copytree(photos, tmp_path / "copy")))
     wanted = reference(name, plan, 0)
     bad = Path(plan.source.where, plan.source.key(int(wanted[2].ids[5])))
@@ -199,7 +197,7 @@ def test_a_bad_sample_in_the_middle(photos: Path, tmp_path: Path, name: str, num
 
 
 @every_engine
-def test_of_several_bad_samples_the_first_is_named(photos: Path, tmp_path: Path, name: str, num_workers: int) -> None:
+def test_of_several_bad_samples_the_first_is_named(photos, tmp_path, name, num_workers):
     shutil.copytree(photos, tmp_path / "photos")
     for number, file in enumerate(sorted((tmp_path / "photos/train").rglob("*.jpg"))):
         if number % 3:
@@ -214,7 +212,7 @@ def test_of_several_bad_samples_the_first_is_named(photos: Path, tmp_path: Path,
 
 
 @every_engine
-def test_an_image_too_small_for_a_crop_is_named(photos: Path, tmp_path: Path, name: str, num_workers: int) -> None:
+def test_an_image_too_small_for_a_crop_is_named(photos, tmp_path, name, num_workers):
     root = shutil.copytree(photos, tmp_path / "photos")
     (root / "train/b/001.jpg").write_bytes(encode(photo(20, 20), "JPEG"))
     config = native_config(ops={"crop": {"op": "RandomCrop"}})
@@ -237,7 +235,7 @@ class _Broken(type(make_decoder("auto"))):  # type: ignore[misc]
 
 
 @every_engine
-def test_any_error_says_which_sample(photos: Path, name: str, num_workers: int) -> None:
+def test_any_error_says_which_sample(photos, name, num_workers):
     if name in OWN_PIXELS:
         pytest.skip("this decoder isn't asked")
     plan = make_plan(open_source("folder", photos), _Broken(make_decoder("auto").config))
@@ -251,7 +249,7 @@ def test_any_error_says_which_sample(photos: Path, name: str, num_workers: int) 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, to pin memory for")
 @every_engine
-def test_pinned_memory(train_plan: Plan, name: str, num_workers: int) -> None:
+def test_pinned_memory(train_plan, name, num_workers):
     if name in OWN_PIXELS:
         pytest.skip("with a GPU, its images are there")
     with closing(make_engine(name, train_plan, num_workers, device="cuda")) as engine:
@@ -281,9 +279,7 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "num_workers", "packed"), [(*case, n % 2 == 0) for n, case in enumerate(CASES)])
-def test_entropy_indexes_change_no_pixel(
-    name: str, num_workers: int, packed: bool, larger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entropy_indexes_change_no_pixel(name, num_workers, packed, larger, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     plain, decoder = open_source("folder", larger), make_decoder(region=True)
     if packed:
@@ -302,9 +298,7 @@ def test_entropy_indexes_change_no_pixel(
 
 
 @pytest.mark.parametrize(("name", "num_workers"), [("inline", 0), ("threads", 2), ("processes", 2)])
-def test_indexes_are_built_while_batches_are_loaded(
-    name: str, num_workers: int, larger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_indexes_are_built_while_batches_are_loaded(name, num_workers, larger, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(entropy, "SHARE", 1e9)  # of the time
     plain, decoder = open_source("folder", larger), make_decoder(region=True)

@@ -1,7 +1,5 @@
 """Every recipe of configs/experiment: composes, builds, trains two steps and is evaluated, on a CPU and tiny images."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -88,7 +86,7 @@ def tiny(name: str, root: Path, weights: Path) -> list[str]:
 
 
 @every_recipe
-def test_says_what_it_is_and_how_to_call_it(name: str) -> None:
+def test_says_what_it_is_and_how_to_call_it(name):
     lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert TITLE.fullmatch(lines[1])
@@ -97,7 +95,7 @@ def test_says_what_it_is_and_how_to_call_it(name: str) -> None:
 
 
 @every_recipe
-def test_says_where_it_is_from_and_the_docs_say_the_same(name: str) -> None:
+def test_says_where_it_is_from_and_the_docs_say_the_same(name):
     text = (FOLDER / f"{name}.yaml").read_text()
     found = {key: (form.findall(text) or [""])[0] for key, form in FACTS.items()}
     assert all(found.values())
@@ -113,7 +111,7 @@ def test_says_where_it_is_from_and_the_docs_say_the_same(name: str) -> None:
         if not name.endswith("gpu")
     ],
 )
-def test_trains_two_steps_and_is_evaluated(name: str, root: Path, weights: Path, here: Path) -> None:
+def test_trains_two_steps_and_is_evaluated(name, root, weights, here):
     config = effloop.compose([*tiny(name, root, weights), "epochs=1", "optim.lr=1e-3"])
     config.schedule.warmup_epochs = 0  # of more epochs than one
     trainer = effloop.build_trainer(config)
@@ -126,7 +124,7 @@ def test_trains_two_steps_and_is_evaluated(name: str, root: Path, weights: Path,
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.endswith("gpu")])
-def test_ranks_train_a_step_at_each_size_and_evaluate(name: str, root: Path, weights: Path, here: Path) -> None:
+def test_ranks_train_a_step_at_each_size_and_evaluate(name, root, weights, here):
     code, out, err = call(*tiny(name, root, weights), "epochs=2", cwd=here)
     assert code == 0, err
     assert "2 (ranks)" in out
@@ -135,14 +133,14 @@ def test_ranks_train_a_step_at_each_size_and_evaluate(name: str, root: Path, wei
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ("embedded", "imagenet_resnet50_8gpu")])
-def test_data_has_to_be_given(name: str, here: Path) -> None:
+def test_data_has_to_be_given(name, here):
     config = effloop.compose([*given(name), "device=cpu"])
     with pytest.raises(ConfigError, match=line("data.root is missing; data=auto needs it: set data.root=PATH")):
         effloop.build_trainer(config)
     assert not list(here.iterdir())
 
 
-def test_fine_tuning_has_weights_of_its_own_and_their_normalisation() -> None:
+def test_fine_tuning_has_weights_of_its_own_and_their_normalisation():
     own = effloop.compose(["experiment=finetune"])
     assert (own.model.name, own.model.weights) == ("efficientnet_lite0", "DEFAULT")
     assert own.model.zoo is not None
@@ -154,7 +152,7 @@ def test_fine_tuning_has_weights_of_its_own_and_their_normalisation() -> None:
     assert (other.data.mean, other.data.std) == (effloop.compose([]).data.mean, effloop.compose([]).data.std)
 
 
-def test_embedded_is_the_default_run() -> None:
+def test_embedded_is_the_default_run():
     recipe, default = (configs.to_dict(effloop.compose([*words, "run=run"])) for words in ([given("embedded")[0]], []))
     assert (recipe["data"].pop("name"), default["data"].pop("name")) == ("embedded", "auto")
     of_others = dict.fromkeys(("targets", "classes", "image", "label", "mask", "colors", "images"))
@@ -165,7 +163,7 @@ def test_embedded_is_the_default_run() -> None:
     assert one.plan.source.fingerprint() == other.plan.source.fingerprint()
 
 
-def test_fine_tuning_starts_from_the_weights_and_leaves_the_head(root: Path, weights: Path, here: Path) -> None:
+def test_fine_tuning_starts_from_the_weights_and_leaves_the_head(root, weights, here):
     trainer = effloop.build_trainer(effloop.compose(tiny("finetune", root, weights)))
     with trainer.recorder:
         saved, ours = torch.load(weights, weights_only=True), trainer.model.state_dict()
@@ -183,11 +181,11 @@ def test_fine_tuning_starts_from_the_weights_and_leaves_the_head(root: Path, wei
         ("cifar10_fast", 512, 0.4),
     ],
 )
-def test_the_rate_follows_the_images_of_an_update(name: str, images: int, lr: float) -> None:
+def test_the_rate_follows_the_images_of_an_update(name, images, lr):
     assert scaled_lr(effloop.compose(given(name)).optim, images) == pytest.approx(lr)
 
 
-def test_norms_and_biases_do_not_decay() -> None:
+def test_norms_and_biases_do_not_decay():
     config = effloop.compose([*given("finetune"), "model=resnet18", "model.weights=null", "image_size=32"])
     model = build_model(resolved(config), 2, torch.device("cpu"))
     optim = config.optim

@@ -1,7 +1,5 @@
 """What every format of exported models does."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,7 @@ def written(form: Format, path: Path, example: int = 2) -> Path:
 @pytest.mark.parametrize("name", formats)
 class TestFormat:
     @pytest.mark.slow
-    def test_gives_what_the_model_gives(self, name: str, tmp_path: Path) -> None:
+    def test_gives_what_the_model_gives(self, name, tmp_path):
         """Batches of any size, in either memory layout; and keeps its metadata."""
         form = formats[name]()
         path = written(form, tmp_path / f"model{form.suffix}")
@@ -50,7 +48,7 @@ class TestFormat:
             assert model(images(3)).data_ptr() != outputs.data_ptr(), "a later call writes to the same memory"
 
     @pytest.mark.slow
-    def test_half(self, name: str, tmp_path: Path) -> None:
+    def test_half(self, name, tmp_path):
         """Outputs of float16's precision, but in float32; and nothing of this machine in the file."""
         form = formats[name](half=True)
         path = written(form, tmp_path / f"model{form.suffix}")
@@ -64,7 +62,7 @@ class TestFormat:
 
 
 @pytest.mark.parametrize("name", [name for name, kind in formats.items() if kind.fuses and name != "openvino"])
-def test_fixed_batch(name: str, tmp_path: Path) -> None:
+def test_fixed_batch(name, tmp_path):
     """A file for three images takes any number, with `FixedBatch` around it."""
     form = formats[name](dynamic=False)
     model = FixedBatch(form.open(written(form, tmp_path / f"m{form.suffix}", 3), CPU, network), 3)
@@ -75,7 +73,7 @@ def test_fixed_batch(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name, kind in formats.items() if kind.int8])
 @pytest.mark.slow
-def test_int8(name: str, tmp_path: Path) -> None:
+def test_int8(name, tmp_path):
     """Outputs are near the model's, but not the same; the ranges are those of the calibration."""
     form = formats[name]()
     program: Any = form.convert(copy.deepcopy(network()).requires_grad_(False), images(2))

@@ -1,7 +1,5 @@
 """What other programs write: the same pixels and labels, whatever the format; what can't be read, in one line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma
@@ -73,7 +71,7 @@ def wanted(name: str, split: str, number: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_the_same_pixels_and_labels(name: str, tmp_path: Path) -> None:
+def test_the_same_pixels_and_labels(name, tmp_path):
     data, write = STORES[name]
     root = write(tmp_path / name, SPLITS)
     for split, (images, labels) in SPLITS.items():
@@ -97,7 +95,7 @@ def test_the_same_pixels_and_labels(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["set.npz", "mnist", "set.h5", "pairs", "folder2lmdb 4"])
 @pytest.mark.slow
-def test_is_trained_on_and_converted(name: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_is_trained_on_and_converted(name, here, capfd):
     data, write = STORES[name]
     root = write(here / name, SPLITS)
     assert train(root, "epochs=1") == 0
@@ -108,7 +106,7 @@ def test_is_trained_on_and_converted(name: str, here: Path, capfd: pytest.Captur
     np.testing.assert_array_equal(pixels, IMAGES[1][:, :, :1].repeat(3, 2) if name == "mnist" else IMAGES[1])
 
 
-def test_without_a_validation_split(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_validation_split(here, capsys):
     root = stores.write_idx(here / "set", stores.make_splits(train=16))
     assert train(root, "epochs=1") == 2
     assert "has no split 'val'; it has train: set data.train_split or data.val_split, or data.val=0.2" in " ".join(
@@ -119,7 +117,7 @@ def test_without_a_validation_split(here: Path, capsys: pytest.CaptureFixture[st
     assert train(here / "whole.npz", "epochs=1", "data.val=0.25") == 0
 
 
-def test_arrays_beside_folders_of_images_are_not_the_dataset(photos: Path, tmp_path: Path) -> None:
+def test_arrays_beside_folders_of_images_are_not_the_dataset(photos, tmp_path):
     root = stores.write_npy(tmp_path / "set", SPLITS)
     for split in ("train", "val"):
         (root / split).symlink_to(photos / split)
@@ -131,7 +129,7 @@ def save(path: Path, **arrays: Any) -> Path:
     return path
 
 
-def test_names_that_are_given(tmp_path: Path) -> None:
+def test_names_that_are_given(tmp_path):
     path = save(
         tmp_path / "set.npz", train_fine=LABELS, train_coarse=LABELS // 2, train_pictures=IMAGES, train_x=IMAGES[::-1]
     )
@@ -144,7 +142,7 @@ def test_names_that_are_given(tmp_path: Path) -> None:
     assert read_bytes(source, 0).endswith(IMAGES[0].tobytes())
 
 
-def test_targets_that_are_not_classes(tmp_path: Path) -> None:
+def test_targets_that_are_not_classes(tmp_path):
     flags = np.eye(3, dtype=np.uint8)[LABELS]
     flags[0] = 1
     source = open_source("npz", save(tmp_path / "flags.npz", train_images=IMAGES, train_labels=flags))
@@ -364,7 +362,7 @@ BAD: dict[str, tuple[tuple[str, Callable[[Path], Path]], str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_one_line(what: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(what, tmp_path):
     (data, make), message = BAD[what]
     root = make(tmp_path)
     with pytest.raises(EffLoopError) as caught:
@@ -401,7 +399,7 @@ def mutated(rng: random.Random, whole: bytes, end: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_headers_with_bytes_changed_are_one_line_or_data(name: str, tmp_path: Path) -> None:
+def test_headers_with_bytes_changed_are_one_line_or_data(name, tmp_path):
     data, write, end = HEADERS[name]
     file = write(tmp_path / "set")
     whole, rng, refused = file.read_bytes(), random.Random(3), list[str]()
@@ -419,12 +417,12 @@ def test_headers_with_bytes_changed_are_one_line_or_data(name: str, tmp_path: Pa
     assert not [line for line in refused if "\n" in line]
 
 
-def test_labels_that_are_called_classes(tmp_path: Path) -> None:
+def test_labels_that_are_called_classes(tmp_path):
     np.savez(tmp_path / "set.npz", images=IMAGES, classes=np.array(["ant", "bee", "cow"])[LABELS])
     assert open_source("npz", tmp_path / "set.npz", ".").classes == ("ant", "bee", "cow")
 
 
-def test_names_of_two_splits(tmp_path: Path) -> None:
+def test_names_of_two_splits(tmp_path):
     """`train_val` is neither of both; of groups and files in each other the inner name counts."""
     np.savez(tmp_path / "set.npz", x_train_val=IMAGES, y_train_val=LABELS)
     for split in ("train", "val"):
@@ -438,7 +436,7 @@ def test_names_of_two_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunks", [4, None])
-def test_hdf5_that_was_written_in_part(chunks: int | None, tmp_path: Path) -> None:
+def test_hdf5_that_was_written_in_part(chunks, tmp_path):
     """What wasn't is no black image of class 0."""
     for what in ("images", "labels"):
         path = tmp_path / f"{what}.h5"
@@ -453,7 +451,7 @@ def test_hdf5_that_was_written_in_part(chunks: int | None, tmp_path: Path) -> No
             open_source("hdf5", path)
 
 
-def test_what_ffcv_wrote(tmp_path: Path) -> None:
+def test_what_ffcv_wrote(tmp_path):
     """FFCV 1.0.2, `write_mode="proportion"`: images (9, 8, 3), raw or JPEG, of 40 x the number + the column."""
     (tmp_path / "set.beton").write_bytes(lzma.decompress((Path(__file__).parent / "ffcv.beton.xz").read_bytes()))
     source = open_source("auto", tmp_path / "set.beton", ".")

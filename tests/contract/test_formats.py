@@ -1,7 +1,5 @@
 """What every format that can be written has to do: come back as it went in."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random
@@ -70,7 +68,7 @@ def _image(name: str, seed: int) -> bytes:
 
 @FORMATS
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 50_000])
-def test_everything_comes_back(name: str, shard_bytes: int, mixed: Path, tmp_path: Path) -> None:
+def test_everything_comes_back(name, shard_bytes, mixed, tmp_path):
     root = write_as(name, mixed, tmp_path / "written", shard_bytes)
     for split in ("train", "val"):
         wanted, got = open_source("folder", mixed, split), opened(name, root, split)
@@ -88,7 +86,7 @@ def test_everything_comes_back(name: str, shard_bytes: int, mixed: Path, tmp_pat
 
 
 @FORMATS
-def test_the_same_bytes_when_written_again(name: str, mixed: Path, tmp_path: Path) -> None:
+def test_the_same_bytes_when_written_again(name, mixed, tmp_path):
     first, second = (write_as(name, mixed, tmp_path / place, 50_000) for place in ("one", "another"))
     assert _contents(first) == _contents(second)
 
@@ -100,7 +98,7 @@ def _contents(path: Path) -> dict[str, bytes]:
 
 
 @PACKED
-def test_entropy_indexes_come_back(name: str, tmp_path: Path) -> None:
+def test_entropy_indexes_come_back(name, tmp_path):
     images = [encode(photo(160 + seed, 200, seed), "JPEG", progressive=seed == 1) for seed in range(4)]
     made = [build_index(data) or b"" for data in images]
     assert [bool(index) for index in made] == [True, False, True, True]
@@ -117,20 +115,20 @@ def test_entropy_indexes_come_back(name: str, tmp_path: Path) -> None:
 
 
 @FORMATS
-def test_auto_knows_it(name: str, mixed: Path, tmp_path: Path) -> None:
+def test_auto_knows_it(name, mixed, tmp_path):
     source = open_source("auto", write_as(name, mixed, tmp_path / "written"))
     assert type(source) is sources[READ_BY.get(name, name)].factory
 
 
 @PACKED
-def test_a_label_without_a_class_is_not_written(name: str, tmp_path: Path) -> None:
+def test_a_label_without_a_class_is_not_written(name, tmp_path):
     for label in (-1, 2, 256):
         with pytest.raises(DataError, match=line(f"k.jpg has the label {label}; allowed are 0 to 1")):
             write_records(name, tmp_path / f"{label}", ["a", "b"], train=[(b"k.jpg", label, encode(photo(), "JPEG"))])
 
 
 @PACKED
-def test_checksums(name: str, mixed: Path, tmp_path: Path) -> None:
+def test_checksums(name, mixed, tmp_path):
     """Where one byte of a sample is another, this sample is refused, and no other."""
     root = write_as(name, mixed, tmp_path / "written")
     source = opened(name, root)
@@ -159,7 +157,7 @@ def _damage(root: Path, data: bytes) -> None:
 
 
 @PACKED
-def test_a_flipped_label_is_noticed_where_it_is_opened(name: str, tmp_path: Path) -> None:
+def test_a_flipped_label_is_noticed_where_it_is_opened(name, tmp_path):
     labels = np.random.default_rng(1).integers(0, 200, 64).astype(np.uint8)
     samples = [(b"%d.jpg" % number, label, b"data") for number, label in enumerate(labels.tolist())]
     path = write_records(name, tmp_path / "set", [f"{number:03}" for number in range(200)], train=samples)
@@ -178,7 +176,7 @@ def test_a_flipped_label_is_noticed_where_it_is_opened(name: str, tmp_path: Path
 
 
 @PACKED
-def test_bytes_that_are_no_images_come_back(name: str, tmp_path: Path) -> None:
+def test_bytes_that_are_no_images_come_back(name, tmp_path):
     """Empty ones, keys that are no text, and views of other memory; what is read is a view of the file."""
     views = [(key, label, memoryview(data)) for key, label, data in TRAIN]
     path = write_records(name, tmp_path / "set", ["a", "b"], train=views, val=VAL)
@@ -192,7 +190,7 @@ def test_bytes_that_are_no_images_come_back(name: str, tmp_path: Path) -> None:
 
 
 @PACKED
-def test_many_classes_and_records(name: str, tmp_path: Path) -> None:
+def test_many_classes_and_records(name, tmp_path):
     records = [(b"%d" % i, i % 300, b"%d" % (7 * i)) for i in range(1000)]
     path = write_records(name, tmp_path / "set", [f"class number {i:05}" for i in range(300)], train=records)
     source = opened(name, path)
@@ -202,7 +200,7 @@ def test_many_classes_and_records(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", INDEXED)
-def test_without_its_index_it_is_the_same(name: str, photos: Path, tmp_path: Path) -> None:
+def test_without_its_index_it_is_the_same(name, photos, tmp_path):
     root = write_as(name, photos, tmp_path / "set", 5000)
     for split in ("train", "val"):
         (root / f"{split}.index").unlink()
@@ -218,7 +216,7 @@ def test_without_its_index_it_is_the_same(name: str, photos: Path, tmp_path: Pat
     [*((name, True) for name in sorted({*writers} - {"folder"})), ("lmdb", False), ("tfrecord", False)],
 )
 @pytest.mark.nightly
-def test_flipped_bytes(name: str, indexed: bool, tmp_path: Path) -> None:
+def test_flipped_bytes(name, indexed, tmp_path):
     """It reads as before, or not at all; of files with an index beside them, `verify_index` finds every flip."""
     train = TRAIN
     if name == "lmdb":  # within a page, in one of its own, and in several
@@ -264,7 +262,7 @@ def _replace(file: Path, data: bytes) -> None:
 
 
 @PACKED
-def test_cut_files(name: str, tmp_path: Path) -> None:
+def test_cut_files(name, tmp_path):
     path = write(name, tmp_path / "set")
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     file = next(each for each in files if TRAIN[2][2] in each.read_bytes())
@@ -278,7 +276,7 @@ def test_cut_files(name: str, tmp_path: Path) -> None:
 
 
 @PACKED
-def test_splits_that_are_missing_or_empty(name: str, tmp_path: Path) -> None:
+def test_splits_that_are_missing_or_empty(name, tmp_path):
     path = write_records(name, tmp_path / "set", ["a"], train=[], val=VAL)
     wanted = f"{path}:train has no samples; set data.train_split or data.val_split to a split that has"
     with pytest.raises(DataError, match=line(wanted)):
@@ -290,7 +288,7 @@ def test_splits_that_are_missing_or_empty(name: str, tmp_path: Path) -> None:
 
 
 @PACKED
-def test_a_source_is_not_unpickled_over_other_data(name: str, tmp_path: Path) -> None:
+def test_a_source_is_not_unpickled_over_other_data(name, tmp_path):
     path = write(name, tmp_path / "set")
     pickled = pickle.dumps(opened(name, path))
     path.rename(tmp_path / "moved")
@@ -329,7 +327,7 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_headers_of_arrays(name: str, tmp_path: Path) -> None:
+def test_headers_of_arrays(name, tmp_path):
     path = tmp_path / "set"
     for how, message in HEADERS.values():
         write(name, path)
@@ -345,7 +343,7 @@ def test_headers_of_arrays(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_a_missing_array(name: str, tmp_path: Path) -> None:
+def test_a_missing_array(name, tmp_path):
     for array in ("label", "key", "key_end", "end", "crc32c", "payload"):
         path = write(name, tmp_path / array)
         drop(name, path, array)

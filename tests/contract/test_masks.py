@@ -1,7 +1,5 @@
 """What every format that can be written has to do with masks: keep them to the bit."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 
@@ -55,7 +53,7 @@ def masks_of(source: Source) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
+def test_there_and_back(name, folder, tmp_path):
     there, back = write(name, folder, tmp_path / "there"), tmp_path / "back"
     original, source = opened("folder", folder), opened(name, there)
     assert source.kind is Kind.masks
@@ -76,14 +74,14 @@ def test_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SCANNED)
-def test_without_the_index(name: str, folder: Path, tmp_path: Path) -> None:
+def test_without_the_index(name, folder, tmp_path):
     write(name, folder, tmp_path / "set")
     (tmp_path / "set/train.index").unlink()
     with pytest.raises(DataError, match=r"has masks, which are in train\.index beside its files"):
         opened(name, tmp_path / "set")
 
 
-def test_re_encoded(folder: Path, tmp_path: Path) -> None:
+def test_re_encoded(folder, tmp_path):
     """Masks are resized as their images are, each pixel to the nearest."""
     assert main(["convert", f"data.root={folder}", "to=lmdb", f"out={tmp_path / 'set'}", "max_side=20"]) == 0
     source = opened("lmdb", tmp_path / "set")
@@ -97,12 +95,12 @@ def test_re_encoded(folder: Path, tmp_path: Path) -> None:
     assert main(["verify", f"data.root={tmp_path / 'set'}"]) == 0
 
 
-def test_a_name_that_is_no_line(tmp_path: Path) -> None:
+def test_a_name_that_is_no_line(tmp_path):
     with pytest.raises(DataError, match=r"the class ' a' can't be a line of classes\.txt"):
         writers["folder"](tmp_path / "set", Dataset((" a", "b"), {}, {}, Targets(Kind.masks, (" a", "b"))))
 
 
-def test_masks_of_images_that_exif_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_masks_of_images_that_exif_turns(tmp_path, capsys):
     for split in ("train", "val"):
         write_pair(tmp_path / "set" / split, "a.jpg", photo(30, 40), mask_of(40, 30, 0))
         (tmp_path / "set" / split / "images/a.jpg").write_bytes(encode(photo(30, 40), "JPEG", exif=exif(6)))

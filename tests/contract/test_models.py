@@ -1,10 +1,6 @@
 """Every model: float images in, one row of logits per image out, or one for each pixel."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,12 +34,12 @@ CASES = {
 }
 
 
-def test_no_model_is_left_out() -> None:
+def test_no_model_is_left_out():
     assert set(models.names()) <= set(CASES)
 
 
 @pytest.mark.parametrize(("name", "channels_last"), [(name, index % 2 == 0) for index, name in enumerate(CASES)])
-def test_logits(name: str, channels_last: bool) -> None:
+def test_logits(name, channels_last):
     if name == "smp":
         pytest.importorskip("segmentation_models_pytorch", reason="pip install 'effloop[smp]'")
     overrides, size = CASES[name]
@@ -80,7 +76,7 @@ def test_logits(name: str, channels_last: bool) -> None:
         (["model=smp", "task=segmentation", "model.drop_path=0.1"], "model.drop_path: 0.1, but Unet takes no"),
     ],
 )
-def test_what_cannot_be_built(overrides: list[str], words: str) -> None:
+def test_what_cannot_be_built(overrides, words):
     with pytest.raises(ConfigError, match=words):
         build_model(resolved(effloop.compose(overrides)), 2, torch.device("cpu"))
 
@@ -104,7 +100,7 @@ def rates(model: torch.nn.Module) -> list[float]:
         ),
     ],
 )
-def test_stochastic_depth_as_the_package_has_it(words: str, build: Callable[[], torch.nn.Module]) -> None:
+def test_stochastic_depth_as_the_package_has_it(words, build):
     with torch.device("meta"):
         wanted = rates(build())
         config = effloop.compose([*words.split(), "model.drop_path=0.3"])
@@ -112,7 +108,7 @@ def test_stochastic_depth_as_the_package_has_it(words: str, build: Callable[[], 
     assert max(wanted) > 0.2
 
 
-def test_arguments_are_kept_for_prediction(photos: Path, here: Path) -> None:
+def test_arguments_are_kept_for_prediction(photos, here):
     words = ["model=timm", "model.arch=resnet10t", "model.args={stem_width: 8, drop_rate: 0.1}", "model.drop_path=0.1"]
     config = composed(f"data.root={photos}", *words, "epochs=1", "image_size=16", "batch_size=8", "run=a")
     effloop.build_trainer(config).fit()

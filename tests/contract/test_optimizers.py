@@ -1,7 +1,5 @@
 """Optimizers of torch.optim and timm: as in a plain loop of theirs, and resumed to the bit; or refused in a line."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 
@@ -74,7 +72,7 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, pre
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in NAMES])
-def test_resumed_to_the_bit_and_as_in_a_plain_loop(name: str) -> None:
+def test_resumed_to_the_bit_and_as_in_a_plain_loop(name):
     package, arch = name.split()
     if arch in CANT or arch.startswith(("bnb", "fused")):
         with pytest.raises(ConfigError, match=rf"^optim.*\b{arch}\b.*\Z"):
@@ -112,7 +110,7 @@ def test_resumed_to_the_bit_and_as_in_a_plain_loop(name: str) -> None:
     torch.testing.assert_close(run.model.state_dict(), plain.state_dict(), rtol=0, atol=1e-6)
 
 
-def test_names_are_those_of_the_libraries() -> None:
+def test_names_are_those_of_the_libraries():
     kinds = {name for name, each in vars(torch.optim).items() if isinstance(each, type) and name != "Optimizer"}
     assert set(registered("torch")) == kinds
     assert registered("timm") == timm.optim.list_optimizers()
@@ -141,19 +139,19 @@ def test_names_are_those_of_the_libraries() -> None:
         ("timm lamb", {"fused": True}, "optim.fused: true, but timm's lamb has none; leave it out"),
     ],
 )
-def test_refused_in_a_line(name: str, settings: dict[str, Any], line: str) -> None:
+def test_refused_in_a_line(name, settings, line):
     with pytest.raises(ConfigError, match=line) as caught:
         optimizers.build(made(name, **settings), network().parameters())
     assert "\n" not in str(caught.value)
 
 
-def test_adafactor_needs_a_rate() -> None:
+def test_adafactor_needs_a_rate():
     with pytest.raises(ConfigError, match="lr: timm's adafactor has no default; set lr=RATE"):
         made("timm adafactor", lr=None).default_lr()
 
 
 @pytest.mark.parametrize(("mode", "value"), [("norm", 0.1), ("value", 0.01), ("agc", 0.02)])
-def test_gradients_are_clipped_as_by_timm(mode: str, value: float) -> None:
+def test_gradients_are_clipped_as_by_timm(mode, value):
     model, theirs = network(), network()
     for each in (model, theirs):
         descend(each, torch.optim.SGD(each.parameters(), lr=0), 0)
@@ -168,7 +166,7 @@ def test_gradients_are_clipped_as_by_timm(mode: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_adaptive_clipping_keeps_what_is_not_finite(bad: float) -> None:
+def test_adaptive_clipping_keeps_what_is_not_finite(bad):
     weight, last = nn.Parameter(torch.ones(2, 2)), nn.Linear(2, 2)
     weight.grad = torch.tensor([[bad, 1.0], [0.0, 0.0]])
     clip = clipping(last, None, None, 0.01)

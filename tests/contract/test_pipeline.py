@@ -1,7 +1,5 @@
 """Every engine with every source, either with every decoder: the same samples, with the same pixels."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -128,22 +126,20 @@ def assert_same(got: Sequence[Batch], wanted: Sequence[Batch], *, exact: bool = 
         assert (one.images.float() - other.images.float()).abs().mean((1, 2, 3)).max() <= LEVELS
 
 
-def test_every_source_is_among_them() -> None:
+def test_every_source_is_among_them():
     # all but the first two have tests of their own
     rest = {"auto", "embedded", "beton", "cifar", "hf", "idx", "masks", "npz", "zip"}
     assert {plans.READ_BY.get(name, name) for name in STORED} == set(sources) - rest
 
 
 @pytest.mark.parametrize(("name", "decode", "engine"), plans.pairwise(STORED, *AVAILABLE))
-def test_every_way_to_the_same_batches(
-    name: str, decode: str, engine: str, opened: Opened, wanted: Callable[[str], Epochs]
-) -> None:
+def test_every_way_to_the_same_batches(name, decode, engine, opened, wanted):
     for split, batches in wanted(decode).items():
         got, exact = one_epoch(engine, opened(name, split), decoder_of(decode), split)
         assert_same(got, batches, exact=exact)
 
 
-def test_the_reference_has_every_sample(wanted: Callable[[str], Epochs]) -> None:
+def test_the_reference_has_every_sample(wanted):
     """Or the comparisons would be of nothing."""
     epochs = wanted("pillow")
     train, val = (torch.cat([batch.ids[batch.valid] for batch in epochs[split]]) for split in SPLITS)
@@ -155,20 +151,20 @@ def test_the_reference_has_every_sample(wanted: Callable[[str], Epochs]) -> None
 
 
 @every_decoder
-def test_decoders_are_close_to_each_other(decode: str, wanted: Callable[[str], Epochs]) -> None:
+def test_decoders_are_close_to_each_other(decode, wanted):
     for split, batches in wanted("pillow").items():
         assert_same(wanted(decode)[split], batches, exact=False)
 
 
 @pytest.mark.parametrize(("decode", "engine"), PAIRS)
-def test_regions_are_of_the_whole(decode: str, engine: str, opened: Opened, wanted: Callable[[str], Epochs]) -> None:
+def test_regions_are_of_the_whole(decode, engine, opened, wanted):
     for split, batches in wanted(decode).items():
         got, exact = one_epoch(engine, opened("folder", split), decoder_of(decode, region=True), split)
         assert_same(got, batches, exact=exact)
 
 
 @pytest.mark.parametrize(("decode", "engine"), PAIRS)
-def test_turned_images_are_the_same_everywhere(decode: str, engine: str, opened: Opened) -> None:
+def test_turned_images_are_the_same_everywhere(decode, engine, opened):
     for split in SPLITS:
         wanted, _ = one_epoch("inline", opened("folder", split), decoder_of(decode, exif=True), split)
         got, exact = one_epoch(engine, opened("memmap", split), decoder_of(decode, exif=True, region=True), split)
@@ -176,9 +172,7 @@ def test_turned_images_are_the_same_everywhere(decode: str, engine: str, opened:
 
 
 @pytest.mark.parametrize(("kind", "engine"), [(Cache.bytes, "threads"), (Cache.pixels, "processes")])
-def test_what_is_kept_is_what_is_read(
-    kind: Cache, engine: str, opened: Opened, wanted: Callable[[str], Epochs], tmp_path: Path
-) -> None:
+def test_what_is_kept_is_what_is_read(kind, engine, opened, wanted, tmp_path):
     decoder = decoder_of("auto")
     for split, batches in wanted("auto").items():
         source = cached(opened("memmap", split), kind, decoder, 50e6, folder=tmp_path)

@@ -2,8 +2,6 @@
 parameter's weight decay, and the losses of the first updates.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -214,7 +212,7 @@ VARIANTS = ("rsb_a1", "rsb_a2", "deit3_s", "imagewoof", "efficientnetv2_s")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in SCRIPTS]
 )
-def test_rates_and_decays_are_those_of_the_source(name: str) -> None:
+def test_rates_and_decays_are_those_of_the_source(name):
     assert compared(name, UPDATES) < 1e-12
 
 
@@ -289,7 +287,7 @@ def losses_of_both(name: str, root: Path, updates: int, epochs: int) -> tuple[li
 
 @pytest.mark.parametrize("name", FIRST_LOSSES)
 @pytest.mark.slow
-def test_losses_are_those_of_the_source(name: str, tmp_path: Path, here: Path) -> None:
+def test_losses_are_those_of_the_source(name, tmp_path, here):
     root = make_photos(tmp_path / "photos", train=8, val=3)
     found, wanted = losses_of_both(name, root, updates=3, epochs=8)
     assert found == pytest.approx(wanted, abs=1e-5)

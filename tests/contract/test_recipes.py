@@ -1,7 +1,5 @@
 """Every recipe that comes along, on either device: the same sample every time, whoever loads it."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator
@@ -102,7 +100,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("recipe", "way"), WAYS)
 @pytest.mark.slow
-def test_the_same_samples_by_every_engine(root: Path, recipe: str, way: tuple[str, int]) -> None:
+def test_the_same_samples_by_every_engine(root, recipe, way):
     (engine, workers), device = way, DEVICES[recipe]
     with global_generators_untouched():
         wanted = epoch(make(root, recipe, device))
@@ -115,7 +113,7 @@ def test_the_same_samples_by_every_engine(root: Path, recipe: str, way: tuple[st
 
 
 @every_recipe
-def test_a_sample_depends_on_nothing_but_seed_epoch_and_number(root: Path, recipe: str) -> None:
+def test_a_sample_depends_on_nothing_but_seed_epoch_and_number(root, recipe):
     """Not on the others of its batch, and not on the rank: two ranks with 4 each see the same eight images."""
     loader = make(root, recipe, DEVICES[recipe])
     whole = epoch(loader)
@@ -136,14 +134,14 @@ def test_a_sample_depends_on_nothing_but_seed_epoch_and_number(root: Path, recip
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if not name.startswith(("albumentations", "torchvision"))])
-def test_the_same_sample_on_either_device(root: Path, recipe: str) -> None:
+def test_the_same_sample_on_either_device(root, recipe):
     std = 0.25 * 255  # no channel's is smaller
     for one, other in zip(epoch(make(root, recipe)), epoch(make(root, recipe, "gpu")), strict=True):
         assert torch.equal(one.ids, other.ids)
         assert (one.images - other.images).abs().mean() * std < LEVELS
 
 
-def test_evaluation_is_every_recipes(root: Path) -> None:
+def test_evaluation_is_every_recipes(root):
     wanted = None
     for recipe in RECIPES:
         loader = effloop.build_loader(config_of(root, recipe, "cpu", "augment.eval_ratio=0.9"), "val")

@@ -1,7 +1,5 @@
 """What every decoder has to do with a box: the pixels of the whole image inside it, to the bit."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -70,7 +68,7 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("sampling", "interval"), [*zip(itertools.cycle(SAMPLINGS), 2 * (0, 1, 2, 3, 4, 11, 17))])
-def test_a_region_is_cut_from_the_whole(decoder: Decoder, sampling: str, interval: int) -> None:
+def test_a_region_is_cut_from_the_whole(decoder, sampling, interval):
     for height, width in SIZES:
         plain = jpeg(height, width, sampling, interval)
         whole = decoder.decode(plain)
@@ -85,7 +83,7 @@ def test_a_region_is_cut_from_the_whole(decoder: Decoder, sampling: str, interva
 
 @pytest.mark.parametrize("interval", [0, 2])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_region_of_a_turned_image(decoder: Decoder, orientation: int, interval: int) -> None:
+def test_a_region_of_a_turned_image(decoder, orientation, interval):
     turning = decoders.build(replace(decoder.config, exif=True))  # type: ignore[attr-defined]
     data = with_orientation(indexed(jpeg(200, 272, "4:2:0", interval)), orientation)
     whole = turning.decode(data)
@@ -96,7 +94,7 @@ def test_a_region_of_a_turned_image(decoder: Decoder, orientation: int, interval
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("interval", [1, 2, 3])
-def test_restart_markers_are_used(sampling: str, interval: int) -> None:
+def test_restart_markers_are_used(sampling, interval):
     """What is cut is small: the box, two pixels around it, and what fills up its intervals."""
     data = jpeg(240, 288, sampling, interval)
     for cuttable in (data, indexed(data)):
@@ -109,7 +107,7 @@ def test_restart_markers_are_used(sampling: str, interval: int) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_lengths_of_the_intervals_stand_in_the_file(decoder: Decoder, sampling: str) -> None:
+def test_lengths_of_the_intervals_stand_in_the_file(decoder, sampling):
     plain = jpeg(240, 288, sampling, 3)
     data = indexed(plain)
     layout = laid_out(data)
@@ -124,7 +122,7 @@ def test_lengths_of_the_intervals_stand_in_the_file(decoder: Decoder, sampling: 
     np.testing.assert_array_equal(decoder.decode(data), decoder.decode(plain))
 
 
-def test_lengths_that_are_wrong_are_not_believed(decoder: Decoder) -> None:
+def test_lengths_that_are_wrong_are_not_believed(decoder):
     plain = jpeg(240, 288, "4:2:0", 3)
     data, box = bytearray(indexed(plain)), (100, 110, 30, 40)
     at = laid_out(bytes(data)).lengths_at
@@ -151,7 +149,7 @@ def lies(lengths: NDArray[np.uint16], rng: np.random.Generator) -> Iterator[NDAr
         yield changed
 
 
-def test_lengths_that_lie_change_no_pixel(decoder: Decoder) -> None:
+def test_lengths_that_lie_change_no_pixel(decoder):
     """Of a sound image: the whole is the same, and so is every region."""
     rng = np.random.default_rng(3)
     plain = jpeg(240, 288, "4:2:0", 3)
@@ -165,7 +163,7 @@ def test_lengths_that_lie_change_no_pixel(decoder: Decoder) -> None:
             np.testing.assert_array_equal(found, whole[top : top + h, left : left + w])
 
 
-def test_cut_below() -> None:
+def test_cut_below():
     data = jpeg(240, 288, "4:2:0", 0)
     part = cut(data, (0, 0, 100, 288), bottom=True)
     assert part is not None
@@ -188,17 +186,17 @@ def test_cut_below() -> None:
         b"",
     ],
 )
-def test_what_can_not_be_cut(data: bytes) -> None:
+def test_what_can_not_be_cut(data):
     assert read_layout(data, max(2, data.find(b"\xff\xc2"), data.find(b"\xff\xc0"))) is None
 
 
-def test_progressive_and_cmyk_are_decoded_whole(decoder: Decoder) -> None:
+def test_progressive_and_cmyk_are_decoded_whole(decoder):
     for options in ({"progressive": True}, {"mode": "CMYK"}):
         data = encode(photo(), "JPEG", restart_marker_blocks=1, **options)  # type: ignore[arg-type]
         np.testing.assert_array_equal(decoder.decode(data, (9, 8, 30, 20)), decoder.decode(data)[9:39, 8:28])
 
 
-def test_markers_out_of_order_and_missing_ones_are_left_to_libjpeg(decoder: Decoder) -> None:
+def test_markers_out_of_order_and_missing_ones_are_left_to_libjpeg(decoder):
     data = jpeg(64, 64, "4:2:0", 1)
     at = data.index(b"\xff\xd3")
     for damaged in (data[: at + 1] + b"\xd5" + data[at + 2 :], data[:at] + data[at + 2 :]):
@@ -206,7 +204,7 @@ def test_markers_out_of_order_and_missing_ones_are_left_to_libjpeg(decoder: Deco
         assert _outcome(decoder, damaged, (0, 0, 8, 8)) == _outcome(decoder, damaged, None)
 
 
-def test_cut_files_are_refused_as_ever(decoder: Decoder) -> None:
+def test_cut_files_are_refused_as_ever(decoder):
     for interval in (0, 1):
         data = jpeg(64, 64, "4:2:0", interval)[:-200]
         with pytest.raises(DataError, match=r"^is a truncated JPEG: ends after [\d,]+ bytes without its end marker$"):
@@ -214,7 +212,7 @@ def test_cut_files_are_refused_as_ever(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("factors", [0x00, 0x20, 0x02])
-def test_blocks_of_no_size_are_damage(decoder: Decoder, factors: int) -> None:
+def test_blocks_of_no_size_are_damage(decoder, factors):
     for interval in (0, 1):
         data = bytearray(jpeg(200, 272, "4:2:0", interval))
         data[read_header(bytes(data)).sof_at + 11] = factors
@@ -223,7 +221,7 @@ def test_blocks_of_no_size_are_damage(decoder: Decoder, factors: int) -> None:
             decoder.decode(bytes(data), (9, 8, 30, 20))
 
 
-def test_stray_markers_above_the_lower_edge_are_damage(decoder: Decoder) -> None:
+def test_stray_markers_above_the_lower_edge_are_damage(decoder):
     """Where decoding the whole refuses them, decoding its top must, too."""
     plain = decoders.build(replace(decoder.config, region=False))  # type: ignore[attr-defined]
     data, rng = jpeg(200, 272, "4:2:0", 0), np.random.default_rng(0)
@@ -237,7 +235,7 @@ def test_stray_markers_above_the_lower_edge_are_damage(decoder: Decoder) -> None
     assert refused > 20
 
 
-def test_a_narrow_right_edge(decoder: Decoder) -> None:
+def test_a_narrow_right_edge(decoder):
     """libjpeg doesn't interpolate chroma of one or two samples."""
     for width in (*range(481, 486), *range(177, 183)):
         data = jpeg(40, width, "4:2:0", 1)
@@ -247,7 +245,7 @@ def test_a_narrow_right_edge(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("interval", [0, 1])
-def test_damage_gives_pixels_or_a_line(decoder: Decoder, interval: int) -> None:
+def test_damage_gives_pixels_or_a_line(decoder, interval):
     data = jpeg(64, 96, "4:2:0", interval)
     rng = np.random.default_rng(interval)
     for _ in range(200):
@@ -275,7 +273,7 @@ class TestDctScaling:
     @pytest.mark.parametrize(
         ("name", "sampling", "interval", "region"), pairwise(decoders.names(), SAMPLINGS, [0, 2], [True, False])
     )
-    def test_nearly_the_same(self, name: str, sampling: str, interval: int, region: bool) -> None:
+    def test_nearly_the_same(self, name, sampling, interval, region):
         exact, scaled = (decoders.build(DecodeConfig(name, dct_scaling=on, region=region)) for on in (False, True))
         data = jpeg(410, 523, sampling, interval)
         for box, wanted in (((0, 0, 410, 523), (50, 60)), ((37, 41, 300, 401), (100, 100)), ((9, 8, 89, 77), (9, 9))):
@@ -288,7 +286,7 @@ class TestDctScaling:
             resize_into(np.ascontiguousarray(region_), other)
             assert np.abs(one.astype(float) - other).mean() < 4
 
-    def test_not_below_what_is_wanted(self) -> None:
+    def test_not_below_what_is_wanted(self):
         scaled = decoders.build(DecodeConfig("turbojpeg", dct_scaling=True))
         data = jpeg(200, 272, "4:2:0", 0)
         np.testing.assert_array_equal(scaled.decode(data, (0, 0, 200, 272), (101, 100)), scaled.decode(data))

@@ -1,7 +1,5 @@
 """`on_error=skip`: what can't be loaded is replaced, or left out, alike by every engine, from every format."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import closing
 from dataclasses import replace
@@ -61,7 +59,7 @@ def told(batches: list[Batch]) -> list[Any]:
 
 @pytest.mark.parametrize(("name", "workers"), ENGINES)
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_every_engine_skips_alike(damaged: Path, name: str, workers: int, split: str) -> None:
+def test_every_engine_skips_alike(damaged, name, workers, split):
     train = split == "train"
     plan = make_plan(open_source("folder", damaged, split), train=train)
     plan = replace(plan, on_bad=OnBad.replace if train else OnBad.leave_out)
@@ -83,7 +81,7 @@ def test_every_engine_skips_alike(damaged: Path, name: str, workers: int, split:
         assert told(loaded(plan, name, workers, epoch, 8)) == told(wanted[1:])  # a function of the position
 
 
-def test_ranks_skip_what_one_alone_does(damaged: Path) -> None:
+def test_ranks_skip_what_one_alone_does(damaged):
     plan = replace(make_plan(open_source("folder", damaged)), on_bad=OnBad.replace)
     alone = loaded(plan)
     orders = [Order(len(plan.source), 4, plan.seed, Tail.drop, rank, 2) for rank in range(2)]
@@ -97,7 +95,7 @@ def test_ranks_skip_what_one_alone_does(damaged: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [name for name in writers if name != "folder"])
-def test_every_format_skips_what_its_checksums_find(photos: Path, tmp_path: Path, form: str) -> None:
+def test_every_format_skips_what_its_checksums_find(photos, tmp_path, form):
     """One flipped byte in the last third of an image, which decoders may well accept."""
     root = write_as(form, photos, tmp_path / form)
     source = open_source(READ_BY.get(form, form), root)
@@ -135,7 +133,7 @@ class _Hungry(type(make_decoder("auto"))):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("name", "workers"), [each for each in ENGINES if each[0] != "dali"])
-def test_too_little_memory_is_no_bad_sample(photos: Path, name: str, workers: int) -> None:
+def test_too_little_memory_is_no_bad_sample(photos, name, workers):
     plan = make_plan(open_source("folder", photos), _Hungry(make_decoder("auto").config))
     with (
         closing(make_engine(name, replace(plan, on_bad=OnBad.replace), workers)) as engine,

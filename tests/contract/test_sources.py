@@ -1,7 +1,5 @@
 """What every registered source has to do."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os
@@ -90,7 +88,7 @@ def some(source: Source) -> list[int]:
     return [0, 1, len(source) // 2, len(source) - 1]
 
 
-def test_samples_and_targets(source: Source) -> None:
+def test_samples_and_targets(source):
     """Each sample is an image with a name of its own; files and fingerprint are theirs."""
     assert all(Path(os.fsdecode(file)).is_file() for file in source.file_paths())
     assert [*source.file_paths()]
@@ -123,12 +121,12 @@ def test_samples_and_targets(source: Source) -> None:
         assert source.targets is source.labels
 
 
-def test_splits_have_the_same_classes(opened: Open) -> None:
+def test_splits_have_the_same_classes(opened):
     assert opened("train").classes == opened("val").classes
     assert opened("train").where != opened("val").where
 
 
-def test_pickle(source: Source) -> None:
+def test_pickle(source):
     copy = pickle.loads(pickle.dumps(source))
     assert type(copy) is type(source)
     assert (copy.classes, copy.where, copy.fingerprint()) == (source.classes, source.where, source.fingerprint())
@@ -139,12 +137,12 @@ def test_pickle(source: Source) -> None:
 
 
 @pytest.mark.nightly
-def test_a_spawned_process_reads_the_same(source: Source, spawned: Pool) -> None:
+def test_a_spawned_process_reads_the_same(source, spawned):
     got = spawned.starmap(read_bytes, [(source, index) for index in some(source)])
     assert got == [read_bytes(source, index) for index in some(source)]
 
 
-def test_a_forked_process_reads_the_same(source: Source) -> None:
+def test_a_forked_process_reads_the_same(source):
     wanted = [read_bytes(source, index) for index in some(source)]
     context = multiprocessing.get_context("fork")
     with context.Pool(1, initializer=_inherit, initargs=(source,)) as pool:  # inherited, not pickled
@@ -160,7 +158,7 @@ def _read_inherited(index: int) -> bytes:
     return read_bytes(_inherited, index)
 
 
-def test_threads_read_the_same(source: Source) -> None:
+def test_threads_read_the_same(source):
     indices = list(range(len(source))) * 4
     wanted = [read_bytes(source, index) for index in range(len(source))] * 4
     with ThreadPoolExecutor(4) as pool:
@@ -177,7 +175,7 @@ def _taken(opened: Open, split: str) -> tuple[int, int]:
     return taken
 
 
-def test_nothing_is_kept_per_sample(opened: Open) -> None:
+def test_nothing_is_kept_per_sample(opened):
     """400 or 1,515 samples take as much memory and as much to pickle as 3 or 341."""
     taken = {}
     for split in ("train", "val"):
@@ -190,7 +188,7 @@ def test_nothing_is_kept_per_sample(opened: Open) -> None:
     assert abs(taken["train"][1] - taken["val"][1]) < 32
 
 
-def test_a_run_is_what_is_read_one_by_one(source: Source) -> None:
+def test_a_run_is_what_is_read_one_by_one(source):
     """Of many samples at once: their bytes, names and headers, in any order."""
     samples = np.random.default_rng(0).integers(0, len(source), 50)
     images, names = source.read_run(samples), source.raw_keys(samples)

@@ -1,7 +1,5 @@
 """What every format that can be written has to do with targets that aren't classes: keep them to the bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +55,7 @@ def check(source: Source, kind: str) -> None:
 
 @FORMATS
 @KINDS
-def test_everything_comes_back(name: str, kind: str, tmp_path: Path) -> None:
+def test_everything_comes_back(name, kind, tmp_path):
     root = write(name, kind, tmp_path / "set")
     source = opened(name, root)
     check(source, kind)
@@ -71,7 +69,7 @@ def test_everything_comes_back(name: str, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["memmap", "n5"])  # n5 has the bytes of a number in the other order
 @KINDS
-def test_batches(name: str, kind: str, tmp_path: Path) -> None:
+def test_batches(name, kind, tmp_path):
     source = opened(name, write(name, kind, tmp_path / "set"))
     made = make_engine("inline", make_plan(source, batch=4))
     (batch,) = made.stream(0)
@@ -82,7 +80,7 @@ def test_batches(name: str, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCANNED)
 @KINDS
-def test_without_the_index(name: str, kind: str, tmp_path: Path) -> None:
+def test_without_the_index(name, kind, tmp_path):
     root = write(name, kind, tmp_path / "set")
     for index in root.glob("*.index"):
         index.unlink()
@@ -91,7 +89,7 @@ def test_without_the_index(name: str, kind: str, tmp_path: Path) -> None:
 
 @FORMATS
 @pytest.mark.parametrize(("kind", "value"), [("flags", 2), ("numbers", np.nan), ("numbers", -np.inf)])
-def test_what_no_sample_may_have_is_not_written(name: str, kind: str, value: float, tmp_path: Path) -> None:
+def test_what_no_sample_may_have_is_not_written(name, kind, value, tmp_path):
     rows = VALUES[kind].copy()
     rows[2, 1] = value
     with pytest.raises(DataError, match=r"^\\xff\.jpg has (2|nan|-inf) for 'dög'; allowed are "):
@@ -105,7 +103,7 @@ def test_what_no_sample_may_have_is_not_written(name: str, kind: str, value: flo
         ("tfrecord", "flags"),
     ],
 )
-def test_convert_there_and_back(name: str, kind: str, tmp_path: Path) -> None:
+def test_convert_there_and_back(name, kind, tmp_path):
     first, there, back = write("memmap", kind, tmp_path / "first"), tmp_path / "there", tmp_path / "back"
     assert main(["convert", f"data.root={first}", f"to={name}", f"out={there}"]) == 0
     assert main(["convert", f"data.root={there}", "to=memmap", f"out={back}"]) == 0
@@ -115,7 +113,7 @@ def test_convert_there_and_back(name: str, kind: str, tmp_path: Path) -> None:
         assert back.read_bytes() == first.read_bytes()
 
 
-def test_re_encoded(tmp_path: Path) -> None:
+def test_re_encoded(tmp_path):
     first = write("memmap", "flags", tmp_path / "first")
     assert main(["convert", f"data.root={first}", "to=lmdb", f"out={tmp_path / 'set'}", "max_side=20"]) == 0
     source = opened("lmdb", tmp_path / "set")

@@ -1,7 +1,5 @@
 """What every registered task does."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -32,20 +30,20 @@ def example(task: Task, count: int = 40) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", tasks.names())
 class TestTask:
-    def test_meters(self, name: str) -> None:
+    def test_meters(self, name):
         """The loss is one of them, and none has another's name."""
         meters = meters_of(name)
         assert LOSS in meters
         assert len({meter.name for meter in meters}) == len({meter.label for meter in meters}) == len(meters)
 
-    def test_targets_are_as_specified(self, name: str) -> None:
+    def test_targets_are_as_specified(self, name):
         task = make(name)
         targets = task.example_targets(5, NUM_OUTPUTS, CPU)
         assert targets.dtype == task.target.dtype
         assert targets.shape == (5, *task.target.shape)
         assert task.spatial == is_spatial(name) == (len(task.target.shape) > 1)
 
-    def test_loss(self, name: str) -> None:
+    def test_loss(self, name):
         task = make(name)
         outputs, targets, _ = example(task)
         loss = task.loss(outputs.requires_grad_(), targets)
@@ -53,7 +51,7 @@ class TestTask:
         loss.backward()
         assert torch.isfinite(outputs.grad).all()
 
-    def test_views_of_an_image_become_one_output(self, name: str) -> None:
+    def test_views_of_an_image_become_one_output(self, name):
         """Of the shape that `sums` takes; of two that agree it has the scores of each."""
         task = make(name)
         outputs, targets, valid = example(task)
@@ -62,7 +60,7 @@ class TestTask:
         torch.testing.assert_close(task.sums(together, targets, valid), task.sums(outputs, targets, valid))
         torch.testing.assert_close(task.ensemble([outputs, outputs.flip(0)]), task.ensemble([outputs.flip(0), outputs]))
 
-    def test_sums_add_up(self, name: str) -> None:
+    def test_sums_add_up(self, name):
         """Over batches, and so over ranks and restarts; padding counts nowhere, whatever it holds."""
         task = make(name)
         outputs, targets, valid = example(task)
@@ -74,7 +72,7 @@ class TestTask:
         torch.testing.assert_close(parts.sum(dim=0), whole)
         torch.testing.assert_close(task.sums(outputs[valid], targets[valid], valid[valid]), whole)
 
-    def test_scores(self, name: str) -> None:
+    def test_scores(self, name):
         """In the order of files."""
         task = make(name)
         found, names = list(task.scores(task.sums(*example(task)).tolist())), score_names(meters_of(name))
@@ -82,7 +80,7 @@ class TestTask:
         assert task.collects or found == names
         assert all(math.isnan(value) for value in task.scores([0.0] * task.num_sums).values())
 
-    def test_scores_of_all_outputs(self, name: str) -> None:
+    def test_scores_of_all_outputs(self, name):
         """In whatever order; those that sums give, too, are the same, and of a network that has diverged NaN."""
         task = make(name)
         if not task.collects:
@@ -98,7 +96,7 @@ class TestTask:
         task.tune(outputs.numpy(), targets.numpy())
         assert all(map(math.isnan, task.scores_of(outputs.numpy(), targets.numpy()).values()))
 
-    def test_its_state_is_what_it_is_used_with(self, name: str) -> None:
+    def test_its_state_is_what_it_is_used_with(self, name):
         task, again = make(name), make(name)
         outputs, targets, _ = example(task)
         task.tune(outputs.numpy(), targets.numpy())
@@ -111,7 +109,7 @@ class TestTask:
             with pytest.raises(ValueError, match="for 2"):
                 make(name, 2).load_state_dict(task.state_dict())
 
-    def test_details(self, name: str) -> None:
+    def test_details(self, name):
         """Of each sample alone, whatever batch it is in, without waiting for the device; all of it can be written."""
         task, names = make(name), [f"c{number}" for number in range(NUM_OUTPUTS)]
         outputs, targets, _ = example(task)
@@ -133,7 +131,7 @@ class TestTask:
         assert task.details(diverged.numpy(), kept.numpy(), names, sums) is not None
 
     @pytest.mark.parametrize("num_outputs", [1, NUM_OUTPUTS])
-    def test_predictions_are_a_value_for_each_image(self, name: str, num_outputs: int) -> None:
+    def test_predictions_are_a_value_for_each_image(self, name, num_outputs):
         classes = [f"c{number}" for number in range(num_outputs)]
         task = make(name, num_outputs)
         if task.spatial:

@@ -4,8 +4,6 @@
 `kernels.py` for what computes.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.util

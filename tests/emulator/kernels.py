@@ -5,8 +5,6 @@ autocast, operations made of others) stays torch's own, and so do views, allocat
 devices. A queued kernel knows its memory by address, as a GPU does: it keeps no tensor.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

@@ -5,8 +5,6 @@ tests/gpu run on the emulator by the latest schedule, then by others, until one 
 many seconds it took. Without a change all have to pass. `sanitizer`: whether torch's own check for races sees it, too.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """What pages are looked at with."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from typing import Any

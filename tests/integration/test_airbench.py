@@ -1,7 +1,5 @@
 """`experiment=cifar10_airbench` against the formulas of cifar10-airbench's airbench94.py, restated here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +48,7 @@ def published(width: int, classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 24, 2), nn.GELU(), *groups, *head)
 
 
-def test_the_network_and_its_first_weights() -> None:
+def test_the_network_and_its_first_weights():
     ours, theirs, images = Airbench(4, 10, 3), published(4, 10), torch.randn(5, 3, 32, 32)
     for norm in (each for each in ours.modules() if isinstance(each, nn.BatchNorm2d)):
         nn.init.normal_(norm.bias)
@@ -91,7 +89,7 @@ def build(root: Path, *words: str, **given: Any) -> Any:
     return effloop.build_trainer(composed(*RECIPE, f"data.root={root}", *words), **given)
 
 
-def test_the_first_layer_whitens_training_images_that_are_not_augmented(root: Path, here: Path) -> None:
+def test_the_first_layer_whitens_training_images_that_are_not_augmented(root, here):
     trainer = build(root, "run=a", "model.width=1", "epochs=1")
     images = effloop.build_loader(composed(*RECIPE, f"data.root={root}"), evaluate=True).samples(range(56)).images
     got = trainer.model.whiten.weight.detach().clone()
@@ -107,7 +105,7 @@ def test_the_first_layer_whitens_training_images_that_are_not_augmented(root: Pa
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_flips_alternate_and_crops_show_reflections(root: Path, device: str) -> None:
+def test_flips_alternate_and_crops_show_reflections(root, device):
     words = [*RECIPE, f"data.root={root}", "data.mean=null", "data.std=null", f"augment.device={device}"]
     still = effloop.build_loader(composed(*words), evaluate=True).samples(range(56)).images
     loader = effloop.build_loader(composed(*words))
@@ -129,13 +127,13 @@ def test_flips_alternate_and_crops_show_reflections(root: Path, device: str) -> 
     assert len(seen) == 25
 
 
-def test_a_reflection_that_an_image_is_too_small_for(root: Path, here: Path) -> None:
+def test_a_reflection_that_an_image_is_too_small_for(root, here):
     wanted = "augment.ops.crop.padding: 33 is not allowed; set less than the 32 pixels of an image, or constant padding"
     with pytest.raises(ConfigError, match=line(wanted)):
         build(root, "image_size=72", "augment.ops.crop.padding=33")
 
 
-def test_the_loop_does_the_same_updates(root: Path, here: Path) -> None:
+def test_the_loop_does_the_same_updates(root, here):
     """Seventy, against a script with the published hyperparameters, without averages; in float64, as the maximum in a
     pooling window may be another one after rounding, and losses then differ by 1e-4.
     """

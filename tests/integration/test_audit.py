@@ -1,7 +1,5 @@
 """`effloop audit`: what it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shlex
@@ -21,7 +19,7 @@ from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError
 
 
-def test_a_table_that_no_program_runs_and_that_leaves_out_what_it_marks(tmp_path: Path) -> None:
+def test_a_table_that_no_program_runs_and_that_leaves_out_what_it_marks(tmp_path):
     """Names are what they are, whatever bytes they have, and what a spreadsheet does with a sign before them."""
     found = make_audit(tmp_path / "data")
     marked = [Place(split, sample) for split in found.splits for sample in range(len(NAMES))]
@@ -46,7 +44,7 @@ def test_a_table_that_no_program_runs_and_that_leaves_out_what_it_marks(tmp_path
         assert {printable(key) for key in keys} == {left.key(sample) for sample in range(len(left))}
 
 
-def test_a_run_whose_score_profits_from_leaks(finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_score_profits_from_leaks(finished, here, capsys):
     """Its data is looked at; without what the table marks none is found."""
     assert main(["audit", f"run={finished}", "out=new/pets", "labels=false"]) == 0
     first, leaks, written, act = capsys.readouterr().out.splitlines()
@@ -63,7 +61,7 @@ def test_a_run_whose_score_profits_from_leaks(finished: Path, here: Path, capsys
     assert {path.name for path in here.rglob("*")} == {"new", "pets.html", "pets.csv", "again.html", "again.csv"}
 
 
-def test_a_table_that_takes_the_place_of_another(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_that_takes_the_place_of_another(here, capsys):
     """It has the rows of the one that left samples out; and a split without a class is a finding, not refused."""
     make_photos(here / "data", 8, 1, classes=2)  # a/000.jpg is in both
     Path("old.csv").write_text("name,split\nb/001.jpg,train\na/002.jpg,\n")
@@ -102,9 +100,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_refused_in_one_line_before_an_image_is_looked_at(
-    words: str, finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_in_one_line_before_an_image_is_looked_at(words, finished, photos, here, capsys):
     Path("there.html").touch()
     Path("link.csv").symlink_to("/nowhere")
     if "two" in words:

@@ -1,7 +1,5 @@
 """Copies that are planted among photographs are found, all of them and no others, and can be left out."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import Counter, defaultdict
@@ -44,7 +42,7 @@ def clusters(table: Path) -> dict[str, list[set[str]]]:
 
 
 @pytest.mark.slow
-def test_planted_copies_are_found_and_left_out(here: Path, tmp_path: Path) -> None:
+def test_planted_copies_are_found_and_left_out(here, tmp_path):
     root = tmp_path / "planted"
     copies = plant(photographs(tmp_path / "photographs", 31), root, 24, SURE)
     assert main(["audit", f"data.root={root}", "labels=false"]) == 0
@@ -67,7 +65,7 @@ def test_planted_copies_are_found_and_left_out(here: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.nightly
-def test_recall_of_planted_copies(here: Path, tmp_path: Path) -> None:
+def test_recall_of_planted_copies(here, tmp_path):
     """500 copies of 7 kinds among 1,856 photographs, of which five pairs show the same thing already."""
     root = tmp_path / "planted"
     copies = plant(photographs(tmp_path / "photographs"), root, 500, [kind for kind in EDITS if kind != "half"])

@@ -5,8 +5,6 @@ on standard output, and no run folder; or, of the few inputs that are taken, a r
 """
 # ruff: noqa: E501  lines as users see them
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -525,15 +523,7 @@ def _(place: Place) -> str:
 
 
 @pytest.mark.parametrize(("arrange", "line"), [each[1:] for each in ROWS], ids=[each[0] for each in ROWS])
-def test_row(
-    arrange: Arrange,
-    line: str,
-    here: Path,
-    photos: Path,
-    finished: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_row(arrange, line, here, photos, finished, monkeypatch, capsys):
     warn.cache_clear()
     words = arrange(Place(here, photos, finished, monkeypatch)).split()
     if not {*words[:1]} & {"eval", "resume", "train"}:
@@ -565,7 +555,7 @@ class TestProcesses:
     """Rows that take processes: ranks, which end by themselves."""
 
     @pytest.mark.nightly
-    def test_45_other_number_of_ranks(self, here: Path, photos: Path) -> None:
+    def test_45_other_number_of_ranks(self, here, photos):
         words = (f"data.root={photos}", *TINY, "epochs=1", "run=x", "checkpoint.every_steps=3", "checkpoint.keep=2")
         assert main(["train", *once(*words)]) == 0
         step = "outputs/x/checkpoints/step-00000003.ckpt"
@@ -575,7 +565,7 @@ class TestProcesses:
         line = "batch_size: the checkpoint was trained with 8 on 1 rank, not 8 on 2 ranks; keep batch_size=4 on 2 ranks"
         assert_line(err, line, here)
 
-    def test_51_port_in_use(self, here: Path) -> None:
+    def test_51_port_in_use(self, here):
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             code, out, err = done(started(["effloop", "seed=1"], here, **environment(0, 2, port)))
@@ -583,7 +573,7 @@ class TestProcesses:
         line = f"MASTER_PORT: {port} is in use on …; end the process that listens there (…), or take another port (…)"
         assert_line(err, line, here)
 
-    def test_54_started_differently(self, here: Path) -> None:
+    def test_54_started_differently(self, here):
         port = free_port()
         processes = [started(["effloop", f"seed={rank}"], here, **environment(rank, 2, port)) for rank in (0, 1)]
         ended = [done(process) for process in processes]
@@ -592,7 +582,7 @@ class TestProcesses:
         assert_line("".join(err for _, _, err in ended), line, here)
 
 
-def test_every_row_is_there() -> None:
+def test_every_row_is_there():
     numbers = {int(name.split()[0]) for name, _, _ in ROWS}
     numbers |= {int(found[1]) for name in vars(TestProcesses) if (found := re.match(r"test_(\d+)", name))}
     assert numbers == {*range(1, 58)}

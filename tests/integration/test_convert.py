@@ -1,7 +1,5 @@
 """`effloop convert`, from the command to the dataset."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -68,7 +66,7 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path / "mixed"
 
 
-def test_images_are_re_encoded_into_folders_of_classes(mixed: Path, tmp_path: Path) -> None:
+def test_images_are_re_encoded_into_folders_of_classes(mixed, tmp_path):
     assert run(f"data.root={mixed}", "to=folder", f"out={tmp_path}/small", "max_side=32") == 0
     source = reopened(tmp_path / "small")
     assert source.classes == ("a", "b")
@@ -87,7 +85,7 @@ def test_originals_stay_the_same(photos: Path, here: Path) -> None:  # contract/
     assert [path.name for path in here.iterdir()] == ["set"]
 
 
-def test_shuffled(photos: Path, here: Path) -> None:
+def test_shuffled(photos, here):
     """The training split has the same samples in another order, of the seed; the other one stays as it is."""
     assert run(f"data.root={photos}", "to=memmap", "out=set", "shuffle=true", "seed=3") == 0
     folder, converted = open_source("folder", photos), reopened(here / "set")
@@ -110,7 +108,7 @@ def test_shuffled(photos: Path, here: Path) -> None:
         (["payload=jpeg", "color=gray"], Recipe(color="gray")),
     ],
 )
-def test_re_encoded_images(words: list[str], recipe: Recipe, mixed: Path, here: Path) -> None:
+def test_re_encoded_images(words, recipe, mixed, here):
     assert run(f"data.root={mixed}", "to=memmap", "out=set", *words) == 0
     folder, converted = open_source("folder", mixed), reopened(here / "set")
     recode = Recode(recipe, DECODER)
@@ -121,7 +119,7 @@ def test_re_encoded_images(words: list[str], recipe: Recipe, mixed: Path, here: 
     assert getattr(converted, "about") == recipe.about()  # noqa: B009  only packed sources have it
 
 
-def test_one_dataset_for_each_size(mixed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_dataset_for_each_size(mixed, here, capsys):
     assert run(f"data.root={mixed}", "to=memmap", "out=set.bin", "max_side=60,30") == 0
     assert sorted(path.name for path in here.iterdir()) == ["set-30.bin", "set-60.bin"]
     for size in (60, 30):
@@ -134,23 +132,21 @@ def test_one_dataset_for_each_size(mixed: Path, here: Path, capsys: pytest.Captu
     ]
 
 
-def test_one_split(photos: Path, here: Path) -> None:
+def test_one_split(photos, here):
     assert run(f"data.root={photos}", "data.val_split=train", "to=memmap", "out=set", "split=val") == 0
     assert reopened(here / "set", "val").fingerprint() == open_source("folder", photos).fingerprint()
     with pytest.raises(DataError, match="has no split 'train'; it has val"):
         reopened(here / "set")
 
 
-def test_again_gives_the_same_bytes(photos: Path, here: Path) -> None:
+def test_again_gives_the_same_bytes(photos, here):
     for name, threads in (("one", 1), ("two", 3)):
         assert run(f"data.root={photos}", "to=memmap", f"out={name}", "max_side=20", f"num_workers={threads}") == 0
     assert (here / "one").read_bytes() == (here / "two").read_bytes()
 
 
 class TestFailures:
-    def test_splits_with_different_classes(
-        self, photos: Path, mixed: Path, here: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_splits_with_different_classes(self, photos, mixed, here, capsys):
         os.rename(mixed / "val" / "b", mixed / "val" / "c")
         wanted = (
             f"train and val have different classes ({mixed}/train, {mixed}/val): only in train: b; only in val: c; "
@@ -159,7 +155,7 @@ class TestFailures:
         assert failure(capsys, f"data.root={mixed}", "to=memmap", "out=set") == wanted
         assert not list(here.iterdir())
 
-    def test_bad_image(self, mixed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_bad_image(self, mixed, here, capsys):
         image = mixed / "train/b/small.png"
         image.write_bytes(image.read_bytes()[:-30])
         said = failure(capsys, f"data.root={mixed}", "to=memmap", "out=set", "max_side=30")
@@ -167,9 +163,7 @@ class TestFailures:
         assert not list(here.iterdir())  # it was looked at before the others were re-encoded
 
     @pytest.mark.parametrize("words", [[], ["quality=80"]])
-    def test_bad_images_are_named_or_left_out(
-        self, words: list[str], mixed: Path, here: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_bad_images_are_named_or_left_out(self, words, mixed, here, capsys):
         good = sum(len(open_source("folder", mixed, split)) for split in ("train", "val"))
         jpeg = encode(photo(), "JPEG")
         bad = {"train/a/0.gif": b"GIF89a", "train/b/404.jpg": b"<html>", "val/a/cut.jpg": jpeg[:-9]}
@@ -191,7 +185,7 @@ class TestFailures:
         assert sum(len(open_source("lmdb", here / "set", split)) for split in ("train", "val")) == good
         assert main(["verify", "data.root=set"]) == 0
 
-    def test_nothing_is_left(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_nothing_is_left(self, photos, here, capsys):
         root = shutil.copytree(photos, here / "bad")
         for path in root.glob("val/*/*"):
             path.write_bytes(b"<html>")
@@ -199,7 +193,7 @@ class TestFailures:
         assert capsys.readouterr().err.splitlines()[-1].startswith(f"effloop: {root}/val: no image can be used; ")
         assert [path.name for path in here.iterdir()] == ["bad"]
 
-    def test_damaged_record(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_damaged_record(self, photos, here, capsys):
         assert run(f"data.root={photos}", "to=memmap", "out=set") == 0
         whole = (here / "set").read_bytes()
         at = whole.index(read_bytes(reopened(here / "set"), 7)) + 200
@@ -212,7 +206,7 @@ class TestFailures:
         assert [path.name for path in here.iterdir()] == ["set"]
 
     @pytest.mark.parametrize("words", [[], ["quality=90"]])
-    def test_bad_index(self, words: list[str], photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_bad_index(self, words, photos, here, capsys):
         assert run(f"data.root={photos}", "to=memmap", "out=set") == 0
         with (here / "set").open("r+b") as file:
             file.seek(ColumnFile(here / "set").place("train/label")[2] + 3)
@@ -225,15 +219,7 @@ class TestFailures:
         assert [path.name for path in here.iterdir()] == ["set"]
 
     @pytest.mark.parametrize(("to", "words"), [("memmap", []), ("tar", ["quality=90"])])
-    def test_writer_that_loses_a_sample(
-        self,
-        to: str,
-        words: list[str],
-        photos: Path,
-        here: Path,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_writer_that_loses_a_sample(self, to, words, photos, here, capsys, monkeypatch):
         def forgetful(path: Path, dataset: Dataset) -> None:
             splits = {name: Listed(list(records)[: min(39, len(records))]) for name, records in dataset.splits.items()}
             true(path, Dataset(dataset.classes, splits, dataset.about))
@@ -246,7 +232,7 @@ class TestFailures:
         )
         assert not (here / "set").exists()
 
-    def test_replaced_after_the_scan(self, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_replaced_after_the_scan(self, photos, here, capsys):
         root = shutil.copytree(photos, here / "photos")
         for folder in (root / "train").rglob("*"):
             os.utime(folder, (1e9, 1e9))
@@ -276,7 +262,7 @@ def damaged_within(jpeg: bytes) -> bytes:
 
 
 @pytest.mark.slow
-def test_killed_interrupted_and_two_at_once(many: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_interrupted_and_two_at_once(many, here, capsys):
     words = (f"data.root={many}", "to=memmap", "max_side=24")
     assert run(*words, "out=wanted") == 0
     for signum, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
@@ -351,17 +337,17 @@ class TestFullDisk:
         return str(caught.value)
 
     @pytest.mark.parametrize("to", ["folder", "lmdb", "memmap"])  # test_damage.py has every one
-    def test_while_originals_are_written(self, to: str, noise: Path, disk: Path) -> None:
+    def test_while_originals_are_written(self, to, noise, disk):
         said = self.convert(noise, disk, to, None, at=50)
         wanted = "4.3 MB of images are needed, and what the format adds; make room or set out=PATH"
         assert said == f"out: the disk of {disk} is full; {wanted}"
 
-    def test_while_images_are_re_encoded(self, noise: Path, disk: Path) -> None:
+    def test_while_images_are_re_encoded(self, noise, disk):
         said = self.convert(noise, disk, "memmap", 100, at=201)
         assert said.startswith(f"out: the disk of {disk} is full; ")
 
     @pytest.mark.parametrize("words", [[], ["payload=raw"]])
-    def test_known_before(self, words: list[str], noise: Path, disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_known_before(self, words, noise, disk, capsys):
         (disk / "filler").write_bytes(bytes(21 << 20))
         options = (f"data.root={noise}", "to=memmap", "split=train", *words)
         said = failure(capsys, *options, f"out={disk}/set")

@@ -3,8 +3,6 @@
 1,000 flips and 200 cuts of each; `EFFLOOP_FLIPS` and `EFFLOOP_CUTS` set other numbers.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -105,7 +103,7 @@ def in_a_process(work: Callable[..., None], *args: object, timeout_s: float = 60
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_nothing_altered_is_taken_for_the_data(name: str, tmp_path: Path) -> None:
+def test_nothing_altered_is_taken_for_the_data(name, tmp_path):
     """Each flip and each cut is refused, is of a byte that nothing reads, or changes nothing that is read."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
@@ -140,7 +138,7 @@ def jpegs(report: Path) -> None:
     report.write_text(json.dumps(counts))
 
 
-def test_a_damaged_jpeg_ends_no_process(tmp_path: Path) -> None:
+def test_a_damaged_jpeg_ends_no_process(tmp_path):
     in_a_process(jpegs, tmp_path / "report")
     counts = json.loads((tmp_path / "report").read_text())
     assert {*counts} == {"refused", "same", "other pixels"}
@@ -148,7 +146,7 @@ def test_a_damaged_jpeg_ends_no_process(tmp_path: Path) -> None:
     assert counts["other pixels"]  # a JPEG has no checksum: why `verify` records one
 
 
-def test_flips_in_the_lengths_of_intervals_change_no_pixel() -> None:
+def test_flips_in_the_lengths_of_intervals_change_no_pixel():
     """In the segment that says where a JPEG's restart intervals are: every region is what it was, or is refused."""
     plain = encode(photo(90, 110), "JPEG", quality=90, restart_marker_blocks=1)
     data = with_interval_lengths(plain, read_header(plain).sof_at)
@@ -174,7 +172,7 @@ def test_flips_in_the_lengths_of_intervals_change_no_pixel() -> None:
     assert counts["same"] > counts["refused"]
 
 
-def test_a_map_that_is_full_is_made_larger(tmp_path: Path) -> None:
+def test_a_map_that_is_full_is_made_larger(tmp_path):
     """LMDB's map is sized by the bytes that the records say they have."""
 
     class Understated(Listed):
@@ -201,7 +199,7 @@ for to in formats:
 """
 
 
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
+def test_a_disk_that_is_full(tmp_path):
     """A tmpfs with room for the images and not for what a format adds: one line, and nothing is left."""
     if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
         pytest.skip("needs to make mount namespaces")

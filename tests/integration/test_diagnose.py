@@ -1,7 +1,5 @@
 """`diagnose` finds what holds a run back; the faults are those of `planted`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -55,7 +53,7 @@ def measured(found: dict[str, Any]) -> Iterator[None]:
 
 
 @pytest.mark.nightly
-def test_slow_storage(tmp_path: Path) -> None:
+def test_slow_storage(tmp_path):
     """Found, with overrides that help, and all of it told."""
     root = make(tmp_path / "photos", 64, 16, 60)
     found = diagnosed(tmp_path, "data=far", f"data.root={root}", *LIGHT)
@@ -85,7 +83,7 @@ def test_slow_storage(tmp_path: Path) -> None:
         (["lr=1,2"], "lr=1,2: several values are a sweep"),
     ],
 )
-def test_refusals(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(words, line, capsys):
     assert main(["diagnose", *words]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"effloop: {line}")
@@ -104,7 +102,7 @@ FAULTS = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("bound", FAULTS)
-def test_planted_faults(bound: str, tmp_path: Path) -> None:
+def test_planted_faults(bound, tmp_path):
     words, shape, advice = FAULTS[bound]
     light = [word for word in LIGHT if "heavy" not in str(words) or "width" not in word]
     found = diagnosed(tmp_path, f"data.root={make(tmp_path / 'photos', *shape)}", *light, *words, seconds=10)
@@ -114,7 +112,7 @@ def test_planted_faults(bound: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_too_few_workers(tmp_path: Path) -> None:
+def test_too_few_workers(tmp_path):
     root = make(tmp_path / "photos", 256, 32, 480)
     light = [word for word in LIGHT if word != "num_workers=2"]
     found = diagnosed(tmp_path, f"data.root={root}", *light, "num_workers=1", seconds=10)
@@ -125,7 +123,7 @@ def test_too_few_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_line_that_reads_a_tensor(tmp_path: Path) -> None:
+def test_a_line_that_reads_a_tensor(tmp_path):
     root = make(tmp_path / "photos", 64, 16, 60)
     light = [word for word in LIGHT if word != "num_workers=2"]
     found = diagnosed(tmp_path, f"data.root={root}", *light, "task=reading", "engine=inline")
@@ -135,7 +133,7 @@ def test_a_line_that_reads_a_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_what_waits_wants_more_workers(tmp_path: Path) -> None:
+def test_what_waits_wants_more_workers(tmp_path):
     """Not another recipe, nor a cache alone."""
     root = make(tmp_path / "photos", 256, 16, 60)
     found = diagnosed(tmp_path, f"data.root={root}", *LIGHT, "+augment.ops.doze={op:Doze}", "verify=true", seconds=5)

@@ -1,7 +1,5 @@
 """The emulated GPUs: late where CUDA may be, strict where it is; and training on them, as on a CPU to the bit."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -20,7 +18,7 @@ import torch
 from runs import TINY, once, rows, train
 
 
-def test_rules_of_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_of_cuda(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hides real ones
     log = tmp_path / "log"
     late, found = emulator.call(rules, log=log)
@@ -177,7 +175,7 @@ def compared(photos: str, devices: int, seeds: Sequence[int], epochs: int) -> li
     return differ
 
 
-def test_trains_as_on_a_cpu(photos: Path) -> None:
+def test_trains_as_on_a_cpu(photos):
     assert emulator.call(compared, str(photos), 2, [3, 21], 2) == []
 
 
@@ -185,13 +183,13 @@ def test_trains_as_on_a_cpu(photos: Path) -> None:
 @pytest.mark.parametrize(
     "seeds", [pytest.param(10, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.nightly)]
 )
-def test_trains_as_on_a_cpu_on_many_schedules(photos: Path, devices: int, seeds: int) -> None:
+def test_trains_as_on_a_cpu_on_many_schedules(photos, devices, seeds):
     assert emulator.call(compared, str(photos), devices, range(seeds), 6, devices=devices, timeout_s=3000) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_the_command_uses_one_gpu(photos: Path, tmp_path: Path, device: str) -> None:
+def test_the_command_uses_one_gpu(photos, tmp_path, device):
     log = tmp_path / "log"
     words = [f"data.root={photos}", *TINY, f"device={device}", "engine=processes", "num_workers=1"]
     done = emulator.run("-m", "effloop", *once("train", *words), log=log, cwd=tmp_path)
@@ -201,7 +199,7 @@ def test_the_command_uses_one_gpu(photos: Path, tmp_path: Path, device: str) -> 
 
 
 @pytest.mark.slow
-def test_tests_for_a_gpu_pass() -> None:
+def test_tests_for_a_gpu_pass():
     """All but those of speed, of compiled kernels and of DALI's, which say so."""
     done = emulator.run("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", Path(__file__).parents[1] / "gpu")
     assert not done.returncode, done.stdout

@@ -1,11 +1,8 @@
 """Several runs as one model: means for images, and folds that are predicted by the models that haven't seen them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -57,9 +54,7 @@ def means_of_logits(each: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     ("words", "mean"),
     [([], means), pytest.param(["average=logits"], means_of_logits, marks=pytest.mark.slow, id="logits")],
 )
-def test_the_mean_of_models_each_of_images_as_it_saw_them(
-    folds: Path, photos: Path, here: Path, words: list[str], mean: Callable[..., NDArray[np.float64]]
-) -> None:
+def test_the_mean_of_models_each_of_images_as_it_saw_them(folds, photos, here, words, mean):
     images = [str(photos / "val"), "scores=true"]
     for fold in range(3):
         assert main(["predict", str(folds / str(fold)), *images, f"out={fold}.csv"]) == 0
@@ -72,7 +67,7 @@ def test_the_mean_of_models_each_of_images_as_it_saw_them(
         assert [row["class"] for row in found] == ["abc"[best] for best in expected.argmax(axis=1)]
 
 
-def test_each_sample_is_predicted_by_the_model_that_has_not_seen_it(folds: Path, photos: Path, here: Path) -> None:
+def test_each_sample_is_predicted_by_the_model_that_has_not_seen_it(folds, photos, here):
     assert main(["eval", str(folds)]) == 0
     told = json.loads((folds / "eval/val/scores.json").read_text())
     rows = table(folds / "eval/val/predictions.csv")
@@ -106,9 +101,7 @@ def test_each_sample_is_predicted_by_the_model_that_has_not_seen_it(folds: Path,
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_some_folds_and_what_is_refused(
-    folds: Path, finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_some_folds_and_what_is_refused(folds, finished, photos, here, capsys):
     assert main(["eval", f"{folds}/0,{folds}/1", "out=two"]) == 0
     rows = table(Path("two/predictions.csv"))
     assert {row["fold"] for row in rows} == {"0", "1"}

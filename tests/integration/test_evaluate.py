@@ -1,7 +1,5 @@
 """`eval`: what it prints beside the scores, and its files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
@@ -33,7 +31,7 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_files_say_what_the_table_says(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_say_what_the_table_says(run, photos, capsys):
     assert main(["eval", str(run), "batch_size=5"]) == 0
     out, folder = capsys.readouterr().out, run / "eval/val"
     assert {path.name for path in folder.iterdir()} == FILES
@@ -61,7 +59,7 @@ def test_files_say_what_the_table_says(run: Path, photos: Path, capsys: pytest.C
         assert Path(row["path"]).is_file()
 
 
-def test_with_several_views_it_is_of_all_of_them(run: Path) -> None:
+def test_with_several_views_it_is_of_all_of_them(run):
     assert main(["eval", str(run), "tta=flip", "out=views"]) == 0
     told = json.loads(Path("views/scores.json").read_text())
     assert told["tta"] == ["flip"]
@@ -72,7 +70,7 @@ def test_with_several_views_it_is_of_all_of_them(run: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_a_recipe_in_16_bit_is_scored_and_used_in_float32(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_in_16_bit_is_scored_and_used_in_float32(photos, capsys):
     """As an exported file computes; `amp=true` gives the scores of the training, and each place names what it is of."""
     assert train(photos, "run=x", "epochs=1", "amp=true") == 0
     assert "result (bfloat16)" in capsys.readouterr().out
@@ -107,7 +105,7 @@ def test_a_recipe_in_16_bit_is_scored_and_used_in_float32(photos: Path, capsys: 
 
 
 @pytest.mark.nightly
-def test_each_split_has_a_folder_and_a_file_has_its_own(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_split_has_a_folder_and_a_file_has_its_own(run, capsys):
     assert main(["eval", str(run), "split=train"]) == 0
     assert main(["eval", str(run / "checkpoints/last.ckpt")]) == 0
     assert main(["eval", str(run), "out=elsewhere/x"]) == 0
@@ -120,7 +118,7 @@ def test_each_split_has_a_folder_and_a_file_has_its_own(run: Path, capsys: pytes
         assert picture.width == 8 * 158
 
 
-def test_a_folder_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written(run, capsys):
     """One line, and the scores nevertheless; if the folder was asked for, before anything is computed."""
     (run / "eval").write_text("in the way")
     assert main(["eval", str(run)]) == 0
@@ -141,7 +139,7 @@ def test_a_folder_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixtur
     ("task", "head", "score", "file"),
     [("multilabel", "labels", ("map", "ap"), "per_class.csv"), ("regression", "label", ("r2", "r2"), "per_output.csv")],
 )
-def test_other_tasks(task: str, head: str, score: tuple[str, str], file: str, photos: Path, here: Path) -> None:
+def test_other_tasks(task, head, score, file, photos, here):
     """Rows whose mean is the score, as often as it is asked for."""
     lines = [f"path,split,{head}"]
     for number, path in enumerate(sorted(photos.glob("*/*/*.jpg"))):

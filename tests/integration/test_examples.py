@@ -1,7 +1,5 @@
 """The programs of docs/examples/, run as a reader would, on tiny data."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -28,7 +26,7 @@ def serve(here: Path) -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / "serve.py"))
 
 
-def test_serve_trains_once_and_answers_requests(serve: dict[str, Any], photos: Path, here: Path) -> None:
+def test_serve_trains_once_and_answers_requests(serve, photos, here):
     import uvicorn
 
     overrides = [f"data.root={photos}", *TINY, "epochs=1", "record.tensorboard=false"]
@@ -58,7 +56,7 @@ def test_serve_trains_once_and_answers_requests(serve: dict[str, Any], photos: P
         thread.join()
 
 
-def test_loop_trains(photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loop_trains(photos, monkeypatch, capsys):
     words = ["loop.py", f"data.root={photos}", "image_size=32", "batch_size=8", "epochs=2", "num_workers=0"]
     monkeypatch.setattr(sys, "argv", words)
     runpy.run_path(str(EXAMPLES / "loop.py"), run_name="__main__")
@@ -68,7 +66,7 @@ def test_loop_trains(photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.slow
-def test_kaggle_from_a_table_to_a_submission(photos: Path, here: Path) -> None:
+def test_kaggle_from_a_table_to_a_submission(photos, here):
     python = Path(sys.executable).parent
     variables = {**os.environ, "PATH": f"{python}:{os.environ['PATH']}"}
     run: Callable[..., Any] = lambda *words: subprocess.run(words, check=True, env=variables)  # noqa: E731
@@ -81,7 +79,7 @@ def test_kaggle_from_a_table_to_a_submission(photos: Path, here: Path) -> None:
     assert {row[1] for row in found[1:]} <= set("abc")
 
 
-def test_the_page_shows_each_and_they_are_short() -> None:
+def test_the_page_shows_each_and_they_are_short():
     for file in EXAMPLES.iterdir():
         assert len(file.read_text("utf-8").splitlines()) <= 60, file
         assert f"examples/{file.name}" in PAGE

@@ -1,7 +1,5 @@
 """`effloop export`, and `eval` of what it writes."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -51,7 +49,7 @@ def scores(run: Path, *overrides: str) -> dict[str, float]:
     [("state_dict", "half=true"), ("pt2", "batch=7"), ("onnx", "int8=true"), ("openvino", "batch=dynamic")],
 )
 @pytest.mark.slow
-def test_export_and_eval(to: str, option: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_and_eval(to, option, run, tmp_path, capsys):
     """The file's scores are the checkpoint's, by its metadata, by `eval`, and with other overrides."""
     path = tmp_path / f"model{formats[to].suffix}"
     assert main(["export", str(run), f"to={to}", f"out={path}", option]) == 0
@@ -78,9 +76,7 @@ def test_export_and_eval(to: str, option: str, run: Path, tmp_path: Path, capsys
 
 
 @pytest.mark.slow
-def test_preprocessing_by_the_metadata_alone(
-    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preprocessing_by_the_metadata_alone(run, photos, tmp_path, monkeypatch, capsys):
     """The program in docs/export.md makes the loader's images of the files, and predicts what the model predicts."""
     path = tmp_path / "model.onnx"
     assert main(["export", str(run), "to=onnx", f"out={path}"]) == 0
@@ -116,9 +112,7 @@ class Sabotaged(Pt2):
 
 
 @pytest.mark.nightly
-def test_other_outputs_are_refused(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_outputs_are_refused(run, tmp_path, monkeypatch, capsys):
     """No file is left, and one from before stays as it is."""
     monkeypatch.setitem(formats, "sabotaged", Sabotaged)
     path = tmp_path / "model.sabotaged"
@@ -143,13 +137,13 @@ def test_other_outputs_are_refused(
         (["to=onnx", "data.mean=null", "data.std=null"], "data.mean"),
     ],
 )
-def test_refused(words: list[str], message: str, run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused(words, message, run, here, capsys):
     assert main(["export", str(run), *words]) == 2
     assert message in capsys.readouterr().err
     assert not list(here.iterdir())
 
 
-def test_files_that_are_no_exports(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_no_exports(run, tmp_path, capsys):
     path = tmp_path / "model.safetensors"
     assert main(["export", str(run), "to=state_dict", f"out={path}"]) == 0
     assert main(["export", str(path), "to=onnx"]) == 2

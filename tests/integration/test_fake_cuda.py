@@ -1,7 +1,5 @@
 """Every kind of step on a GPU whose tensors have no values: devices, waits, types and layouts are as they should be."""
 
-from __future__ import annotations
-
 import itertools
 import pkgutil
 import random
@@ -157,7 +155,7 @@ PLANTED: list[tuple[str, str, str, Callable[[Any], Any]]] = [
 ]
 
 
-def test_settings() -> None:
+def test_settings():
     """The first eight have most pairs."""
     assert not emulator.call(found_by, "faults", *map(words, pairwise((SMALL, TASKS, *FAST))[:8]))
 
@@ -165,7 +163,7 @@ def test_settings() -> None:
 @pytest.mark.parametrize(
     "part", [pytest.param(part, marks=pytest.mark.nightly if part else pytest.mark.slow) for part in range(4)]
 )
-def test_any_two_settings(part: int) -> None:
+def test_any_two_settings(part):
     wide = pairwise((SMALL + LARGE, TASKS, *SLOW))
     assert not emulator.call(found_by, "faults", *map(words, wide[part::4]))
 
@@ -173,23 +171,23 @@ def test_any_two_settings(part: int) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("precision", SLOW[0])
 @pytest.mark.parametrize("model", SMALL)
-def test_all_settings(model: str, precision: str) -> None:
+def test_all_settings(model, precision):
     every = filter(possible, itertools.product([model], TASKS, [precision], *STEP))
     assert not emulator.call(found_by, "faults", *map(words, every))
 
 
 @pytest.mark.slow
-def test_planted_faults_are_found() -> None:
+def test_planted_faults_are_found():
     found = emulator.call(found_of_planted)
     assert not [each for each, text in zip(PLANTED, found, strict=True) if not re.search(each[0], text)]
 
 
 @pytest.mark.slow
-def test_operations_of_augmentation_on_batches() -> None:
+def test_operations_of_augmentation_on_batches():
     assert not emulator.call(found_by, "on_device", 3, 1)
 
 
 @pytest.mark.slow
-def test_a_step_is_one_graph() -> None:
+def test_a_step_is_one_graph():
     every = filter(possible, itertools.product(SMALL, TASKS, ["precision=bf16"]))
     assert not emulator.call(found_by, "breaks", *map(words, every))

@@ -1,7 +1,5 @@
 """Files that were made to run code, read or write elsewhere, or fill the memory: refused in one line, or inert."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -166,7 +164,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_refused_in_one_line(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_in_one_line(name, here, capsys):
     data, make = HOSTILE[name]
     Path("secret").write_text(SECRET * 9)
     wanted = make()
@@ -181,7 +179,7 @@ def test_refused_in_one_line(name: str, here: Path, capsys: pytest.CaptureFixtur
     assert {path for path in here.parent.rglob("*") if not {"cache", "outputs"} & {*path.parts}} == before
 
 
-def test_names_that_lead_elsewhere_are_not_written_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_lead_elsewhere_are_not_written_there(here, capsys):
     """A packed file may have any keys; a folder made of it stays below `out`."""
     names = [b"../../evil.jpg", b"/evil.jpg", b"a/../../../evil.jpg", b"a/./evil.jpg", b"a//evil.jpg", b"b/good.jpg"]
     train = [(name, number // 5, IMAGE) for number, name in enumerate(names)]

@@ -1,7 +1,5 @@
 """Two machines: how they find each other, and what happens when one of them, or the network between them, is gone."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable
@@ -77,9 +75,7 @@ def steps_done(cwd: Path, count: int) -> bool:
         pytest.param(NAMES, by_slurm, marks=nightly),
     ],
 )
-def test_they_find_each_other_whatever_their_names_resolve_to(
-    photos: Path, tmp_path: Path, names: str, env: Callable[[int], dict[str, str]]
-) -> None:
+def test_they_find_each_other_whatever_their_names_resolve_to(photos, tmp_path, names, env):
     with hosts(names=names) as pair:
         ended = [done(each) for each in begun(pair, command(photos, tmp_path), tmp_path, env)]
         assert [(code, lines(err)) for code, _, err in ended] == [(0, []), (0, [])]
@@ -99,7 +95,7 @@ def test_they_find_each_other_whatever_their_names_resolve_to(
         pytest.param({"MASTER_PORT": "29501"}, r"10.77.0.1:29501 \(Connection refused\); check", marks=nightly),
     ],
 )
-def test_what_one_of_them_has_wrong(photos: Path, tmp_path: Path, changed: dict[str, str], line: str) -> None:
+def test_what_one_of_them_has_wrong(photos, tmp_path, changed, line):
     wait_s = 60 if "WORLD_SIZE" in changed else 1  # for the other one, on a busy machine; it is said at once
     args = command(photos, tmp_path, f"parallel.start_timeout_s={wait_s}")
     with hosts() as pair:
@@ -128,7 +124,7 @@ def assert_equal_end(run: Path, unbroken: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", [pytest.param(1, marks=slow), pytest.param(0, marks=nightly)])
-def test_a_host_that_vanishes(photos: Path, tmp_path: Path, unbroken: Path, gone: int) -> None:
+def test_a_host_that_vanishes(photos, tmp_path, unbroken, gone):
     """Without a word, as nothing of it answers any more; the run is continued when it is back."""
     args = command(photos, tmp_path, "epochs=4", "parallel.timeout_s=5", "resume=auto")
     with hosts() as pair:
@@ -152,7 +148,7 @@ def test_a_host_that_vanishes(photos: Path, tmp_path: Path, unbroken: Path, gone
 
 @nightly
 @pytest.mark.parametrize("loss", [0.0, 0.05])
-def test_a_link_that_is_cut_for_a_while_or_slow(photos: Path, tmp_path: Path, unbroken: Path, loss: float) -> None:
+def test_a_link_that_is_cut_for_a_while_or_slow(photos, tmp_path, unbroken, loss):
     with hosts() as pair:
         started = begun(pair, command(photos, tmp_path, "epochs=4"), tmp_path)
         wait_until(lambda: steps_done(tmp_path, 7), started[0])
@@ -164,7 +160,7 @@ def test_a_link_that_is_cut_for_a_while_or_slow(photos: Path, tmp_path: Path, un
 
 
 @nightly
-def test_a_link_that_stays_cut_ends_both_sides(photos: Path, tmp_path: Path) -> None:
+def test_a_link_that_stays_cut_ends_both_sides(photos, tmp_path):
     with hosts() as pair:
         started = begun(pair, command(photos, tmp_path, "epochs=400", "parallel.timeout_s=2"), tmp_path)
         wait_until(lambda: steps_done(tmp_path, 7), started[0])

@@ -1,7 +1,5 @@
 """Photographs as phones store them: turned by their EXIF tag, HEIC, and what lies beside them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import shutil
@@ -55,9 +53,7 @@ def predicted(model: Path, images: Path, *words: str) -> list[dict[str, str]]:
         return [{**row, "path": row["path"].removeprefix(str(images))} for row in csv.DictReader(file)]
 
 
-def test_stored_turned_or_not_is_the_same_photograph(
-    finished: Path, phones: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stored_turned_or_not_is_the_same_photograph(finished, phones, here, capsys):
     wanted = predicted(finished, phones["upright"])
     assert " EXIF " not in capsys.readouterr().out
     assert predicted(finished, phones["turned"]) == wanted
@@ -69,7 +65,7 @@ def test_stored_turned_or_not_is_the_same_photograph(
 
 
 @pytest.mark.parametrize("lacks", [True, False])
-def test_a_run_of_before_stays_as_it_was(finished: Path, phones: dict[str, Path], here: Path, lacks: bool) -> None:
+def test_a_run_of_before_stays_as_it_was(finished, phones, here, lacks):
     """Its config says false, or nothing."""
     path = shutil.copy(finished / "checkpoints/best.ckpt", here / "old.ckpt")
     state = torch.load(path, weights_only=False)
@@ -82,7 +78,7 @@ def test_a_run_of_before_stays_as_it_was(finished: Path, phones: dict[str, Path]
     assert predicted(path, phones["turned"], "decode.exif=true") == predicted(finished, phones["upright"])
 
 
-def test_a_run_of_before_goes_on_by_itself(photos: Path, here: Path) -> None:
+def test_a_run_of_before_goes_on_by_itself(photos, here):
     """`resume=auto` composes the config anew, with today's default."""
     words = ["run=x", "resume=auto", "num_workers=0"]
     assert train(photos, *words, "epochs=1", "decode.exif=false") == 0
@@ -91,9 +87,7 @@ def test_a_run_of_before_goes_on_by_itself(photos: Path, here: Path) -> None:
     assert files.read(files.find(Path("outputs/x"), "best"))["config"]["decode"]["exif"] is False
 
 
-def test_commands_say_how_many_are_turned(
-    photos: Path, phones: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_say_how_many_are_turned(photos, phones, here, capsys):
     shutil.copytree(photos / "train", "set/train")
     shutil.copytree(phones["turned"], "set/val")
     data = f"data.root={here / 'set'}"
@@ -106,7 +100,7 @@ def test_commands_say_how_many_are_turned(
         assert f"13 of 13 images looked at{line}" in capsys.readouterr().out
 
 
-def test_converted_pixels_are_upright_and_copies_keep_their_tags(phones: dict[str, Path], here: Path) -> None:
+def test_converted_pixels_are_upright_and_copies_keep_their_tags(phones, here):
     for kind, folder in phones.items():
         shutil.copytree(folder, f"{kind}/val")
     for to in (["payload=original"], ["payload=raw"], ["quality=95"]):
@@ -138,7 +132,7 @@ def mixed(photos: Path, here: Path) -> Path:
 LEFT_OUT = "2 .txt, 1 .webm, 1 in no class folder, 1 without an ending"
 
 
-def test_what_is_left_out_is_counted_by_kind(finished: Path, mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_left_out_is_counted_by_kind(finished, mixed, capsys):
     pytest.importorskip("pi_heif")
     data = f"data.root={mixed}"
     assert train(mixed, "epochs=1", "num_workers=0") == 0
@@ -157,9 +151,7 @@ def test_what_is_left_out_is_counted_by_kind(finished: Path, mixed: Path, capsys
     assert found == "2 .txt, 1 .1000, 1 .1001, 1 .1002, 1 .1003, 1 .1004, 1 .1005, 1 .1006, 43 of other kinds"
 
 
-def test_without_the_plugin_a_line_says_what_to_install(
-    finished: Path, mixed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_plugin_a_line_says_what_to_install(finished, mixed, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pi_heif", None)
     monkeypatch.setitem(sys.modules, "pi_heif.HeifImagePlugin", None)
     line = f"{mixed}/train/a/IMG_1.HEIC {WITHOUT} (2 such images)"

@@ -1,7 +1,5 @@
 """What a run imports: the core, and the parts that it has chosen."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -51,7 +49,7 @@ _NOT_CHOSEN = (
 _MOST = 200
 
 
-def test_a_default_run_imports_the_core_and_what_it_has_chosen(photos: Path, tmp_path: Path) -> None:
+def test_a_default_run_imports_the_core_and_what_it_has_chosen(photos, tmp_path):
     root = shutil.copytree(photos, tmp_path / "photos")
     (root / "LICENSE").touch()  # beside the splits, and no format's
     command = [sys.executable, "-c", _RUN, f"data.root={root}", *TINY, "record.tensorboard=false"]
@@ -74,7 +72,7 @@ for words, wanted in json.loads(sys.argv[1]):
 """
 
 
-def test_what_needs_no_torch_does_not_import_it(photos: Path, tmp_path: Path) -> None:
+def test_what_needs_no_torch_does_not_import_it(photos, tmp_path):
     commands = {
         "--help": "EffLoop trains image models",
         **{f"{name} --help": f"effloop {name}" for name in MODULES},

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -33,7 +31,7 @@ def rows(out: str) -> dict[str, list[str]]:
     return {cells[0].strip(): [cell.strip() for cell in cells[1:4]] for cells in lines}
 
 
-def test_the_command(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(photos, capsys):
     (photos / "val/b/none.png").write_bytes(encode(photo(), "PNG"))
     assert main(["index", f"data.root={photos}"]) == 0
     out = capsys.readouterr().out
@@ -43,7 +41,7 @@ def test_the_command(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows(capsys.readouterr().out) == {"train": ["8", "8", "0"]}
 
 
-def test_of_data_with_indexes_there_is_nothing_to_do(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_data_with_indexes_there_is_nothing_to_do(photos, capsys):
     out = photos.parent / "packed"
     assert main(["convert", f"data.root={photos}", "to=tar", f"out={out}"]) == 0
     capsys.readouterr()
@@ -51,7 +49,7 @@ def test_of_data_with_indexes_there_is_nothing_to_do(photos: Path, capsys: pytes
     assert "train: needs none" in capsys.readouterr().out
 
 
-def test_a_cache_folder_that_cannot_be_written_is_named(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_folder_that_cannot_be_written_is_named(photos, capsys):
     assert main(["index", f"data.root={photos}"]) == 0
     for path in (photos.parent / "cache/effloop").glob("entropy-*"):
         path.unlink()
@@ -61,7 +59,7 @@ def test_a_cache_folder_that_cannot_be_written_is_named(photos: Path, capsys: py
 
 
 @pytest.mark.nightly
-def test_runs_learn_the_same(photos: Path, here: Path) -> None:
+def test_runs_learn_the_same(photos, here):
     for number, value in enumerate(("none", "auto", "auto", "read")):
         assert train(photos, f"run={number}", f"data.index={value}", "batch_size=4", "epochs=1") == 0
     metrics = [(path / "metrics.jsonl").read_bytes() for path in sorted((here / "outputs").iterdir())]
@@ -70,7 +68,7 @@ def test_runs_learn_the_same(photos: Path, here: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["memmap", "lmdb"])
-def test_verify_compares_the_column(photos: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_compares_the_column(photos, to, capsys):
     out = photos.parent / "packed"
     assert main(["convert", f"data.root={photos}", f"to={to}", f"out={out}"]) == 0
     assert main(["verify", f"data.root={out}"]) == 0
@@ -89,9 +87,7 @@ def test_verify_compares_the_column(photos: Path, to: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_an_index_that_gives_other_pixels(
-    number: int, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_index_that_gives_other_pixels(number, photos, monkeypatch, capsys):
     """The one of a brighter image: it is refused where it is compared, elsewhere `verify` finds it."""
     pixels = photo(200, 180) // 2 + 60
     image, brighter = (encode(each, "JPEG", quality=90) for each in (pixels, pixels + 3))
@@ -118,7 +114,7 @@ def test_an_index_that_gives_other_pixels(
         assert ("a/1.jpg has an entropy index by which" in capsys.readouterr().out) == bool(number)
 
 
-def test_convert_without_indexes_writes_what_it_wrote_before(photos: Path) -> None:
+def test_convert_without_indexes_writes_what_it_wrote_before(photos):
     for name, words in (("with", []), ("without", ["index=none"])):
         assert main(["convert", f"data.root={photos}", "to=memmap", f"out={photos.parent / name}", *words]) == 0
     plain, indexed = (ColumnFile(photos.parent / name) for name in ("without", "with"))

@@ -1,7 +1,5 @@
 """Files of `launch`: what docs/launch.md shows, words that shells or YAML would take apart, the tools' own parsers."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -30,9 +28,7 @@ def launched(to: str, *words: str) -> str:
 
 
 @pytest.mark.parametrize(("line", "to", "text"), SHOWN, ids=[to for _, to, _ in SHOWN])
-def test_the_page_shows_what_is_written(
-    line: str, to: str, text: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_shows_what_is_written(line, to, text, here, capsys):
     assert main(shlex.split(line)[1:]) == 0
     assert capsys.readouterr().out == text
     file, command = re.fullmatch(r"file: (.*)   submit: (.*)", text.splitlines()[-1]).groups()
@@ -58,7 +54,7 @@ def arguments(name: str) -> list[str]:
 
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(("to", "nodes"), [*((to, 2) for to in TOOLS), ("skypilot", 1)])
-def test_words_arrive_as_they_were_typed(to: str, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_arrive_as_they_were_typed(to, nodes, monkeypatch):
     words = [f"record.project={quoted(TEXT)}", "parallel=ddp", "out='/my $outputs'", "run=a/b c", "resume=auto"]
     text = launched(to, f"nodes={nodes}", "gpus=H100:2" if to == "skypilot" else "gpus=2", *words)
     if to == "slurm":
@@ -85,7 +81,7 @@ def test_words_arrive_as_they_were_typed(to: str, nodes: int, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("here")
-def test_each_start_finds_the_same_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_start_finds_the_same_run(monkeypatch, tmp_path):
     """A name that is left to the moment, or has it in it, is fixed; the job's name is one that all tools take."""
     for typed in ([], ["run=a/${now:%H-%M-%S}"]):
         text = launched("slurm", "gpus=0", *typed)
@@ -96,19 +92,19 @@ def test_each_start_finds_the_same_run(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.usefixtures("here")
-def test_the_strategy_of_a_recipe_stays() -> None:
+def test_the_strategy_of_a_recipe_stays():
     assert "parallel=" not in launched("slurm", "gpus=8", "experiment=imagenet_resnet50_8gpu", "data.root=/data/in1k")
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("to", "place"), [("kubernetes", ["metadata", "name"]), ("skypilot", ["name"])])
-def test_a_run_may_have_the_name_of_a_boolean(to: str, place: list[str]) -> None:
+def test_a_run_may_have_the_name_of_a_boolean(to, place):
     found = yaml.safe_load(launched(to, "gpus=0", "run='no'"))
     assert reduce(getitem, place, found) == "no"
 
 
 @pytest.mark.usefixtures("programs")
-def test_submit(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit(capfd, monkeypatch):
     words = ["launch", "to=slurm", "file=my file", "run=x", "options=-p 'a b'", "submit=true"]
     assert main(words) == 3  # sbatch's
     assert arguments("sbatch") == ["-p", "a b", "my file"]
@@ -122,7 +118,7 @@ def test_submit(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
-def test_skypilot_accepts_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_skypilot_accepts_its_file(monkeypatch, tmp_path):
     if not (sky := shutil.which("sky")):
         pytest.skip(
             "needs sky on PATH, in an environment of its own, as it takes no SQLAlchemy 1: pip install skypilot"
@@ -137,7 +133,7 @@ def test_skypilot_accepts_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
-def test_kubeflow_accepts_its_file() -> None:
+def test_kubeflow_accepts_its_file():
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api")
     text = launched("kubernetes", "gpus=8", "nodes=2", "cpus=64", "memory=256", f"record.project={quoted(TEXT)}")
     tree = yaml.safe_load(text)

@@ -1,11 +1,8 @@
 """Too little memory, too few open files, too many workers: one line each."""
 
-from __future__ import annotations
-
 import re
 import resource
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,9 +29,7 @@ QUIET = ("record.tensorboard=false", "device=cpu")
         (["num_workers=100000"], "num_workers: 100000 is not allowed: .* at most 256 workers; set num_workers=auto"),
     ],
 )
-def test_what_no_machine_has(
-    words: list[str], line: str, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_machine_has(words, line, photos, here, capsys):
     assert main(["image_size=16", f"data.root={photos}", *QUIET, *words]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -50,14 +45,7 @@ def test_what_no_machine_has(
         (MemoryError(), "out of memory on this machine (MemoryError)"),
     ],
 )
-def test_out_of_memory_in_a_step(
-    error: Exception | None,
-    words: str,
-    photos: Path,
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_out_of_memory_in_a_step(error, words, photos, here, monkeypatch, capsys):
     def forward(*args: object) -> None:
         torch.empty(1 << 50) if error is None else None
         raise error or AssertionError
@@ -73,12 +61,12 @@ def test_out_of_memory_in_a_step(
     assert words in str(run.reason)
 
 
-def test_other_errors_are_not_out_of_memory() -> None:
+def test_other_errors_are_not_out_of_memory():
     assert not is_out_of_memory(RuntimeError("shapes differ"))
     assert not is_out_of_memory(OSError(28, "No space left on device"))
 
 
-def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_files(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (32, 32))
     with pytest.raises(ConfigError, match=r"with 4 worker processes needs 56 open files, .* 32; .*ulimit -n"):
         check_open_files(4)
@@ -86,7 +74,7 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.nightly
-def test_a_low_limit_of_open_files(photos: Path, tmp_path: Path) -> None:
+def test_a_low_limit_of_open_files(photos, tmp_path):
     words = [f"data.root={photos}", *QUIET, "engine=processes", "num_workers=4", "image_size=16", "epochs=1"]
     script = tmp_path / "low.sh"
     script.write_text('ulimit -n 32; exec python -m effloop "$@"\n')
@@ -114,7 +102,7 @@ Step.forward = forward
 
 
 @pytest.mark.nightly
-def test_a_rank_that_is_out_of_memory_ends_the_run(photos: Path, tmp_path: Path) -> None:
+def test_a_rank_that_is_out_of_memory_ends_the_run(photos, tmp_path):
     (tmp_path / "greedy.py").write_text(GREEDY)
     words = [*TINY, *QUIET, "run=run", "parallel=ddp", "parallel.max_restarts=2", "plugins=[greedy.py]"]
     process = started(["effloop", f"data.root={photos}", *words], tmp_path)
@@ -128,7 +116,7 @@ def test_a_rank_that_is_out_of_memory_ends_the_run(photos: Path, tmp_path: Path)
     assert all_gone(process.pid)
 
 
-def test_the_most_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_workers(monkeypatch):
     """The engine of processes has a table of so many."""
     monkeypatch.setattr(hardware, "available_cores", lambda: 192)
     hardware.check_workers(4096, 1)

@@ -1,7 +1,5 @@
 """The loader through the public API, as somebody with a loop of their own uses it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import threading
@@ -33,7 +31,7 @@ def ids(loader: Loader, epoch: int = 0, samples_seen: int = 0) -> list[int]:
     return [i for batch in loader.epoch(epoch, samples_seen) for i in batch.ids.tolist()]
 
 
-def test_the_snippet_of_the_readme() -> None:
+def test_the_snippet_of_the_readme():
     cfg = effloop.compose(["device=cpu", "image_size=32"])
     for number, batch in enumerate(effloop.build_loader(cfg, split="train")):
         assert isinstance(batch, effloop.Batch)
@@ -48,7 +46,7 @@ def test_the_snippet_of_the_readme() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("effloop")]
 
 
-def test_an_epoch_is_a_permutation(photos: Path) -> None:
+def test_an_epoch_is_a_permutation(photos):
     train = loader(photos)
     orders = [ids(train, epoch) for epoch in (0, 1)]
     assert [sorted(order) for order in orders] == [list(range(40))] * 2
@@ -58,14 +56,14 @@ def test_an_epoch_is_a_permutation(photos: Path) -> None:
     assert len(train) == 5
 
 
-def test_the_tail(photos: Path) -> None:
+def test_the_tail(photos):
     drop, wrap = loader(photos, "batch_size=12"), loader(photos, "batch_size=12", "data.tail=wrap")
     assert (len(drop), len(ids(drop))) == (3, 36)
     assert (len(wrap), len(ids(wrap))) == (4, 48)
     assert ids(wrap)[40:] == ids(wrap)[:8]
 
 
-def test_evaluation_takes_each_sample_once_in_order(photos: Path) -> None:
+def test_evaluation_takes_each_sample_once_in_order(photos):
     val = loader(photos, split="val")
     batches = list(val.epoch(0))
     taken = torch.cat([batch.ids[batch.valid] for batch in batches])
@@ -74,7 +72,7 @@ def test_evaluation_takes_each_sample_once_in_order(photos: Path) -> None:
     assert torch.equal(pixels(val, 0), pixels(val, 1))
 
 
-def test_resuming_seeks(photos: Path) -> None:
+def test_resuming_seeks(photos):
     train = loader(photos)
     assert ids(train, 3, 24) == ids(train, 3)[24:]
     with pytest.raises(ConfigError, match="samples_seen: 20 is inside a batch of 8"):
@@ -89,7 +87,7 @@ def test_resuming_seeks(photos: Path) -> None:
         ("threads", ("channels_last=false", "data.cache=bytes")),
     ],
 )
-def test_a_preview_shows_what_epochs_show(photos: Path, engine: str, overrides: tuple[str, ...]) -> None:
+def test_a_preview_shows_what_epochs_show(photos, engine, overrides):
     one = loader(photos, f"engine={engine}", *overrides)
     seen = {
         (sample, epoch): one.transfer.pixels(image[None])[0].permute(1, 2, 0).numpy()
@@ -109,7 +107,7 @@ def test_a_preview_shows_what_epochs_show(photos: Path, engine: str, overrides: 
     assert len(set(one.plan.source.labels[[0, 13, 26, 39]].tolist())) == 3
 
 
-def test_a_preview_mixes(photos: Path) -> None:
+def test_a_preview_mixes(photos):
     one = loader(photos, "augment.cutmix=1", "augment.mixup=1")
     images = one.samples([0, 13, 26, 39], epoch=1).images
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
@@ -120,20 +118,20 @@ def test_a_preview_mixes(photos: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**70, "0"])
-def test_samples_that_there_are_not(photos: Path, wrong: object) -> None:
+def test_samples_that_there_are_not(photos, wrong):
     wanted = f"ids: {wrong!r} is not a sample's number; give whole numbers from 0 to 39"
     with pytest.raises(ConfigError, match=line(wanted)):
         loader(photos).samples([3, wrong])  # type: ignore[list-item]
 
 
-def test_a_preview_of_evaluation(photos: Path) -> None:
+def test_a_preview_of_evaluation(photos):
     got = loader(photos, split="val").preview(100, 2)
     assert got.images.shape == (13, 2, 16, 16, 3)
     assert np.array_equal(got.images[:, 0], got.images[:, 1])
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
-def test_a_preview_changes_nothing(photos: Path, engine: str) -> None:
+def test_a_preview_changes_nothing(photos, engine):
     one, other = loader(photos, f"engine={engine}"), loader(photos, f"engine={engine}")
     before = rng.capture()
     first = one.preview(8, 3)
@@ -151,14 +149,14 @@ def test_a_preview_changes_nothing(photos: Path, engine: str) -> None:
     other.close()
 
 
-def test_uint8_on_request(photos: Path) -> None:
+def test_uint8_on_request(photos):
     raw, normal = loader(photos, "data.mean=null", "data.std=null"), loader(photos)
     assert pixels(raw).dtype == torch.uint8
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     torch.testing.assert_close(pixels(normal), (pixels(raw) / 255 - mean) / std, rtol=1e-5, atol=1e-5)
 
 
-def test_batch_larger_than_the_split(photos: Path) -> None:
+def test_batch_larger_than_the_split(photos):
     wanted = f"batch_size: 41 is more than the 40 samples in {photos}/train; set batch_size=40 or less"
     with pytest.raises(ConfigError, match=line(f"{wanted}, or data.tail=wrap")):
         loader(photos, "batch_size=41")
@@ -166,7 +164,7 @@ def test_batch_larger_than_the_split(photos: Path) -> None:
     assert len(ids(loader(photos, "batch_size=41", split="val"))) == 41
 
 
-def test_any_other_split_is_loaded_as_val_is(photos: Path, tmp_path: Path) -> None:
+def test_any_other_split_is_loaded_as_val_is(photos, tmp_path):
     (tmp_path / "test").symlink_to(photos / "val")
     test, val = loader(tmp_path, split="test"), loader(photos, split="val")
     assert ids(test) == ids(val)
@@ -175,13 +173,13 @@ def test_any_other_split_is_loaded_as_val_is(photos: Path, tmp_path: Path) -> No
         loader(tmp_path, split="best")
 
 
-def test_it_is_iterated_as_a_dataloader_is(photos: Path) -> None:
+def test_it_is_iterated_as_a_dataloader_is(photos):
     train = loader(photos)
     assert [[i for batch in train for i in batch.ids.tolist()] for _ in range(2)] == [ids(train, 0), ids(train, 1)]
     assert repr(train) == f"Loader(40 images in 3 classes, {photos}/train, 5 batches of 8)"
 
 
-def test_a_bad_sample_is_found_before_the_first_batch(tmp_path: Path, photos: Path) -> None:
+def test_a_bad_sample_is_found_before_the_first_batch(tmp_path, photos):
     root = shutil.copytree(photos, tmp_path / "copy")
     bad = next((root / "train" / "b").iterdir())
     bad.write_bytes(bad.read_bytes()[:200])

@@ -1,9 +1,6 @@
 """`effloop lr`."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -13,7 +10,7 @@ from effloop.cli.main import main
 
 
 @pytest.mark.slow
-def test_a_rate_is_suggested_and_nothing_is_left(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rate_is_suggested_and_nothing_is_left(here, photos, capsys):
     """The rates are those that are asked for, also where `optim.scale_lr` makes others of them."""
     words = once(
         "lr",
@@ -48,6 +45,6 @@ def test_a_rate_is_suggested_and_nothing_is_left(here: Path, photos: Path, capsy
         (["lowest=1e-12", "highest=1e-11", "updates=20"], "lowest: the loss doesn't fall"),
     ],
 )
-def test_refusals(here: Path, photos: Path, capsys: pytest.CaptureFixture[str], words: list[str], names: str) -> None:
+def test_refusals(here, photos, capsys, words, names):
     assert main([*once("lr", f"data.root={photos}", *TINY), *words]) == 2
     assert names in capsys.readouterr().err

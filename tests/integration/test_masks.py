@@ -1,7 +1,5 @@
 """Bad masks: a line on standard error, exit code 2, before the first step."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -63,9 +61,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_masks(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_masks(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = make_masks(tmp_path / "set")
     spoil, options, says = BAD[name]
@@ -79,9 +75,7 @@ def test_bad_masks(
 
 
 @pytest.mark.nightly
-def test_damaged_masks_are_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_masks_are_skipped(tmp_path, monkeypatch, capsys):
     """As damaged images are: listed, counted and replaced, by a folder and by a table; `verify` lists each."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -116,7 +110,7 @@ def test_damaged_masks_are_skipped(
 
 
 @pytest.mark.slow
-def test_verify_and_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_and_skip(tmp_path, monkeypatch, capsys):
     """A mask of another size is one problem among others, and `skip_bad` leaves its sample out."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = make_masks(tmp_path / "set")

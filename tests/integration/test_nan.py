@@ -1,7 +1,5 @@
 """`nan=stop` and `nan=skip`: losses and gradients that aren't finite."""
 
-from __future__ import annotations
-
 import json
 import os
 from itertools import chain
@@ -63,7 +61,7 @@ def plain(found: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_skipped_batches_leave_no_trace(photos: Path, here: Path) -> None:
+def test_skipped_batches_leave_no_trace(photos, here):
     where = positions(6, 40)
     overrides = [f"data.root={photos}", *once(*RUN, "epochs=4"), "optim.ema=0.9"]
     found, left_out = (plain(outcome([*overrides, f"run={out}", "nan=skip"], where, out=out)) for out in (False, True))
@@ -71,7 +69,7 @@ def test_skipped_batches_leave_no_trace(photos: Path, here: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_ranks_skip_the_same_batches(photos: Path, tmp_path: Path) -> None:
+def test_ranks_skip_the_same_batches(photos, tmp_path):
     epochs = max(4, POISONED * 12 // 5)
     where = positions(POISONED, epochs * 5, seed=2)
     overrides = [f"data.root={photos}", *once(*RUN, f"epochs={epochs}"), "nan=skip"]
@@ -85,7 +83,7 @@ def test_ranks_skip_the_same_batches(photos: Path, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("poison", [14, 15])  # a loss, a gradient
-def test_ranks_stop_together(photos: Path, tmp_path: Path, poison: int) -> None:
+def test_ranks_stop_together(photos, tmp_path, poison):
     one, other = in_ranks(
         [f"data.root={photos}", *once(*RUN, "epochs=4"), "parallel=ddp", "run=run"], [poison], tmp_path
     )
@@ -99,7 +97,7 @@ AGAIN = ["nan=skip", "run=run", "checkpoint.every_steps=2", "checkpoint.keep=20"
 
 
 @pytest.mark.nightly
-def test_what_ranks_do_again_is_listed_once(photos: Path, tmp_path: Path) -> None:
+def test_what_ranks_do_again_is_listed_once(photos, tmp_path):
     """From the step 4 on; and counted once."""
     words = [f"data.root={photos}", *once(*RUN, "epochs=2"), *AGAIN, "parallel=ddp"]
     whole = in_ranks(words, [3, 6, 9], tmp_path)
@@ -113,13 +111,13 @@ def test_what_ranks_do_again_is_listed_once(photos: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("left_out", [[9], pytest.param(list(range(10)), marks=pytest.mark.slow)])
-def test_an_epoch_that_ends_before_its_last_batch_has_a_line(photos: Path, here: Path, left_out: list[int]) -> None:
+def test_an_epoch_that_ends_before_its_last_batch_has_a_line(photos, here, left_out):
     words = [f"data.root={photos}", *once(*RUN, "epochs=1"), "run=run", "record.log_every=100"]
     assert not outcome(words, left_out, out=True)["line"]
     assert [row["split"] for row in rows(here / "outputs/run")] == ["train", "val"]
 
 
-def test_it_stops_with_the_samples_and_keeps_the_last_good_checkpoint(photos: Path, here: Path) -> None:
+def test_it_stops_with_the_samples_and_keeps_the_last_good_checkpoint(photos, here):
     overrides = [f"data.root={photos}", *RUN, "run=run", "accumulate=2"]
     found = outcome(overrides, [16])
     (entry,) = found["list"]
@@ -131,7 +129,7 @@ def test_it_stops_with_the_samples_and_keeps_the_last_good_checkpoint(photos: Pa
 
 
 @pytest.mark.parametrize("poison", [pytest.param(7, marks=pytest.mark.slow), 9])
-def test_it_names_the_update_whose_gradient_is_not_finite(photos: Path, here: Path, poison: int) -> None:
+def test_it_names_the_update_whose_gradient_is_not_finite(photos, here, poison):
     found = outcome([f"data.root={photos}", *once(*RUN, "epochs=4"), "run=run"], [poison, 10])
     (entry,) = found["list"]
     assert (entry["step"], entry["what"], entry["ids"]) == (poison, "gradient", sorted(found["ids"][poison]))
@@ -140,7 +138,7 @@ def test_it_names_the_update_whose_gradient_is_not_finite(photos: Path, here: Pa
     assert all(found["kept"])
 
 
-def test_weights_that_no_gradient_shows_are_not_saved(here: Path) -> None:
+def test_weights_that_no_gradient_shows_are_not_saved(here):
     model = torch.nn.Conv2d(1, 1, 1, bias=False)
     single = Parallel(ParallelConfig(name="none"), torch.device("cpu"))
     parts = {"parallel": single, "sums": torch.zeros(1), "scaler": torch.amp.GradScaler(enabled=False)}
@@ -153,7 +151,7 @@ def test_weights_that_no_gradient_shows_are_not_saved(here: Path) -> None:
         policy.check()
 
 
-def test_a_learning_rate_that_is_far_too_high(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_learning_rate_that_is_far_too_high(photos, here, capsys):
     assert train(photos, "lr=1e30", "run=run", "record.tensorboard=false") == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -164,7 +162,7 @@ def test_a_learning_rate_that_is_far_too_high(photos: Path, here: Path, capsys: 
 
 
 @pytest.mark.slow
-def test_skipping_ends(photos: Path, here: Path) -> None:
+def test_skipping_ends(photos, here):
     words = [f"data.root={photos}", *RUN, "nan=skip"]
     found = outcome([*words, "run=row"], list(range(3, 20)))
     assert "step 12, lr" in found["line"]
@@ -173,7 +171,7 @@ def test_skipping_ends(photos: Path, here: Path) -> None:
     assert "13 of 111 updates were skipped" in found["line"]
 
 
-def test_large_values_are_finite() -> None:
+def test_large_values_are_finite():
     large = torch.full((3,), 3e38)
     assert all_finite([large, torch.zeros(2, dtype=torch.bfloat16)])
     assert not all_finite([large, torch.tensor([float("nan")])])

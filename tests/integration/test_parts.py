@@ -1,7 +1,5 @@
 """`convert`, `verify` and `index` in parts: what comes of them, and what is said when they don't fit together."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random
@@ -61,9 +59,7 @@ def awkward(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("tfrecord", "shards=8", ("skip_bad=true", *SMALL), marks=pytest.mark.nightly),
     ],
 )
-def test_parts_are_what_one_process_writes(
-    to: str, shards: str, words: tuple[str, ...], awkward: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_are_what_one_process_writes(to, shards, words, awkward, here, capsys):
     assert convert(awkward, "whole", f"to={to}", shards, *words) == 0
     write_parts(awkward, "set", 3, f"to={to}", shards, *words)
     assert convert(awkward, "set", f"to={to}", shards, "part=2/3", *words) == 0  # a job that is started again
@@ -75,7 +71,7 @@ def test_parts_are_what_one_process_writes(
 
 
 @pytest.mark.parametrize("to", [pytest.param("tar", marks=pytest.mark.slow), *NIGHTLY])
-def test_masks(to: str, here: Path) -> None:
+def test_masks(to, here):
     make_masks(here / "masks", {"train": 9, "val": 2})
     words = ("data=masks", f"to={to}", "max_side=24")
     assert convert(here / "masks", "whole", "shards=4", *words) == 0
@@ -157,14 +153,7 @@ REFUSED: list[tuple[Callable[[Path], object], tuple[str, ...], str]] = [
 
 
 @pytest.mark.parametrize(("change", "words", "wanted"), REFUSED)
-def test_parts_that_do_not_fit(
-    change: Callable[[Path], object],
-    words: tuple[str, ...],
-    wanted: str,
-    parts: Path,
-    here: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_parts_that_do_not_fit(change, words, wanted, parts, here, capsys):
     at = shutil.copytree(parts / "set.parts", here / "set.parts")
     change(at)
     before = files_of(here)
@@ -176,9 +165,7 @@ def test_parts_that_do_not_fit(
 
 
 @pytest.mark.slow
-def test_a_part_of_other_data_or_after_the_merge(
-    parts: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_part_of_other_data_or_after_the_merge(parts, photos, here, capsys):
     shutil.copytree(parts / "set.parts", here / "set.parts")
     root = shutil.copytree(photos, here / "photos")
     (root / "val/a/000.jpg").unlink()
@@ -205,7 +192,7 @@ def test_a_part_of_other_data_or_after_the_merge(
 
 
 @pytest.mark.slow
-def test_no_links(parts: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_links(parts, here, monkeypatch):
     shutil.copytree(parts / "set.parts", here / "set.parts")
     shutil.copytree(parts / "set.parts", here / "other.parts")
     assert main(["convert", "to=tar", "out=set", "merge=true"]) == 0
@@ -219,7 +206,7 @@ def test_no_links(parts: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-def test_verify(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify(photos, here, capsys):
     root = shutil.copytree(photos, here / "bad")
     for name in ("train/a/003.jpg", "train/c/005.jpg", "val/c/002.jpg"):
         (root / name).write_bytes((root / name).read_bytes()[:-9])
@@ -238,7 +225,7 @@ def test_verify(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
-def test_index(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_index(here, capsys):
     for number in range(7):
         path = here / f"data/train/{'ab'[number % 2]}/{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -261,7 +248,7 @@ def test_index(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", [ORIGINAL, SMALL])
 @pytest.mark.parametrize("to", ["tar", "parquet", "tfrecord"])
-def test_killed(to: str, words: tuple[str, ...], here: Path) -> None:
+def test_killed(to, words, here):
     """16 parts by 4 processes that are killed at random, then the merge."""
     root = make_photos(here / "photos", 400, 100)
     kills, draw = 30, np.random.default_rng(len(to) + len(words))

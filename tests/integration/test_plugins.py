@@ -1,7 +1,5 @@
 """Parts of a third-party package, installed by nothing but being on the path."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -76,7 +74,7 @@ COMMANDS = {
 }
 
 
-def test_packages(tmp_path: Path) -> None:
+def test_packages(tmp_path):
     """A source that has a YAML file of its own, and can be cached and converted; a decoder that has none."""
     yaml_file = "# Stripes, 32 of them.\ndefaults: [stripes_schema, _self_]\ncount: 32\n"
     install(tmp_path / "site", "stripes_for_effloop", {"__init__.py": SOURCE, "configs/data/stripes.yaml": yaml_file})
@@ -103,7 +101,7 @@ def test_packages(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_source_is_diagnosed(tmp_path: Path) -> None:
+def test_a_source_is_diagnosed(tmp_path):
     (tmp_path / "stripes.py").write_text(SOURCE)
     code, out, _ = call("diagnose", "data=stripes", "plugins=[stripes.py]", *TINY, cwd=tmp_path)
     assert code == 0
@@ -117,7 +115,7 @@ def test_a_source_is_diagnosed(tmp_path: Path) -> None:
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("1 / 0", "def broken(:")),
     ],
 )
-def test_that_does_not_import(tmp_path: Path, text: str) -> None:
+def test_that_does_not_import(tmp_path, text):
     install(tmp_path / "site", "broken_for_effloop", {"__init__.py": text})
     code, out, err = call("list", cwd=tmp_path, path=tmp_path / "site", forked=False)
     assert (code, out) == (2, "")
@@ -197,7 +195,7 @@ def mine(tmp_path: Path, photos: Path) -> list[str]:
     return [f"data.root={photos}", *tiny, "plugins=[parts/mine.py]", *parts]
 
 
-def test_parts_in_a_file(mine: list[str], tmp_path: Path) -> None:
+def test_parts_in_a_file(mine, tmp_path):
     """Used where it is typed, in all processes; a saved config doesn't have it."""
     args = [*mine, "run=x", "epochs=1", "parallel=ddp", "engine=processes", "num_workers=1"]
     code, out, err = call(*args, cwd=tmp_path)
@@ -237,7 +235,7 @@ class Toy(Parallel):
 
 
 @pytest.mark.nightly
-def test_a_strategy_may_replace_parameters(photos: Path, tmp_path: Path) -> None:
+def test_a_strategy_may_replace_parameters(photos, tmp_path):
     """Optimizer, EMA, step and checkpoints hold what `wrap` returns: the run ends as without the strategy."""
     (tmp_path / "toy.py").write_text(SHARDING)
     found = []
@@ -251,7 +249,7 @@ def test_a_strategy_may_replace_parameters(photos: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.nightly
-def test_parts_in_a_file_in_a_sweep(mine: list[str], tmp_path: Path) -> None:
+def test_parts_in_a_file_in_a_sweep(mine, tmp_path):
     """Its launcher's processes begin with unpickling what has the parts' configs in it."""
     words = ["-m", "model.hidden=2,3", "hydra/launcher=submitit_local", "epochs=1"]
     code, _, err = call(*[word for word in mine if "hidden" not in word], *words, cwd=tmp_path)
@@ -275,7 +273,7 @@ def test_parts_in_a_file_in_a_sweep(mine: list[str], tmp_path: Path) -> None:
         ),
     ],
 )
-def test_file_that_cannot_be_used(words: list[str], line: str, mine: list[str], photos: Path, tmp_path: Path) -> None:
+def test_file_that_cannot_be_used(words, line, mine, photos, tmp_path):
     (tmp_path / "json.py").write_text("")
     (tmp_path / "broken.py").write_text("nothing")
     code, out, err = call(f"data.root={photos}", *words, "image_size=16", cwd=tmp_path)
@@ -320,9 +318,7 @@ class Raises(PixelOperation):
         pytest.param("loss", ["parallel=ddp"], "raising.py:10, in loss", marks=pytest.mark.slow),
     ],
 )
-def test_what_a_plugin_raises(
-    where: str, words: list[str], place: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_plugin_raises(where, words, place, photos, tmp_path, monkeypatch):
     """In the main thread, another one, a worker process or a rank; what is raised elsewhere is a bug."""
     (tmp_path / "raising.py").write_text(RAISING)
     (tmp_path / "helper.py").write_text("def fail(row):\n    raise KeyError(row)\n")

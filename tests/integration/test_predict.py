@@ -1,14 +1,11 @@
 """`predict`, and `effloop.load` for other programs."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ from runs import train
 
 import effloop
 from effloop.cli.main import main
-from effloop.errors import ConfigError, DataError, EffLoopError
+from effloop.errors import ConfigError, DataError
 from effloop.inference.trained import Trained
 
 
@@ -48,9 +45,7 @@ def bad_files(folder: Path) -> list[str]:
     return [*contents, "pipe.jpg", "gone.jpg"]
 
 
-def test_the_same_top1_as_eval_with_bad_files_among_them(
-    finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_top1_as_eval_with_bad_files_among_them(finished, photos, here, capsys):
     shutil.copytree(photos / "val", "new")
     bad = bad_files(here / "new" / "b")
     words = ["top=2", "scores=true", "num_workers=2"]  # threads, of which each finds some of them
@@ -74,7 +69,7 @@ def test_the_same_top1_as_eval_with_bad_files_among_them(
     assert trained.evaluate(trained.loader())[0]["top1"] == hits / len(scored)
 
 
-def test_datasets_have_their_targets(finished: Path, photos: Path, here: Path) -> None:
+def test_datasets_have_their_targets(finished, photos, here):
     """The run's own data, other data by data.root, and a packed file as a path: the same rows."""
     packed = f"{here}/photos.effloop"
     assert main(["convert", f"data.root={photos}", "to=memmap", f"out={packed}"]) == 0
@@ -89,7 +84,7 @@ def test_datasets_have_their_targets(finished: Path, photos: Path, here: Path) -
     assert [row["target"] for row in own] == [row["path"][0] for row in own]
 
 
-def test_an_exported_file(finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_file(finished, photos, here, capsys):
     pytest.importorskip("safetensors")
     assert main(["export", str(finished), "to=state_dict", "out=model.safetensors"]) == 0
     for model, out in ((finished, "run.csv"), ("model.safetensors", "file.csv")):
@@ -113,9 +108,7 @@ def test_an_exported_file(finished: Path, photos: Path, here: Path, capsys: pyte
         (["new/page.jpg"], "new/page.jpg: none of the images can be used"),
     ],
 )
-def test_refused(
-    finished: Path, photos: Path, here: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused(finished, photos, here, words, line, capsys):
     (here / "new").mkdir()
     (here / "new" / "page.jpg").write_bytes(b"<html>")
     (here / "new" / "s.csv").write_text("id,label\npage,a\n")
@@ -126,7 +119,7 @@ def test_refused(
 
 
 class TestLoad:
-    def test_whatever_form_an_image_has(self, finished: Path, photos: Path) -> None:
+    def test_whatever_form_an_image_has(self, finished, photos):
         model = effloop.load(finished)
         path = sorted((photos / "val" / "a").iterdir())[0]
         with Image.open(path) as image:
@@ -142,7 +135,7 @@ class TestLoad:
         assert [*found[0]] == ["class", "score", "class_2", "score_2", "class_3", "score_3", "p_a", "p_b", "p_c"]
         assert model.predict(path, top=3, every=True) == found[:1]
 
-    def test_it_is_a_module_that_sees_what_eval_sees(self, finished: Path, photos: Path) -> None:
+    def test_it_is_a_module_that_sees_what_eval_sees(self, finished, photos):
         """More images than a batch has, and their outputs to the bit."""
         model = effloop.load(finished, ["num_workers=2"])
         trained = Trained.open(finished)
@@ -155,7 +148,7 @@ class TestLoad:
         assert (model.classes, model.image_size, model.device.type) == (("a", "b", "c"), 16, "cpu")
         assert sum(each.numel() for each in model.parameters()) > 0
 
-    def test_turned_as_exif_says_if_the_run_was(self, finished: Path) -> None:
+    def test_turned_as_exif_says_if_the_run_was(self, finished):
         """In whatever form the image is given, which isn't changed."""
         data = encode(photo(), "JPEG", exif=exif(6))
         image = Image.open(io.BytesIO(data))
@@ -166,7 +159,7 @@ class TestLoad:
             assert torch.equal(turned, plain) == same
         assert image.getexif()[0x0112] == 6
 
-    def test_random_numbers_of_the_program_stay(self, finished: Path) -> None:
+    def test_random_numbers_of_the_program_stay(self, finished):
         torch.manual_seed(3)
         expected = torch.rand(2)
         torch.manual_seed(3)
@@ -189,13 +182,13 @@ class TestLoad:
             ),
         ],
     )
-    def test_refused(self, finished: Path, images: Any, kind: type[EffLoopError], line: str) -> None:
+    def test_refused(self, finished, images, kind, line):
         with pytest.raises(kind) as error:
             effloop.load(finished).predict(images)
         assert str(error.value).startswith(line)
 
 
-def test_a_table_without_targets(finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_without_targets(finished, photos, here, capsys):
     names = sorted(str(path.relative_to(photos)) for path in (photos / "val").rglob("*.jpg"))
     stems = [name.removesuffix(".jpg") for name in names]
     assert main(["predict", str(finished), *(str(photos / name) for name in names), "out=wanted.csv"]) == 0
@@ -209,7 +202,7 @@ def test_a_table_without_targets(finished: Path, photos: Path, here: Path, capsy
         assert "can't be read" in gone["error"]
 
 
-def test_a_table_whose_images_are_in_another_folder(photos: Path, here: Path) -> None:
+def test_a_table_whose_images_are_in_another_folder(photos, here):
     """As a path, as `data.root`, with `data=csv`: of a run with a column of targets and a mean of its own."""
     names = sorted(path.relative_to(photos / "val") for path in photos.glob("val/*/*.jpg"))
     Path("all.csv").write_text("\n".join(["id,kind", *(f"{name},{name.parent}" for name in names)]))
@@ -224,9 +217,7 @@ def test_a_table_whose_images_are_in_another_folder(photos: Path, here: Path) ->
         assert main(["predict", "outputs/run", "test.csv", *words]) == 2
 
 
-def test_a_submission_has_what_the_sample_file_has(
-    finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_submission_has_what_the_sample_file_has(finished, photos, here, capsys):
     """Its rows in its order, its ids and its kind of values; an image that can't be used has the sample's."""
     shutil.copytree(photos / "val", "new")
     assert main(["predict", str(finished), "new", "out=all.csv", "scores=true"]) == 0
@@ -249,7 +240,7 @@ def test_a_submission_has_what_the_sample_file_has(
     assert "sample.csv has no row for 1 of 13 images, which are left out: " in err
 
 
-def test_a_submission_by_names(finished: Path, photos: Path, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_a_submission_by_names(finished, photos, capsys, here):
     shutil.copytree(photos / "val", "new")
     assert main(["predict", str(finished), "new", "id=stem", "columns=[id,label]", "out=sub.csv"]) == 0
     rows = table(Path("sub.csv"))

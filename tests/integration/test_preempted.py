@@ -1,7 +1,5 @@
 """A run that is stopped within an epoch, by a signal or a kill, and gone on with ends as if never stopped."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -90,7 +88,7 @@ def reference(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_signal_in_an_epoch(reference: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_in_an_epoch(reference, photos, here, capsys):
     """Ten batches are five updates in an epoch: the second one."""
     with signalled(2, signal.SIGUSR1):
         preempted(photos, *WORDS)
@@ -106,7 +104,7 @@ def test_a_signal_in_an_epoch(reference: Path, photos: Path, here: Path, capsys:
     assert curves(here) == curves(reference)
 
 
-def test_a_signal_in_the_evaluation(reference: Path, photos: Path, here: Path) -> None:
+def test_a_signal_in_the_evaluation(reference, photos, here):
     with signalled(10, evaluating=True):
         preempted(photos, *WORDS)
     progress = files.position(here / "outputs/x/checkpoints/last.ckpt")
@@ -130,7 +128,7 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: [(each.step, each.value) for each in events.Scalars(name)] for name in names}
 
 
-def test_a_kill_after_the_last_checkpoint(reference: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kill_after_the_last_checkpoint(reference, here, capsys):
     shutil.copytree(reference / "outputs", here / "outputs")
     (here / "outputs/x/summary.json").unlink()
     assert main(["resume", "outputs/x"]) == 0
@@ -138,7 +136,7 @@ def test_a_kill_after_the_last_checkpoint(reference: Path, here: Path, capsys: p
     check_same(here, reference)
 
 
-def test_a_users_own_handlers_stay(photos: Path, here: Path) -> None:
+def test_a_users_own_handlers_stay(photos, here):
     came: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
     try:
@@ -171,7 +169,7 @@ LONG = ("effloop", *TINY, "epochs=400", "device=cpu", "run=x")
 @pytest.mark.parametrize(
     "rank", [pytest.param(None, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.nightly)]
 )
-def test_ranks_save_together(photos: Path, tmp_path: Path, rank: int | None) -> None:
+def test_ranks_save_together(photos, tmp_path, rank):
     """A signal to the whole group, as Slurm sends it, workers and all; or to one rank."""
     words = ("parallel=ddp", "parallel.processes=2", "parallel.max_restarts=1", "engine=processes", "num_workers=1")
     process = started([*LONG, f"data.root={photos}", *words, "batch_size=4"], tmp_path)
@@ -209,7 +207,7 @@ Transfer.normalize = slow
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_a_run_that_waits(photos: Path, tmp_path: Path) -> None:
+def test_a_second_signal_ends_a_run_that_waits(photos, tmp_path):
     plugin, where = tmp_path / "stuck.py", tmp_path / "stuck"
     plugin.write_text(f"from pathlib import Path\nWHERE = Path({str(where)!r})\n{STUCK}")
     process = started([*LONG, f"data.root={photos}", f"plugins=[{plugin}]"], tmp_path)
@@ -229,7 +227,7 @@ def test_a_second_signal_ends_a_run_that_waits(photos: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_patience_is_from_the_last_progress() -> None:
+def test_patience_is_from_the_last_progress():
     reading, writing = os.pipe()
     if not (child := os.fork()):
         request = StopRequest(at_end=lambda name, again: os.write(writing, b"late") and None, patience_s=0.6)
@@ -251,14 +249,14 @@ def test_patience_is_from_the_last_progress() -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_a_schedulers_signal_as_the_process_ends() -> None:
+def test_a_schedulers_signal_as_the_process_ends():
     """Of a run that is over it would make one that failed."""
     Path("late.py").write_text("import atexit, os, signal\natexit.register(os.kill, os.getpid(), signal.SIGUSR1)\n")
     code, _, err = done(started([sys.executable, "-m", "effloop", "list", "model", "plugins=[late.py]"], Path.cwd()))
     assert (code, err) == (0, "")
 
 
-def test_a_trainer_that_was_stopped(photos: Path, here: Path) -> None:
+def test_a_trainer_that_was_stopped(photos, here):
     trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, "epochs=2", "run=x"]))
     trainer.request.ask()
     with pytest.raises(PreemptedRunError):
@@ -274,7 +272,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.mark.nightly
-def test_kills(runs: Runs) -> None:
+def test_kills(runs):
     """Sources, engines and ranks in turn, several kills to a run; EFFLOOP_KILLS=200 is 12 or 13 to each of 16."""
     kills, _ = campaign(runs, KILLS, seed=1)
     assert kills >= KILLS
@@ -282,14 +280,14 @@ def test_kills(runs: Runs) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_stops(runs: Runs, number: int) -> None:
+def test_stops(runs, number):
     count = TERMS if number == signal.SIGTERM else -(-TERMS // 5)
     assert campaign(runs, count, numbers=[number], seed=2)[0] >= count
     assert max(runs.seconds) < 10
 
 
 @pytest.mark.nightly
-def test_other_ranks_go_on_in_the_same_order(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_go_on_in_the_same_order(runs, monkeypatch):
     """2 ranks, then 1, then 2: each sample once, in the order that a run of 2 has them."""
     monkeypatch.setenv("SLOWER", "0.05")
     words = [f"data.root={runs.folder / 'folder'}"]

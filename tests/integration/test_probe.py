@@ -1,7 +1,5 @@
 """A linear probe: only the head is trained, on features that are computed once, and the run is like any other."""
 
-from __future__ import annotations
-
 from itertools import chain
 from pathlib import Path
 
@@ -34,9 +32,7 @@ def build(photos: Path, *overrides: str) -> Trainer:
 
 
 @pytest.mark.slow
-def test_the_run_is_the_whole_network_with_another_head(
-    photos: Path, finished: Path, here: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_run_is_the_whole_network_with_another_head(photos, finished, here, cache, capsys):
     words = (f"model.weights={finished}", "probe=5", "amp=true", "run=a")
     assert train(photos, *words) == 0
     given = torch.load(finished / "checkpoints" / "best.ckpt", weights_only=True)["model"]
@@ -51,7 +47,7 @@ def test_the_run_is_the_whole_network_with_another_head(
     assert train(photos, "model.weights=outputs/a", "run=b", "epochs=1") == 0
 
 
-def test_features_are_what_the_head_is_given(photos: Path, finished: Path, here: Path, cache: Path) -> None:
+def test_features_are_what_the_head_is_given(photos, finished, here, cache):
     trainer = build(photos, f"model.weights={finished}", "probe=3", "data.tail=wrap")
     stream = trainer.train
     assert isinstance(stream, FeatureStream)
@@ -74,7 +70,7 @@ def test_features_are_what_the_head_is_given(photos: Path, finished: Path, here:
 
 
 @pytest.mark.nightly
-def test_resumed_to_the_bit(photos: Path, finished: Path, here: Path, cache: Path) -> None:
+def test_resumed_to_the_bit(photos, finished, here, cache):
     words = (f"model.weights={finished}", "probe=2", "schedule=constant", "optim.ema=0.9")
     assert train(photos, *words, "run=whole") == 0
     assert train(photos, *words, "run=half", "epochs=1") == 0
@@ -96,7 +92,7 @@ def test_resumed_to_the_bit(photos: Path, finished: Path, here: Path, cache: Pat
         (["compile=true"], "compile: is for training on images"),
     ],
 )
-def test_what_is_refused(words: list[str], line: str, photos: Path, here: Path, cache: Path) -> None:
+def test_what_is_refused(words, line, photos, here, cache):
     with pytest.raises(EffLoopError) as caught:
         build(photos, "probe=1", *words)
     assert str(caught.value).startswith(line)

@@ -1,16 +1,12 @@
 """A run that is profiled."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from runs import train
 
 from effloop.cli.main import main
 
 
-def test_it_ends_after_the_profile(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_ends_after_the_profile(photos, here, capsys):
     """In the first epoch: no validation, no checkpoint; tables on the screen and in the log."""
     assert train(photos, "run=p", "profile=torch", "profile.wait=2", "profile.steps=3", "batch_size=4") == 0
     run = here / "outputs" / "p"
@@ -23,7 +19,7 @@ def test_it_ends_after_the_profile(photos: Path, here: Path, capsys: pytest.Capt
     assert "result" not in out
 
 
-def test_too_few_updates(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_updates(photos, here, capsys):
     assert train(photos, "profile=cprofile", "epochs=1", "profile.wait=10") == 2
     assert (
         "profile: wait=10 and steps=20 need 30 updates, and 5 are left; set profile.wait=1" in capsys.readouterr().err
@@ -32,7 +28,7 @@ def test_too_few_updates(photos: Path, here: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.nightly
-def test_of_a_run_that_continues(finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_run_that_continues(finished, photos, here, capsys):
     """Updates that are done don't count; in its own folder a run is trained, and not only looked at."""
     words = ["epochs=4", "profile=cprofile", "profile.wait=4", "profile.steps=2"]
     assert train(photos, f"resume={finished}", *words) == 2 == main(["resume", str(finished), *words])

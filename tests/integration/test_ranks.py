@@ -1,7 +1,5 @@
 """Several ranks: how they start, that they compute what one process does, and how they end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -40,9 +38,7 @@ def by_two(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return folder, out, err
 
 
-def test_ranks_compute_what_one_process_does_with_the_global_batch(
-    by_two: tuple[Path, str, str], photos: Path, here: Path
-) -> None:
+def test_ranks_compute_what_one_process_does_with_the_global_batch(by_two, photos, here):
     """And leave one run folder, and nothing else."""
     folder, out, err = by_two
     assert not list(folder.glob("effloop-ranks-*"))
@@ -55,7 +51,7 @@ def test_ranks_compute_what_one_process_does_with_the_global_batch(
     assert_alike(folder / "outputs" / "run", here / "outputs" / "run")
 
 
-def test_the_end_of_a_forked_rank_leaves_its_launcher_the_folder(tmp_path: Path) -> None:
+def test_the_end_of_a_forked_rank_leaves_its_launcher_the_folder(tmp_path):
     script = """
         import multiprocessing, os, tempfile
         with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +96,7 @@ SCRIPT = """
 
 
 @pytest.mark.slow
-def test_ones_own_script_sees_each_sample_once(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
+def test_ones_own_script_sees_each_sample_once(by_two, photos, tmp_path):
     world_size, run = 3, by_two[0] / "outputs" / "run"
     overrides = [f"data.root={photos}", *DDP, "data.tail=wrap"]
     script = SCRIPT.format(overrides=overrides, checkpoint=str(run / "checkpoints" / "last.ckpt"))
@@ -125,7 +121,7 @@ LOADS = """
 """
 
 
-def test_a_loader_in_a_script_of_ones_own_has_its_ranks_part(photos: Path, tmp_path: Path) -> None:
+def test_a_loader_in_a_script_of_ones_own_has_its_ranks_part(photos, tmp_path):
     overrides = [f"data.root={photos}", "image_size=16", "batch_size=4", "num_workers=1", "data.tail=wrap"]
     ended = run_script(LOADS.format(overrides=overrides), tmp_path)
     assert [code for code, _, _ in ended] == [0, 0], ended
@@ -135,7 +131,7 @@ def test_a_loader_in_a_script_of_ones_own_has_its_ranks_part(photos: Path, tmp_p
     assert first[0] != first[1]
 
 
-def test_a_rank_does_not_train_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_does_not_train_a_model_of_its_own(monkeypatch):
     for name, value in environment(0, 2, 29500).items():
         monkeypatch.setenv(name, value)
     config = effloop.compose(["parallel=none"])
@@ -144,7 +140,7 @@ def test_a_rank_does_not_train_a_model_of_its_own(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_torchrun_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
+def test_torchrun_does_the_same(by_two, photos, tmp_path):
     overrides = [word for word in DDP if word != "parallel=ddp"]
     args = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "effloop", f"data.root={photos}", *overrides]
     code, out, err = done(started(args, tmp_path))
@@ -170,7 +166,7 @@ def slurm(rank: int, port: int) -> dict[str, str]:
 
 
 @pytest.mark.nightly
-def test_slurm_does_the_same(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
+def test_slurm_does_the_same(by_two, photos, tmp_path):
     port, args = free_port(), ["effloop", f"data.root={photos}", *DDP]
     ended = [done(each) for each in [started(args, tmp_path, **slurm(rank, port)) for rank in (0, 1)]]
     assert [code for code, _, _ in ended] == [0, 0], ended
@@ -191,7 +187,7 @@ def epochs_done(folder: Path, count: int) -> bool:
     return path.exists() and f'"epoch": {count}' in path.read_text()
 
 
-def test_a_killed_rank_takes_the_run_down_with_one_line(long: list[str], tmp_path: Path) -> None:
+def test_a_killed_rank_takes_the_run_down_with_one_line(long, tmp_path):
     process = started(long, tmp_path)
     wait_until(lambda: epochs_done(tmp_path, 2), process)
     pid = pids(tmp_path)[1]
@@ -210,7 +206,7 @@ def test_a_killed_rank_takes_the_run_down_with_one_line(long: list[str], tmp_pat
 
 
 @pytest.mark.nightly
-def test_a_killed_launcher_ends_its_ranks(long: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_launcher_ends_its_ranks(long, tmp_path, capsys):
     process = started([*long, "engine=processes", "num_workers=1"], tmp_path)
     wait_until(lambda: epochs_done(tmp_path, 1), process)
     assert read_run(tmp_path / "outputs/run").state == "running"
@@ -222,7 +218,7 @@ def test_a_killed_launcher_ends_its_ranks(long: list[str], tmp_path: Path, capsy
     assert read_run(tmp_path / "outputs/run").state in ("killed", "stopped")  # one that ends first breaks the other off
 
 
-def test_ctrl_c(long: list[str], tmp_path: Path) -> None:
+def test_ctrl_c(long, tmp_path):
     process = started(long, tmp_path)
     wait_until(lambda: epochs_done(tmp_path, 1), process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does; the launcher sends its ranks another one
@@ -234,7 +230,7 @@ def test_ctrl_c(long: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_signals_again_end_a_rank_that_answers_none(number: int, code: int, long: list[str], tmp_path: Path) -> None:
+def test_signals_again_end_a_rank_that_answers_none(number, code, long, tmp_path):
     process = started(long, tmp_path)
     wait_until(lambda: epochs_done(tmp_path, 1), process)
     os.kill(pids(tmp_path)[1], signal.SIGSTOP)
@@ -247,7 +243,7 @@ def test_signals_again_end_a_rank_that_answers_none(number: int, code: int, long
 
 
 @pytest.mark.slow
-def test_max_restarts_go_on_from_the_last_checkpoint(long: list[str], tmp_path: Path) -> None:
+def test_max_restarts_go_on_from_the_last_checkpoint(long, tmp_path):
     process = started([*long, "epochs=8", "parallel.max_restarts=1"], tmp_path)
     wait_until(lambda: epochs_done(tmp_path, 2), process)
     os.kill(pids(tmp_path)[1], signal.SIGKILL)
@@ -259,7 +255,7 @@ def test_max_restarts_go_on_from_the_last_checkpoint(long: list[str], tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_is_named(long: list[str], tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named(long, tmp_path):
     process = started([*long, "parallel.timeout_s=3"], tmp_path)
     wait_until(lambda: epochs_done(tmp_path, 1), process)
     pid = pids(tmp_path)[1]
@@ -292,7 +288,7 @@ SLOW = """
 
 
 @pytest.mark.nightly
-def test_a_slow_rank_is_named_once_and_changes_nothing(photos: Path, tmp_path: Path) -> None:
+def test_a_slow_rank_is_named_once_and_changes_nothing(photos, tmp_path):
     overrides = [f"data.root={photos}", *once(*DDP, "epochs=30")]
     found = {}
     for seconds in (0.0, 0.05):
@@ -326,7 +322,7 @@ MEETS = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [False, True])
-def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named(tmp_path: Path, said: bool) -> None:
+def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named(tmp_path, said):
     path, port = tmp_path / "script.py", free_port()
     path.write_text(textwrap.dedent(MEETS.format(said=said)))
     pipes: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -341,7 +337,7 @@ def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named(tmp_path: Pat
 
 
 @pytest.mark.nightly
-def test_two_machines(by_two: tuple[Path, str, str], photos: Path, tmp_path: Path) -> None:
+def test_two_machines(by_two, photos, tmp_path):
     """As torchrun starts them, one after the other, though both are this one."""
     words = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     args = ["-m", "effloop", f"data.root={photos}", *DDP]

@@ -1,7 +1,5 @@
 """Clusters of Ray, two nodes on this machine: a sweep, and the file of `launch to=ray`; a node goes in the middle."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -78,7 +76,7 @@ def equal(one: str | Path, two: str | Path) -> bool:
 
 
 @pytest.mark.parametrize("elastic", [True, False], ids=["fewer ranks", "a new node"])
-def test_a_training_goes_on_when_a_node_is_lost(photos: Path, cluster: Any, elastic: bool) -> None:
+def test_a_training_goes_on_when_a_node_is_lost(photos, cluster, elastic):
     """With `parallel.virtual` on the nodes that are left, else when there are as many again; with the same weights."""
     words = [f"data.root={photos}", *WORDS, "threads=1", *(["parallel.virtual=2"] if elastic else [])]
     assert main(once(*words, "parallel=ddp", "run=whole")) == 0
@@ -102,7 +100,7 @@ def test_a_training_goes_on_when_a_node_is_lost(photos: Path, cluster: Any, elas
     assert equal("whole", "broken")
 
 
-def test_a_sweeps_job_goes_on_elsewhere(photos: Path, cluster: Any) -> None:
+def test_a_sweeps_job_goes_on_elsewhere(photos, cluster):
     words = [f"data.root={photos}", *WORDS]
     assert main(once(*words, "seed=2", "run=whole")) == 0
     command = [sys.executable, "-m", "effloop", *once("-m", *words, "seed=1,2", "hydra/launcher=ray", "run=jobs")]

@@ -1,7 +1,5 @@
 """What a run leaves behind and shows."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -35,7 +33,7 @@ PERCENT = rf"{NUMBER}% \({NUMBER}%\)"
 LINE = rf"Epoch: \[\d+\]\[\d+/5\]  Time {PAIR}  Data {PAIR}  Wait {PERCENT}  Loss {PAIR}  Top@1 {PAIR}"
 
 
-def test_run_folder_is_complete(finished: Path) -> None:
+def test_run_folder_is_complete(finished):
     found = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     found = {name for name in found if "eval/" not in name}  # by other tests
     events = {name for name in found if name.startswith("tensorboard/events.out.tfevents.")}
@@ -59,7 +57,7 @@ def test_run_folder_is_complete(finished: Path) -> None:
     }
 
 
-def test_log(finished: Path) -> None:
+def test_log(finished):
     lines = (finished / "log.txt").read_text().splitlines()
     steps = [line for line in lines if line.startswith("Epoch: ") and "validation" not in line]
     assert [line.split("  ")[0] for line in steps[:3]] == ["Epoch: [0][2/5]", "Epoch: [0][4/5]", "Epoch: [0][5/5]"]
@@ -67,7 +65,7 @@ def test_log(finished: Path) -> None:
     assert all(re.fullmatch(LINE, line) for line in steps), steps
 
 
-def test_metrics(finished: Path) -> None:
+def test_metrics(finished):
     found = rows(finished)
     assert [(row["split"], row["epoch"], row["step"]) for row in found[:5]] == [
         ("train", 0, 2),
@@ -80,7 +78,7 @@ def test_metrics(finished: Path) -> None:
     assert set(found[3]) == {"split", "epoch", "step", "loss", "top1"}
 
 
-def test_where_the_time_went(finished: Path) -> None:
+def test_where_the_time_went(finished):
     found = rows(finished, "perf.jsonl")
     assert [(row["span"], row["epoch"], row["step"]) for row in found[:6]] == [
         ("train", 0, 2),
@@ -105,7 +103,7 @@ def test_where_the_time_went(finished: Path) -> None:
     assert min(spent.values()) > 0
 
 
-def test_table_of_epochs(finished: Path) -> None:
+def test_table_of_epochs(finished):
     with (finished / "metrics.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
     assert ",".join(found[0]) == ("epoch,step,lr,train/loss,train/top1,val/loss,val/top1,images_per_s,wait,seconds")
@@ -125,7 +123,7 @@ def test_table_of_epochs(finished: Path) -> None:
         assert float(row["wait"]) == pytest.approx(sum(each["wait_s"] for each in spans) / seconds)
 
 
-def test_numbers_that_are_none_become_null(here: Path, photos: Path) -> None:
+def test_numbers_that_are_none_become_null(here, photos):
     """After the only update, which nan=stop finds nothing wrong with, the validation's loss is no number."""
     assert train(photos, "run=x", "lr=1e30", "optim=sgd", "schedule=constant", "accumulate=5", "epochs=1") == 0
     text = (here / "outputs/x/metrics.jsonl").read_text()
@@ -136,7 +134,7 @@ def test_numbers_that_are_none_become_null(here: Path, photos: Path) -> None:
     assert "NaN" not in (here / "outputs/x/summary.json").read_text()
 
 
-def test_tensorboard(finished: Path) -> None:
+def test_tensorboard(finished):
     curves = EventAccumulator(str(finished / "tensorboard"))
     curves.Reload()
     assert set(curves.Tags()["scalars"]) == {
@@ -151,7 +149,7 @@ def test_tensorboard(finished: Path) -> None:
     assert [event.step for event in curves.Scalars("train/lr")] == [2, 4, 5, 7, 9, 10, 12, 14, 15]
 
 
-def test_a_resumed_run_keeps_its_curves_and_times(here: Path, finished: Path) -> None:
+def test_a_resumed_run_keeps_its_curves_and_times(here, finished):
     run = Path(shutil.copytree(finished, here / "run"))
     with (run / "perf.jsonl").open("a") as file:  # of an epoch that a kill cut short
         file.write('{"span": "train", "epoch": 3, "step": 17, "seconds": 1e6, "wait_s": 1.0}\n')
@@ -169,7 +167,7 @@ def test_a_resumed_run_keeps_its_curves_and_times(here: Path, finished: Path) ->
     assert summary["images_per_s"] == pytest.approx(4 * 40 / train_s)
 
 
-def test_a_run_that_goes_on_has_no_result_yet(here: Path, finished: Path) -> None:
+def test_a_run_that_goes_on_has_no_result_yet(here, finished):
     run = Path(shutil.copytree(finished, here / "run"))
     trainer = effloop.build_trainer(
         configs.load(run / "config.yaml", ["epochs=4"]), run_dir=run, resume=run / "checkpoints/last.ckpt"
@@ -180,7 +178,7 @@ def test_a_run_that_goes_on_has_no_result_yet(here: Path, finished: Path) -> Non
     trainer.val.close()
 
 
-def test_summary_has_best_and_last(finished: Path) -> None:
+def test_summary_has_best_and_last(finished):
     summary = json.loads((finished / "summary.json").read_text())
     validation = [row for row in rows(finished) if row["split"] == "val"]
     best = max(validation, key=lambda row: row["top1"])  # of equals the first, as the run has it
@@ -191,7 +189,7 @@ def test_summary_has_best_and_last(finished: Path) -> None:
     assert 0 <= summary["wait"] <= 1
 
 
-def test_config_environment_and_data(finished: Path) -> None:
+def test_config_environment_and_data(finished):
     text = (finished / "config.yaml").read_text()
     config = yaml.safe_load(text)
     assert "${" not in text
@@ -210,7 +208,7 @@ def test_config_environment_and_data(finished: Path) -> None:
     assert {"model", "optimizer", "schedule", "precision", "metrics", "rng"} <= set(state)
 
 
-def test_without_a_record(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_record(here, photos, capsys):
     assert of_runs.train(photos, "run=x", "record=none", "checkpoint=none") == 0
     assert sorted(path.name for path in (here / "outputs/x").iterdir() if path.suffix != ".diff") == [
         ".lock",
@@ -235,7 +233,7 @@ def warnings(err: str) -> list[str]:
     return [line.removeprefix("effloop: warning: record: ").removesuffix(end) for line in err.splitlines()]
 
 
-def test_an_output_that_is_full(here: Path, photos: Path) -> None:
+def test_an_output_that_is_full(here, photos):
     command = ["effloop", f"data.root={photos}", *TINY, "run=x"]
     places = {"PYTHONPATH": str(Path(effloop.__file__).parents[1])}
     with (
@@ -248,7 +246,7 @@ def test_an_output_that_is_full(here: Path, photos: Path) -> None:
     assert len(rows(here / "outputs/x")) == 8
 
 
-def test_files_that_cannot_be_made(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_cannot_be_made(here, photos, capsys):
     run = Path("outputs/blocked")
     for name in FILES:
         (run / name).mkdir(parents=True) if name != "tensorboard" else (run / name).write_text("a file")
@@ -262,7 +260,7 @@ def test_files_that_cannot_be_made(here: Path, photos: Path, capsys: pytest.Capt
     assert [path.name for path in run.glob(".*")] == [".lock"]
 
 
-def test_a_checkpoint_not_written_is_an_error(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_not_written_is_an_error(here, photos, capsys):
     Path("outputs/stuck").mkdir(parents=True)
     Path("outputs/stuck/checkpoints").write_text("a file")
     assert train(photos, "run=stuck") == 2

@@ -1,7 +1,5 @@
 """What is refused beside the list of `test_bad_input.py`: one line, exit code 2, nothing is trained."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -104,11 +102,11 @@ SLOW = [  # 0.2 s each
 @pytest.mark.parametrize(
     ("override", "words"), [*ROWS, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)]
 )
-def test_config(refused: Refusal, override: str, words: str) -> None:
+def test_config(refused, override, words):
     _has(refused.of(*override.split()), words)
 
 
-def test_a_rate_for_a_head_that_is_not_there(refused: Refusal) -> None:
+def test_a_rate_for_a_head_that_is_not_there(refused):
     words = (f"data.root={refused.photos}", "model=squeezenet1_0", "image_size=32", "batch_size=8", "num_workers=0")
     line = refused(*words, "optim.head_lr=1")
     _has(line, "optim.head_lr: 1, but this model doesn't end with a linear layer; set optim.head_lr=null")
@@ -150,7 +148,7 @@ def _has(line: str, words: str) -> None:
         ("launch to=slurm optm.lr=1", "'optm' did you mean 'optim'?"),
     ],
 )
-def test_commands(refused: Refusal, args: str, words: str) -> None:
+def test_commands(refused, args, words):
     _has(refused(*args.split()), words)
 
 
@@ -165,7 +163,7 @@ def test_commands(refused: Refusal, args: str, words: str) -> None:
         pytest.param("epohs: 2", "'epohs' did you mean 'epochs'?", id="1-key"),
     ],
 )
-def test_yaml(refused: Refusal, yaml: str, words: str) -> None:
+def test_yaml(refused, yaml, words):
     _experiment(refused.here, f"# @package _global_\n{yaml}\n")
     _has(refused.of("experiment=mine"), words)
     assert not (refused.here / "pwned").exists()
@@ -177,7 +175,7 @@ def _experiment(here: Path, text: str) -> None:
     (folder / "mine.yaml").write_text(text)
 
 
-def test_22_not_an_image(refused: Refusal, tmp_path: Path) -> None:
+def test_22_not_an_image(refused, tmp_path):
     data = make_photos(tmp_path / "data", train=24, val=9)
     victim = data / "train" / "b" / "007.jpg"
     victim.write_bytes(b"<html>not found</html>")
@@ -191,7 +189,7 @@ def test_22_not_an_image(refused: Refusal, tmp_path: Path) -> None:
         ("-m lr=1,2 --cfg", "--cfg: ''"),
     ],
 )
-def test_as_a_process(tmp_path: Path, args: str, words: str) -> None:
+def test_as_a_process(tmp_path, args, words):
     code, out, err = call(*args.split(), cwd=tmp_path)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
@@ -199,7 +197,7 @@ def test_as_a_process(tmp_path: Path, args: str, words: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_debug_shows_the_traceback(here: Path) -> None:
+def test_debug_shows_the_traceback(here):
     with pytest.raises(Exception, match="batch_size: 0 is not allowed"):
         main(["--debug", "batch_size=0"])
 
@@ -214,5 +212,5 @@ def test_debug_shows_the_traceback(here: Path) -> None:
         (["seed=1,2", "sweep.resume=true"], "holds no sweep; say which: run=NAME"),
     ],
 )
-def test_sweeps(overrides: list[str], words: str, refused: Refusal) -> None:
+def test_sweeps(overrides, words, refused):
     assert words in refused.of("-m", *overrides)

@@ -1,7 +1,5 @@
 """Runs on data behind a URL, from servers of this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,9 +1,5 @@
 """The same command gives the same numbers, whoever loads the images."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from plans import write_as
 from runs import TINY, call, rows, train
@@ -17,13 +13,13 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_same_numbers(way: str, finished: Path, photos: Path, here: Path) -> None:
+def test_same_numbers(way, finished, photos, here):
     assert train(photos, "run=x", "epochs=3", *WAYS[way]) == 0
     assert rows(here / "outputs/x") == rows(finished)
 
 
 @pytest.mark.nightly
-def test_same_numbers_by_dali(photos: Path, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_same_numbers_by_dali(photos, here, capfd):
     """Its pixels are its own: the same for any number of threads, wherever the images come from."""
     pytest.importorskip("nvidia.dali")
     memmap = write_as("memmap", photos, here / "set.effloop")
@@ -40,7 +36,7 @@ def test_same_numbers_by_dali(photos: Path, here: Path, capfd: pytest.CaptureFix
 
 
 @pytest.mark.nightly
-def test_dali_from_the_command_line(photos: Path, here: Path) -> None:
+def test_dali_from_the_command_line(photos, here):
     pytest.importorskip("nvidia.dali")
     args = ["data=dali", f"data.root={photos}", *TINY, "num_workers=2", "run=x"]
     code, _, err = call(*args, cwd=here)
@@ -49,12 +45,12 @@ def test_dali_from_the_command_line(photos: Path, here: Path) -> None:
     assert (code, err) == (0, "")
 
 
-def test_another_seed_gives_others(finished: Path, photos: Path, here: Path) -> None:
+def test_another_seed_gives_others(finished, photos, here):
     assert train(photos, "run=x", "epochs=3", "seed=1") == 0
     assert rows(here / "outputs/x")[0]["loss"] != rows(finished)[0]["loss"]
 
 
-def test_learns(photos: Path, here: Path) -> None:
+def test_learns(photos, here):
     """Three colours are told apart after a few epochs; chance is a third."""
     assert train(photos, "run=x", "epochs=12", "lr=0.01", "task.label_smoothing=0") == 0
     found = rows(here / "outputs/x")

@@ -1,7 +1,5 @@
 """A run done again: what differs is named, the numbers are compared; and what differs between runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -42,7 +40,7 @@ def again(out: str) -> Path:
     return Path(next(line for line in out.splitlines() if line.startswith("run: ")).split()[1])
 
 
-def test_equal_to_the_bit(original: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_to_the_bit(original, here, capsys):
     assert main(["replay", str(original)]) == 0
     out = capsys.readouterr().out
     assert out.endswith(f"\nreplay of {original}: nothing differs\nmetrics.jsonl: bit-identical, 4 lines\n")
@@ -55,7 +53,7 @@ def test_equal_to_the_bit(original: Path, here: Path, capsys: pytest.CaptureFixt
     assert yaml.safe_load((run / "overrides.yaml").read_text()) == [word for word in typed if word != "run=run"]
 
 
-def test_other_numbers_without_a_reason(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_numbers_without_a_reason(run, capsys):
     lines = (run / "metrics.jsonl").read_text().splitlines()
     lines[1] = json.dumps({**json.loads(lines[1]), "loss": 0.125})
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -67,7 +65,7 @@ def test_other_numbers_without_a_reason(run: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_copied_data(kept: bool, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copied_data(kept, photos, here, capsys):
     """Its times are no difference, its bytes are; where nothing but the place differs, other numbers are an error."""
     data, copy = here / "data", here / "copy"
     shutil.copytree(photos, data)
@@ -98,7 +96,7 @@ def again_folder(run: Path) -> Path:
     return config.parent.relative_to(run.parent)
 
 
-def test_a_run_that_did_not_finish(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_did_not_finish(run, capsys):
     first, second = (run / "metrics.jsonl").read_text().splitlines()[:2]
     (run / "metrics.jsonl").write_text(f"{first}\n{second[:20]}")
     (run / "summary.json").unlink()
@@ -107,7 +105,7 @@ def test_a_run_that_did_not_finish(run: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.endswith("metrics.jsonl: bit-identical, 1 lines; outputs/x has 3 more\n")
 
 
-def test_what_differs_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_differs_is_named(run, capsys):
     environment = json.loads((run / "environment.json").read_text())
     edit(run / "environment.json", packages={**environment["packages"], "torch": "2.14.0"}, python="3.12.0")
     (run / "resumed.json").write_text('[{"epoch": 1, "overrides": ["lr=0.5"], "differs": ["python: 1 then, 2 now"]}]')
@@ -133,7 +131,7 @@ def test_what_differs_is_named(run: Path, capsys: pytest.CaptureFixture[str]) ->
         ("config.yaml", None, "'run' is not a run folder"),
     ],
 )
-def test_damaged(run: Path, file: str, content: str | None, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged(run, file, content, words, capsys):
     (run / file).unlink(missing_ok=True)
     if content is not None:
         (run / file).write_text(content)
@@ -155,7 +153,7 @@ class TestDiff:
         assert main(["diff", *map(str, paths)]) == 0
         return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
-    def test_what_differs(self, original: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_what_differs(self, original, run, capsys):
         config = yaml.safe_load((run / "config.yaml").read_text())
         (run / "config.yaml").write_text(yaml.safe_dump({**config, "amp": True, "optim": {"name": "sgd"}}))
         edit(run / "environment.json", python="3.12.0", command=["other"])
@@ -168,7 +166,7 @@ class TestDiff:
         assert {*wanted, "classes: [a,b,c] then, [a,b] now"} <= {*found}
         assert metrics == f"metrics.jsonl: bit-identical, 1 lines; {original} has 3 more"
 
-    def test_jobs_of_a_sweep(self, original: Path, run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_jobs_of_a_sweep(self, original, run, here, capsys):
         (here / "sweep").mkdir()
         (here / "sweep/sweep.json").write_text("{}")
         for number in (0, 1):

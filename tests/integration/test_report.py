@@ -1,7 +1,5 @@
 """`report`: what it writes and prints, of whatever state runs are in."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -38,7 +36,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 class TestFiles:
     @pytest.mark.slow
-    def test_csv(self, sweep: Path, written: Path) -> None:
+    def test_csv(self, sweep, written):
         rows = rows_of(written / "summary.csv")
         assert [row["run"] for row in rows] == ["0", "1", "2", "3", "4"]
         assert [row["state"] for row in rows] == ["done", "done", "failed", "killed", "running"]
@@ -53,11 +51,11 @@ class TestFiles:
         assert (rows[3]["val/top1"], rows[3]["images/s"], rows[3]["seconds"]) == ("", "", "3.5")
         assert (written / rows[1]["path"]).resolve() == (sweep / "1").resolve()
 
-    def test_plot(self, written: Path) -> None:
+    def test_plot(self, written):
         with Image.open(written / "plot.png") as image:
             assert (image.format, image.size[0]) == ("PNG", 1500)
 
-    def test_page(self, written: Path) -> None:
+    def test_page(self, written):
         text = (written / "report.html").read_text("utf-8")
         assert "<title>a title</title>" in text
         assert "5 runs: 2 done, 1 failed, 1 killed, 1 running" in text
@@ -73,9 +71,7 @@ class TestFiles:
 class TestTable:
     @pytest.mark.parametrize("columns", [80, 120])
     @pytest.mark.slow
-    def test_fits(
-        self, sweep: Path, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_fits(self, sweep, columns, monkeypatch, capsys):
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.chdir(sweep.parent)
         assert main(["report", "mine", "out=elsewhere"]) == 0
@@ -90,9 +86,7 @@ class TestTable:
         assert lines[-1] == "report: elsewhere/report.html   beside it: plot.png, summary.csv"
         assert "…" not in "".join(lines)
 
-    def test_keeps_what_was_swept(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_keeps_what_was_swept(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setenv("COLUMNS", "80")
         (tmp_path / "sweep.json").write_text("{}")
         for number in range(2):
@@ -106,7 +100,7 @@ class TestTable:
         assert [line.strip() for line in lines if "more" in line] == ["+2 more in summary.csv: wait, seconds"]
 
     @pytest.mark.slow
-    def test_means_over_seeds(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_means_over_seeds(self, tmp_path, capsys):
         folder = make_sweep(tmp_path / "x", {"lr": [0.01, 0.03], "seed": [1, 2, 3]})
         assert main(["report", str(folder)]) == 0
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -117,7 +111,7 @@ class TestTable:
         assert "65.49% ± 19.90%" in text
 
     @pytest.mark.nightly
-    def test_no_best_of_different_data(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_no_best_of_different_data(self, tmp_path, capsys):
         made = [make_run(tmp_path / name, height=0.5 + index / 10) for index, name in enumerate("ab")]
         split = {"samples": 1, "sha256": "cd" * 32}
         (made[1] / "data.json").write_text(json.dumps({"classes": [*"abcdef"], "train": split, "val": split}))
@@ -132,7 +126,7 @@ class TestTable:
 
 
 class TestCommand:
-    def test_runs_from_anywhere(self, sweep: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_runs_from_anywhere(self, sweep, here, capsys):
         """Also one that is named twice, and a folder whose name is no text."""
         run = make_run(here / os.fsdecode(b"\xff \x1b[31m"), "model=small_resnet")
         args = [str(sweep / "0"), str(run), f"{run}/", str(sweep / "../mine/0"), "objective=images/s"]
@@ -142,7 +136,7 @@ class TestCommand:
         assert [(row["model"], row["best"]) for row in rows] == [("cnn", "0"), ("small_resnet", "1")]
         assert "\x1b" not in capsys.readouterr().out + page.read_text("utf-8")
 
-    def test_real_runs(self, finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_real_runs(self, finished, here, capsys):
         assert main(["report", str(finished), "out=x"]) == 0
         (row,) = rows_of(here / "x/summary.csv")
         assert (row["state"], row["epochs done"], row["best"]) == ("done", "3", "0")
@@ -162,9 +156,7 @@ class TestCommand:
         ("job.json", '{"number": 1}', "has no number and state; it was not written by EffLoop, or is damaged"),
     ],
 )
-def test_what_effloop_has_not_written(
-    here: Path, name: str, text: str, wanted: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_effloop_has_not_written(here, name, text, wanted, capsys):
     (here / "config.yaml").write_text("lr: 1")
     (here / name).write_text(text)
     assert main(["report", "."]) == 2
@@ -182,7 +174,7 @@ def test_what_effloop_has_not_written(
         (["{sweep}", "out=a file"], "the report: 'a file' can't be written: File exists; set out=FOLDER"),
     ],
 )
-def test_one_line(sweep: Path, here: Path, args: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line(sweep, here, args, wanted, capsys):
     (here / "a file").write_text("")
     assert main(["report", *(arg.replace("{sweep}", str(sweep)) for arg in args)]) == 2
     out, err = capsys.readouterr()

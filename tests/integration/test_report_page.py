@@ -1,7 +1,5 @@
 """The report's page in a real browser: it loads from a file, without a network, and does what it promises."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +53,7 @@ def head(browser: Any, name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_loads_without_an_error_or_a_request(opened: Any) -> None:
+def test_loads_without_an_error_or_a_request(opened):
     assert opened.get_log("browser") == []
     assert opened.title == HOSTILE
     assert opened.execute_script("return performance.getEntriesByType('resource').length") == 0
@@ -67,7 +65,7 @@ def test_loads_without_an_error_or_a_request(opened: Any) -> None:
     assert text.count(f"held back by {HOSTILE}") == 2
 
 
-def test_policy_forbids_the_network_and_other_scripts(opened: Any) -> None:
+def test_policy_forbids_the_network_and_other_scripts(opened):
     refused = opened.execute_async_script("""
         const done = arguments[0], refused = [];
         document.addEventListener("securitypolicyviolation", (event) => {
@@ -83,7 +81,7 @@ def test_policy_forbids_the_network_and_other_scripts(opened: Any) -> None:
 
 
 @pytest.mark.nightly
-def test_sorts_numbers_both_ways_and_what_is_unknown_last(opened: Any) -> None:
+def test_sorts_numbers_both_ways_and_what_is_unknown_last(opened):
     assert column(opened, "lr") == ["0.003", "0.01", "0.5", "20.0", "0.1", "-"]  # the best first
     head(opened, "lr").click()
     assert head(opened, "lr").get_attribute("aria-sort") == "ascending"
@@ -103,7 +101,7 @@ def test_sorts_numbers_both_ways_and_what_is_unknown_last(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1100])
-def test_diagnosis_loads_without_an_error_or_a_request(browser: Any, tmp_path: Path, width: int) -> None:
+def test_diagnosis_loads_without_an_error_or_a_request(browser, tmp_path, width):
     write_diagnosis(replace(DECODE, findings=[HOSTILE]), tmp_path)
     metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -126,7 +124,7 @@ def test_diagnosis_loads_without_an_error_or_a_request(browser: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_audit_loads_without_an_error_or_a_request(browser: Any, tmp_path: Path, width: int) -> None:
+def test_audit_loads_without_an_error_or_a_request(browser, tmp_path, width):
     """Of hostile names, labels and texts; all pictures are seen, and two are beside each other on a phone."""
     found = make_audit(tmp_path / "data")
     written = tmp_path / "audit.html"

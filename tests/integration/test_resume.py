@@ -1,7 +1,5 @@
 """A run that was stopped and resumed ends where one that wasn't ends, to the bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -68,7 +66,7 @@ Trainer.update = slow
 
 
 @pytest.mark.parametrize("engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
-def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
+def test_interrupted_and_resumed(here, photos, engine):
     args = once(f"data.root={photos}", *TINY, "epochs=8", "num_workers=1", "optim=sgd", "schedule=step", "amp=true")
     args.append(f"engine={engine}")
     run = here / "outputs/x"
@@ -85,7 +83,7 @@ def test_interrupted_and_resumed(here: Path, photos: Path, engine: str) -> None:
     assert len(set(steps)) == len(steps)
 
 
-def test_with_an_optimizer_that_counts_in_its_groups(here: Path, photos: Path) -> None:
+def test_with_an_optimizer_that_counts_in_its_groups(here, photos):
     words = ("optim=timm", "optim.arch=lookahead_adan", "optim.ema=0.9", "max_grad_ratio=0.1", "nan=skip")
     with stopping_at(1):
         assert train(photos, *words, "run=stopped") == 130
@@ -113,14 +111,14 @@ class TestSameProcess:
     def stopped(self, original: Path, here: Path) -> Path:
         return Path(shutil.copytree(original, here / "outputs/stopped"))
 
-    def test_in_its_folder(self, stopped: Path, finished: Path) -> None:
+    def test_in_its_folder(self, stopped, finished):
         assert main(["resume", str(stopped)]) == 0
         assert_same_end(stopped, finished)
         log = (stopped / "log.txt").read_text()
         assert log.count("Epoch: [1] validation") == 1
         assert log.count(f"\nresumed from {stopped}/checkpoints/last.ckpt at epoch 1\n") == 1
 
-    def test_in_a_new_folder(self, stopped: Path, finished: Path, photos: Path, here: Path) -> None:
+    def test_in_a_new_folder(self, stopped, finished, photos, here):
         assert train(photos, f"resume={stopped}", "epochs=3", "run=new") == 0
         new = here / "outputs/new"
         ours, theirs = (files.read(folder / "checkpoints/last.ckpt") for folder in (new, finished))
@@ -129,12 +127,12 @@ class TestSameProcess:
         assert files.read(stopped / "checkpoints/last.ckpt")["progress"]["epoch"] == 1
         assert (new / "log.txt").read_text().startswith(f"resumed from {stopped}/checkpoints/last.ckpt at epoch 1\n")
 
-    def test_another_seed_is_said(self, stopped: Path, photos: Path, here: Path) -> None:
+    def test_another_seed_is_said(self, stopped, photos, here):
         assert train(photos, f"resume={os.path.relpath(stopped)}", "epochs=3", "run=new", "seed=7") == 0
         log = (here / "outputs/new/log.txt").read_text()
         assert "\nconfig not what the checkpoint was trained with: seed: 0 then, 7 now\n" in log
 
-    def test_best_is_still_known(self, stopped: Path) -> None:
+    def test_best_is_still_known(self, stopped):
         best = files.read(stopped / "checkpoints/best.ckpt")
         state = files.read(stopped / "checkpoints/last.ckpt")
         state["checkpoints"]["best"] = {"loss": 0.0, "top1": 1.0, "epoch": 0}  # not to be beaten
@@ -142,7 +140,7 @@ class TestSameProcess:
         assert main(["resume", str(stopped)]) == 0
         assert equal(files.read(stopped / "checkpoints/best.ckpt")["model"], best["model"])
 
-    def test_overrides_take_effect_and_are_kept(self, stopped: Path) -> None:
+    def test_overrides_take_effect_and_are_kept(self, stopped):
         assert main(["resume", str(stopped), "lr=0.5", "schedule=constant", "optim.weight_decay=0.01"]) == 0
         assert {row["lr"] for row in rows(stopped) if row["split"] == "train" and row["epoch"] > 0} == {0.5}
         group = files.read(stopped / "checkpoints/last.ckpt")["optimizer"]["param_groups"][0]
@@ -154,7 +152,7 @@ class TestSameProcess:
         (entry,) = json.loads((stopped / "resumed.json").read_text())
         assert entry == {"epoch": 1, "overrides": overrides[-3:], "differs": []}
 
-    def test_other_data(self, stopped: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_other_data(self, stopped, photos, here, capsys):
         data = Path(shutil.copytree(photos, here / "data"))
         shutil.copyfile(data / "train/a/000.jpg", data / "train/a/more.jpg")
         before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
@@ -183,9 +181,7 @@ class TestSameProcess:
             ("batch_size=4", "batch_size: the checkpoint was trained with 8, not 4; keep batch_size=8"),
         ],
     )
-    def test_what_does_not_fit(
-        self, stopped: Path, photos: Path, override: str, words: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_does_not_fit(self, stopped, photos, override, words, capsys):
         for split in ("train", "val"):
             shutil.copytree(photos / split, f"other/{split}")
             Path(f"other/{split}/c").rename(f"other/{split}/d")
@@ -204,13 +200,13 @@ class TestFinished:
     def run(self, finished: Path, here: Path) -> Path:
         return Path(shutil.copytree(finished, here / "outputs/run"))
 
-    def test_says_so(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_says_so(self, run, capsys):
         before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         assert main(["resume", str(run)]) == 0
         assert capsys.readouterr().out == f"{run} is done: 3 of 3 epochs; epochs=N adds more\n"
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
-    def test_has_nothing_for_a_new_run(self, run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_has_nothing_for_a_new_run(self, run, photos, capsys):
         assert train(photos, f"resume={run}", "epochs=3", "run=new") == 2
         assert "has done 3; set epochs=4 or more" in capsys.readouterr().err
         assert not run.with_name("new").exists()
@@ -240,14 +236,12 @@ class TestUntrusted:
             ("parallel:\n  name: none\n", "parallel: {}\n", "not a config that EffLoop wrote"),
         ],
     )
-    def test_config(
-        self, run: Path, old: str, new: str, words: str, here: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_config(self, run, old, new, words, here, capsys):
         _edit(run, old, new)
         assert words in self.refused(capsys, "resume", str(run))
         assert not (here / "pwned").exists()
 
-    def test_a_sweep(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_sweep(self, run, capsys):
         (run.parent / "sweep.json").write_text("{}")
         assert "sweep.resume=true, or name a job" in self.refused(capsys, "resume", str(run.parent))
         assert "is the folder of a sweep, not of a run" in self.refused(capsys, "replay", str(run.parent))

@@ -1,7 +1,5 @@
 """Run folders: one writer at a time, files written whole, read within bounds, and gone on with after any kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -10,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -52,9 +50,7 @@ def snapshot(run: Path) -> dict[Path, bytes]:
 
 
 class TestAuto:
-    def test_begins_begins_again_and_goes_on(
-        self, here: Path, photos: Path, finished: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_begins_begins_again_and_goes_on(self, here, photos, finished, capsys):
         run, typed = here / "outputs/x", words(photos, "resume=auto")
         with stopping_at(0):  # a folder, but no checkpoint
             assert main(typed) == 130
@@ -95,9 +91,7 @@ class TestAuto:
             ),
         ],
     )
-    def test_what_it_does_not_take(
-        self, run: Path, photos: Path, more: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_it_does_not_take(self, run, photos, more, line, capsys):
         (run / "checkpoints/last.ckpt").unlink()  # which isn't even looked at
         before = snapshot(run)
         assert main(once(*words(photos, "resume=auto", *more))) == 2
@@ -107,9 +101,7 @@ class TestAuto:
         assert snapshot(run) == before
 
 
-def test_from_an_older_checkpoint(
-    run: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_an_older_checkpoint(run, finished, tmp_path, capsys, monkeypatch):
     last, older = run / "checkpoints/last.ckpt", next(run.glob("checkpoints/step-*.ckpt"))
     last.write_bytes(last.read_bytes()[:-9])
     (run / "checkpoints/best.ckpt").unlink()
@@ -126,7 +118,7 @@ def test_from_an_older_checkpoint(
     assert f"start a new run from it: {PROGRAM} resume=" in capsys.readouterr().err
 
 
-def test_an_older_one_that_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_one_that_is_refused(run, capsys):
     older = next(run.glob("checkpoints/step-*.ckpt"))
     for name, wrong in (("nan", {"updates": "x"}), ("stop", {"score": []}), ("optimizer", {"param_groups": []})):
         state = files.read(older)
@@ -144,7 +136,7 @@ def test_an_older_one_that_is_refused(run: Path, capsys: pytest.CaptureFixture[s
     assert snapshot(run) | {run / "state.json": b""} == before
 
 
-def test_from_before_the_best_epoch(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_before_the_best_epoch(run, capsys):
     older, best = next(run.glob("checkpoints/step-*.ckpt")), run / "checkpoints/best.ckpt"
     state = files.read(run / "checkpoints/last.ckpt")
     state["checkpoints"]["best"] = {**state["last"], "epoch": 2}
@@ -160,7 +152,7 @@ def test_from_before_the_best_epoch(run: Path, capsys: pytest.CaptureFixture[str
     assert best.read_bytes() != discarded
 
 
-def test_what_is_in_a_checkpoints_place(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_in_a_checkpoints_place(run, photos, capsys):
     last, older = run / "checkpoints/last.ckpt", next(run.glob("checkpoints/step-*.ckpt"))
     assert main(["resume", "outputs/x/checkpoints/step-00000011.ckpt"]) == 2
     line = "step-00000011.ckpt is not there; last.ckpt is whole (step 15): name "
@@ -178,9 +170,7 @@ def test_what_is_in_a_checkpoints_place(run: Path, photos: Path, capsys: pytest.
     assert not last.is_symlink()
 
 
-def test_another_process_was_faster(
-    run: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_process_was_faster(run, photos, capsys, monkeypatch):
     last, reading = run / "checkpoints/last.ckpt", files.read
 
     def meanwhile(path: Path) -> dict[str, object]:
@@ -197,7 +187,7 @@ def test_another_process_was_faster(
 
 
 class TestLock:
-    def test_ends_with_its_process_though_a_child_lives(self, tmp_path: Path) -> None:
+    def test_ends_with_its_process_though_a_child_lives(self, tmp_path):
         reading, writing = os.pipe()
         owner = os.fork()
         if not owner:
@@ -222,7 +212,7 @@ class TestLock:
             os.kill(child, signal.SIGKILL)
 
 
-def test_what_a_start_has_left_that_was_killed(here: Path) -> None:
+def test_what_a_start_has_left_that_was_killed(here):
     folder = here / "outputs/x"
     folder.mkdir(parents=True)
     (folder / "config.yaml").touch()  # of an earlier version
@@ -253,7 +243,7 @@ def _deep(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [_bomb, _huge, _deep, os.mkfifo, Path.mkdir])
-def test_hostile_files(make: Callable[[Path], None], run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_files(make, run, capsys):
     """Nothing hangs, takes all memory or is a traceback."""
     for name in ("overrides.yaml", "environment.json", "data.json", "summary.json", "state.json", "metrics.jsonl"):
         kept = (run / name).read_bytes()
@@ -275,7 +265,7 @@ def test_hostile_files(make: Callable[[Path], None], run: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_a_second_one(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_one(here, photos, capsys):
     """While a run is trained nobody else gets at its folder, nor when workers outlive its process for a moment."""
     typed = words(photos, "epochs=4000", "engine=processes", "num_workers=1", "record.console=false")
     run = here / "outputs/x"
@@ -340,7 +330,7 @@ def moments(operations: int) -> Iterator[int]:
 
 
 @pytest.mark.nightly
-def test_killed_while_it_begins(here: Path, photos: Path, finished: Path) -> None:
+def test_killed_while_it_begins(here, photos, finished):
     """Before each operation on files; the same command, typed again, ends as a run that was never killed."""
     typed = words(photos, "resume=auto", "record.console=false", "record.tensorboard=false")
     code, left = killed_at(1_000_000, *typed, cwd=here)
@@ -355,7 +345,7 @@ def test_killed_while_it_begins(here: Path, photos: Path, finished: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_killed_while_it_goes_on(here: Path, photos: Path) -> None:
+def test_killed_while_it_goes_on(here, photos):
     changed = ("resume", "outputs/x", "optim.weight_decay=0.01")
     with stopping_at(1):
         assert train(photos, "run=x", "epochs=2", "record.tensorboard=false", "record.console=false") == 130
@@ -390,9 +380,7 @@ def check_whole(run: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("free_kb", [0, 4, 8, 16, 40])
-def test_a_disk_that_is_full_as_a_run_goes_on(
-    free_kb: int, tmp_path: Path, here: Path, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_is_full_as_a_run_goes_on(free_kb, tmp_path, here, photos, capsys):
     """Whatever has no room any more is a line, and once there is room the run goes on."""
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -1,7 +1,5 @@
 """A save that is killed, or whose system calls fail, at each of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -64,7 +62,7 @@ def whole(run: Path, before: int, after: int) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_kill_at_each_system_call(tmp_path: Path, before: int) -> None:
+def test_a_kill_at_each_system_call(tmp_path, before):
     """Of the first save, and of one that keeps an older checkpoint and removes the one before that."""
     template = tmp_path / "template"
     template.mkdir()
@@ -107,7 +105,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("inject", "words"), FAILURES, ids=[inject for inject, _ in FAILURES])
-def test_a_system_call_that_fails(tmp_path: Path, inject: str, words: str) -> None:
+def test_a_system_call_that_fails(tmp_path, inject, words):
     for step in (1, 2):
         checkpoints = saves.checkpoints_of(tmp_path)
         checkpoints.save(saves.state(step), is_best=True)
@@ -125,6 +123,6 @@ def test_a_system_call_that_fails(tmp_path: Path, inject: str, words: str) -> No
     whole(tmp_path, 2, 9)
 
 
-def test_a_run_without_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_run_without_a_whole_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="has no whole checkpoint; begin again"):
         files.newest_whole(tmp_path)

@@ -1,7 +1,5 @@
 """Whole runs of masks: trained, resumed to the bit, scored, in windows and on ranks."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
@@ -47,13 +45,13 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "run"
 
 
-def test_eval_of_mirror_images_and_of_windows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_of_mirror_images_and_of_windows(run, capsys):
     """Windows of the size that was trained at, on larger images."""
     assert main(["eval", str(run), "tta=flip"]) == 0
     assert main(["eval", str(run), "image_size=24", "task.window=16"]) == 0
 
 
-def test_resumed_to_the_bit(root: Path, run: Path, tmp_path: Path) -> None:
+def test_resumed_to_the_bit(root, run, tmp_path):
     config = files.read(run / "checkpoints" / "last.ckpt")["config"]
     more = ("optim.ema=0.5", "accumulate=2", "precision=bf16", "task.class_weights=balanced", "schedule=poly")
     with stopping_at(1):
@@ -65,7 +63,7 @@ def test_resumed_to_the_bit(root: Path, run: Path, tmp_path: Path) -> None:
     assert all(torch.equal(ours["model"][name], tensor) for name, tensor in theirs["model"].items())
 
 
-def test_masks_grow_with_their_images(root: Path, tmp_path: Path) -> None:
+def test_masks_grow_with_their_images(root, tmp_path):
     """In a run with progressive sizes, on sides that aren't multiples of the network's stride."""
     more = ("progressive=[[9,14],[18,22]]", "image_size=[18,22]", f"out={tmp_path}", "run=x", "task=segmentation")
     trainer = effloop.build_trainer(effloop.compose(words(root, *more)))
@@ -74,7 +72,7 @@ def test_masks_grow_with_their_images(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_batches_of_one_image(root: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batches_of_one_image(root, here, capsys):
     """One value of each channel, as the pooled ones of DeepLabV3, has no variance; others train on."""
     deep = [word for word in words(root, "model=deeplabv3_mobilenet_v3_large", "batch_size=1") if "model." not in word]
     assert main(["train", *deep, "data.tail=wrap"]) == 2
@@ -88,7 +86,7 @@ def test_batches_of_one_image(root: Path, here: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.nightly
-def test_backbone_weights_of_a_file(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backbone_weights_of_a_file(root, tmp_path, capsys):
     """Of torchvision's model of images, whose own head is left out; the backbone is trained on from there."""
     given = torchvision.models.mobilenet_v3_large(weights=None).state_dict()
     torch.save(given, tmp_path / "weights.pt")
@@ -110,9 +108,7 @@ def test_backbone_weights_of_a_file(root: Path, tmp_path: Path, capsys: pytest.C
         (["task.class_weights=[1,2]"], "task.class_weights: 2 numbers for 3 classes"),
     ],
 )
-def test_what_is_refused(
-    root: Path, words_: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused(root, words_, message, here, capsys):
     few = words(root, "task=segmentation", *words_)
     few = [word for word in few if "model=cnn" not in words_ or word[:6] != "model."]
     assert main(["train", *few]) == 2
@@ -142,7 +138,7 @@ def pixels(file: Path) -> NDArray[np.uint8]:
         return np.asarray(picture)
 
 
-def test_show_has_overlays_of_the_augmented_masks(few: Path, here: Path) -> None:
+def test_show_has_overlays_of_the_augmented_masks(few, here):
     assert main(once("show", f"data.root={few}", *SEEN, "run=x", "samples=3", "epochs=2")) == 0
     config = effloop.compose([f"data.root={few}", *SEEN])
     loader = effloop.build_loader(config)
@@ -155,13 +151,13 @@ def test_show_has_overlays_of_the_augmented_masks(few: Path, here: Path) -> None
     assert np.array_equal(found, draw(loader.preview(3, 2)))
 
 
-def test_an_experiment_of_another_task_gives_what_fits(few: Path) -> None:
+def test_an_experiment_of_another_task_gives_what_fits(few):
     """finetune sets `task.label_smoothing`, which segmentation hasn't."""
     config = effloop.compose([f"data.root={few}", "data=masks", "experiment=finetune"])
     assert config.task.name == "segmentation"
 
 
-def test_eval_and_its_report(few: Path, seen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_and_its_report(few, seen, capsys):
     assert main(["eval", str(seen)]) == 0
     out = capsys.readouterr().out
     assert all(word in out for word in ("miou", "mean_accuracy", "iou", *NAMES))
@@ -193,9 +189,7 @@ def test_eval_and_its_report(few: Path, seen: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("how", ["crop", "squash", "letterbox"])
-def test_scores_of_full_size(
-    few: Path, seen: Path, here: Path, how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_of_full_size(few, seen, here, how, monkeypatch, capsys):
     """Those of the files that `predict` writes, counted pixel by pixel, beside those of the model's size; of views the
     views together. A sample that can't be used counts in neither.
     """
@@ -227,7 +221,7 @@ def test_scores_of_full_size(
 
 
 @pytest.mark.parametrize("how", ["crop", "squash", "letterbox"])
-def test_predicted_masks_have_their_images_sizes(few: Path, seen: Path, here: Path, how: str) -> None:
+def test_predicted_masks_have_their_images_sizes(few, seen, here, how):
     """Whatever the model's size and the crop of its evaluation; one image is broken."""
     for number, (height, width) in enumerate([(48, 64), (90, 40), (24, 32)]):
         path = here / f"in/{number % 2}/{number}.jpg"
@@ -269,7 +263,7 @@ def test_predicted_masks_have_their_images_sizes(few: Path, seen: Path, here: Pa
         (["masks=/proc/x"], "masks: '/proc/x' can't be written"),
     ],
 )
-def test_refusals(seen: Path, here: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(seen, here, words, line, capsys):
     (here / "in").mkdir()
     Image.fromarray(mask_of(20, 20, 0)).save(here / "in/a.png")
     before = (here / "in/a.png").read_bytes()
@@ -282,7 +276,7 @@ def test_refusals(seen: Path, here: Path, words: list[str], line: str, capsys: p
 
 @pytest.mark.parametrize("to", ["onnx", "state_dict"])
 @pytest.mark.nightly
-def test_exported_files(seen: Path, few: Path, here: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exported_files(seen, few, here, to, capsys):
     """The same outputs, (N, K, H, W), and the same masks by `predict`; one of them in windows."""
     pytest.importorskip({"onnx": "onnxruntime", "state_dict": "safetensors"}[to])
     file = {"onnx": "x.onnx", "state_dict": "x.safetensors"}[to]

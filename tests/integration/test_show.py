@@ -1,7 +1,5 @@
 """`effloop show`: a picture of what the model will see."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -45,7 +43,7 @@ def check_tiles(found: NDArray[np.uint8], shown: Loader, samples: list[int], epo
             assert occurs(found, wanted[row])
 
 
-def test_a_run_folder_of_its_own(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_folder_of_its_own(here, photos, capsys):
     assert show(photos, "run=a/x", "seed=5") == 0
     run = here / "outputs/a/x"
     assert sorted(path.name for path in run.iterdir() if path.suffix != ".diff") == [
@@ -70,13 +68,13 @@ def test_a_run_folder_of_its_own(here: Path, photos: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     "override", ["augment.ops.flip.p=1", "augment.device=gpu", "engine=processes", "decode=pillow", "data.mean=[0,0,0]"]
 )
-def test_overrides(here: Path, photos: Path, override: str) -> None:
+def test_overrides(here, photos, override):
     assert show(photos, "run=x", "samples=3", "epochs=2", override) == 0
     overrides = [override] if "mean" not in override else []
     check_tiles(picture(here / "outputs/x"), loader(photos, *overrides), [0, 19, 39], 2)
 
 
-def test_the_same_every_time(here: Path, photos: Path) -> None:
+def test_the_same_every_time(here, photos):
     args = ("samples=3", "epochs=3", "augment.mixup=1")
     assert show(photos, *args, "run=x") == 0
     code, out, err = call("show", f"data.root={photos}", "image_size=40", "run=z", "num_workers=2", *args, cwd=here)
@@ -100,7 +98,7 @@ def test_the_same_every_time(here: Path, photos: Path) -> None:
         ),
     ],
 )
-def test_refusals(here: Path, photos: Path, args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(here, photos, args, words, capsys):
     assert show(photos, *args) == 2
     out, err = capsys.readouterr()
     assert words in err
@@ -109,7 +107,7 @@ def test_refusals(here: Path, photos: Path, args: list[str], words: str, capsys:
     assert not (here / "outputs").exists()
 
 
-def test_a_sample_that_cannot_be_decoded(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sample_that_cannot_be_decoded(here, tmp_path, capsys):
     root = make_photos(tmp_path / "photos", train=9)
     bad = root / "train/c/008.jpg"
     bad.write_bytes(bad.read_bytes()[:200])

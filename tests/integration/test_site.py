@@ -1,7 +1,5 @@
 """The documentation as a site: it builds, fits a phone and a desk, and is searched."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import os
@@ -44,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[s
 
 
 @pytest.mark.parametrize("width", [390, 1300])
-def test_pages_are_as_wide_as_the_window(site: tuple[str, list[str]], browser: Any, width: int) -> None:
+def test_pages_are_as_wide_as_the_window(site, browser, width):
     address, pages = site
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -59,7 +57,7 @@ def test_pages_are_as_wide_as_the_window(site: tuple[str, list[str]], browser: A
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
-def test_search_finds(site: tuple[str, list[str]], browser: Any) -> None:
+def test_search_finds(site, browser):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -69,7 +67,7 @@ def test_search_finds(site: tuple[str, list[str]], browser: Any) -> None:
     assert any("/sweeps/" in link.get_attribute("href") for link in links)
 
 
-def test_examples_and_python_are_on_their_pages(site: tuple[str, list[str]], browser: Any) -> None:
+def test_examples_and_python_are_on_their_pages(site, browser):
     browser.get(f"{site[0]}/examples/")
     assert "run_in_threadpool" in browser.page_source  # of serve.py
     browser.get(f"{site[0]}/python/")

@@ -1,7 +1,5 @@
 """Images that aren't square, or grey: the same batches by every engine, and a run, its exported file and pictures."""
 
-from __future__ import annotations
-
 import csv
 from contextlib import closing
 from pathlib import Path
@@ -38,7 +36,7 @@ COMBINED = pairwise(
     ("split", "augment", "evaluation", "channels", "cache"),
     [pytest.param(*each, marks=pytest.mark.nightly if number % 3 else ()) for number, each in enumerate(COMBINED)],
 )
-def test_engines_agree(photos: Path, split: str, augment: str, evaluation: str, channels: int, cache: str) -> None:
+def test_engines_agree(photos, split, augment, evaluation, channels, cache):
     words = [WIDE, f"augment={augment}", f"augment.eval={evaluation}", f"data.channels={channels}"]
     wanted = images(config_of(photos, *words, "engine=inline"), split)
     assert wanted.shape[1:] == (channels, 24, 40)
@@ -49,7 +47,7 @@ def test_engines_agree(photos: Path, split: str, augment: str, evaluation: str, 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.nightly
-def test_dali_is_near(photos: Path, channels: int) -> None:
+def test_dali_is_near(photos, channels):
     pytest.importorskip("nvidia.dali")
     words = [WIDE, f"data.channels={channels}", "data.mean=null", "data.std=null", "augment.eval=squash"]
     for split in ("train", "val"):
@@ -59,7 +57,7 @@ def test_dali_is_near(photos: Path, channels: int) -> None:
 
 
 @pytest.mark.slow  # the grey one isn't
-def test_a_run_its_file_and_its_picture(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_its_file_and_its_picture(photos, here, capsys):
     words = ["run=run", "epochs=3", "progressive=[16,[16,24],[24,40]]", "augment.cutmix=1", "augment.eval=letterbox"]
     assert train(photos, WIDE, *words) == 0
     assert main(["export", "outputs/run", "to=onnx"]) == 0
@@ -79,7 +77,7 @@ def test_a_run_its_file_and_its_picture(photos: Path, here: Path, capsys: pytest
 
 
 @pytest.mark.nightly
-def test_a_grey_run_its_file_and_its_picture(photos: Path, here: Path) -> None:
+def test_a_grey_run_its_file_and_its_picture(photos, here):
     words = ["data.channels=1", "run=run", "epochs=1", "augment.mixup=0.2", "augment.cutmix=1", "augment=native_colour"]
     assert train(photos, *words) == 0
     assert main(["export", "outputs/run", "to=pt2"]) == 0
@@ -97,7 +95,7 @@ def test_a_grey_run_its_file_and_its_picture(photos: Path, here: Path) -> None:
     assert (tile[:, :, 0] == tile[:, :, 2]).all()
 
 
-def test_weights_of_a_run_in_colour_start_a_grey_one(photos: Path, finished: Path, here: Path) -> None:
+def test_weights_of_a_run_in_colour_start_a_grey_one(photos, finished, here):
     config = config_of(photos, "data.channels=1", f"model.weights={finished}")
     trainer = effloop.build_trainer(config)
     colour = torch.load(finished / "checkpoints/best.ckpt", weights_only=True)["model"]

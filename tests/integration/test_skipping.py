@@ -1,7 +1,5 @@
 """Runs with `on_error=skip`: what they train on, list and say, and when they end; and 1,000 damaged images."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -34,7 +32,7 @@ def damaged(photos: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_that_skips(damaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_skips(damaged, tmp_path, capsys):
     """Stopped and resumed it is the same, to the bit, and each row of the list is there once."""
     assert train(damaged, "run=whole", f"out={tmp_path}", *SKIP) == 0
     with stopping_at(1):
@@ -73,7 +71,7 @@ def test_a_run_that_skips(damaged: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.nightly)])
-def test_what_is_trained_again_is_listed_once(damaged: Path, tmp_path: Path, ranks: int) -> None:
+def test_what_is_trained_again_is_listed_once(damaged, tmp_path, ranks):
     """An image that was mended since is bad no more, but in what is not done again."""
     several = ("parallel=ddp", "parallel.processes=2", "batch_size=4") if ranks == 2 else ()
     steps = ("checkpoint.every_steps=3", "checkpoint.keep=20")
@@ -105,7 +103,7 @@ def test_what_is_trained_again_is_listed_once(damaged: Path, tmp_path: Path, ran
         ("engine.timeout_s=0", "engine.timeout_s: 0 is not allowed; set a number of seconds above 0"),
     ],
 )
-def test_values(photos: Path, capsys: pytest.CaptureFixture[str], override: str, told: str) -> None:
+def test_values(photos, capsys, override, told):
     assert train(photos, override) == 2
     assert told in capsys.readouterr().err
 
@@ -157,12 +155,12 @@ def campaign(root: Path, seeds: range) -> None:
     assert all(each == told[0] for each in told)
 
 
-def test_some_harmed_images(tmp_path: Path) -> None:
+def test_some_harmed_images(tmp_path):
     campaign(make_photos(tmp_path / "p", 40, 3), range(40))
 
 
 @pytest.mark.nightly
-def test_a_thousand_harmed_images(tmp_path: Path) -> None:
+def test_a_thousand_harmed_images(tmp_path):
     seeds = int(os.environ.get("EFFLOOP_SEEDS", "1000"))
     for first in range(0, seeds, 200):
         campaign(make_photos(tmp_path / str(first), 200, 3), range(first, first + 200))

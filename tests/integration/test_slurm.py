@@ -1,7 +1,5 @@
 """Jobs of a real Slurm: signalled, requeued and preempted, they end with the weights of a run that nothing disturbs."""
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -70,7 +68,7 @@ def trained(cwd: Path, batches: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_signal_and_a_requeue(box: Slurm, runs: Runs) -> None:
+def test_a_signal_and_a_requeue(box, runs):
     """On two nodes; the script is what `launch` writes."""
     reference = runs.reference(2)  # before, as it takes longer than the job
     cwd, job = submit(box, runs, "signal", launched(runs))
@@ -108,7 +106,7 @@ def struck(box: Slurm, cwd: Path, job: str, rng: random.Random, *command: str) -
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("preempted", [False, True])
-def test_requeues_at_random_moments(box: Slurm, runs: Runs, preempted: bool) -> None:
+def test_requeues_at_random_moments(box, runs, preempted):
     """By the user, or by jobs of a partition with priority."""
     rng, seconds, number = random.Random(preempted), list[float](), 0
     while len(seconds) < (PREEMPTIONS if preempted else REQUEUES):
@@ -131,7 +129,7 @@ def test_requeues_at_random_moments(box: Slurm, runs: Runs, preempted: bool) -> 
 
 
 @pytest.mark.nightly
-def test_the_time_is_up(box: Slurm, runs: Runs) -> None:
+def test_the_time_is_up(box, runs):
     script = preemptible(runs).replace("USR1@90", "USR1@20")
     cwd, job = submit(box, runs, "time", script, *TWO, "--time=1", slower=2)
     ended = box.end(job, 400)
@@ -142,7 +140,7 @@ def test_the_time_is_up(box: Slurm, runs: Runs) -> None:
 
 
 @pytest.mark.nightly
-def test_a_job_array(box: Slurm, runs: Runs) -> None:
+def test_a_job_array(box, runs):
     """A seed each; one is requeued."""
     script = small(documented("interruptions.md", "array").replace("1-4", "1-2"), runs, ranks=1)
     cwd, job = submit(box, runs, "array", script)
@@ -157,7 +155,7 @@ def test_a_job_array(box: Slurm, runs: Runs) -> None:
 
 
 @pytest.mark.nightly
-def test_a_sweep_of_jobs(box: Slurm, runs: Runs) -> None:
+def test_a_sweep_of_jobs(box, runs):
     """As documented: one job is told that its time is up, one is requeued, and the sweep waits for both."""
     text = (Path(ROOT) / "docs/sweeps.md").read_text("utf-8")
     [command] = re.findall(r"^effloop -m .*hydra/launcher=submitit_slurm (?:.*\\\n)*.*\n", text, re.MULTILINE)

@@ -1,7 +1,5 @@
 """Runs on splits that are made of one, and with classes drawn in other shares."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import closing
@@ -33,7 +31,7 @@ def data_of(run: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     "words", [["data.val=0.25"], pytest.param(["data.folds=4", "data.fold=1"], marks=pytest.mark.slow)]
 )
-def test_all_commands_see_the_same_splits(words: list[str], one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_commands_see_the_same_splits(words, one, capsys):
     assert train(one, *words, "epochs=2", "out=.", "run=run") == 0
     assert "there is no 'train', so the whole data is used" in capsys.readouterr().out
     assert main(["eval", "run"]) == 0
@@ -53,7 +51,7 @@ def test_all_commands_see_the_same_splits(words: list[str], one: Path, capsys: p
 
 
 @pytest.mark.slow
-def test_other_data_is_not_divided_as_the_runs(photos: Path, one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_data_is_not_divided_as_the_runs(photos, one, capsys):
     assert train(one, "data.val=0.25", "data.group='(\\d)\\.jpg'", "epochs=1", "out=.", "run=run") == 0
     moved = shutil.copytree(one, Path("moved"))
     more = shutil.copytree(one, Path("more"))
@@ -78,7 +76,7 @@ def test_other_data_is_not_divided_as_the_runs(photos: Path, one: Path, capsys: 
     assert "has no folder 'test'" in capsys.readouterr().err
 
 
-def test_another_division_is_said(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_division_is_said(one, capsys):
     root = shutil.copytree(one, Path("copy"))
     words = ["data.folds=4", "data.fold=1", "data.allow_missing_classes=true"]
     assert train(root, *words, "epochs=1", "out=.", "run=run") == 0
@@ -105,7 +103,7 @@ def uneven(photos: Path, here: Path) -> Path:
 
 
 @pytest.mark.nightly
-def test_balance_resumes_and_needs_no_state(uneven: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_balance_resumes_and_needs_no_state(uneven, capsys):
     words = ["data.balance=1", "epochs=2", "out=.", "schedule=constant"]
     assert train(uneven, *words, "run=whole") == 0
     assert "balance  a 10.3 % -> 34.5 %, b 44.8 % -> 34.5 %, c 44.8 % -> 31 %" in capsys.readouterr().out
@@ -116,7 +114,7 @@ def test_balance_resumes_and_needs_no_state(uneven: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(("engine", "workers"), [("inline", 0), ("processes", 1)])
-def test_repeats_differ_in_the_device_part(uneven: Path, engine: str, workers: int) -> None:
+def test_repeats_differ_in_the_device_part(uneven, engine, workers):
     words = ["data.balance=1", "batch_size=29", f"engine={engine}", f"num_workers={workers}", "data.tail=drop"]
     ops = "+augment.ops={resize: {op: Resize, size: [16, 16]}, jitter: {op: ColorJitter, brightness: 0.9}}"
     jitter = [ops, "augment.order=[resize,jitter]", "augment.device=gpu", "data.mean=null", "data.std=null"]
@@ -132,9 +130,7 @@ def test_repeats_differ_in_the_device_part(uneven: Path, engine: str, workers: i
 
 
 @pytest.mark.slow
-def test_what_is_left_out(
-    photos: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_left_out(photos, here, monkeypatch, capsys):
     table = here / "audit.csv"
     table.write_text("name,split,exclude\na/003.jpg,train,1\nc/038.jpg,train,1\nb/001.jpg,val,1\nb/004.jpg,val,0\n")
     assert train(photos, "data.exclude=audit.csv", "out=.", "run=run") == 0

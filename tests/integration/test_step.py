@@ -1,11 +1,8 @@
 """Keys of the step, through the whole of a trainer."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,7 @@ def build(photos: Path, *overrides: str, **options: Any) -> Trainer:
     return effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, *QUIET, *overrides]), **options)
 
 
-def test_gradients_are_clipped_to_the_norm(photos: Path, here: Path) -> None:
+def test_gradients_are_clipped_to_the_norm(photos, here):
     trainer = build(photos, "max_grad_norm=0.001", "optim=sgd", "optim.momentum=0", "optim.nesterov=false")
     lengths = []
     trainer.optimizer.register_step_pre_hook(
@@ -42,7 +39,7 @@ def test_gradients_are_clipped_to_the_norm(photos: Path, here: Path) -> None:
     assert lengths == [pytest.approx(0.001, rel=1e-3)] * 5
 
 
-def test_the_average_is_evaluated_and_saved(photos: Path, here: Path) -> None:
+def test_the_average_is_evaluated_and_saved(photos, here):
     overrides = ("optim.ema=0.9", "record.tensorboard=false", "run=a")
     assert train(photos, *overrides) == 0
     lines = [json.loads(line) for line in Path("outputs/a/metrics.jsonl").read_text().splitlines()]
@@ -59,7 +56,7 @@ def test_the_average_is_evaluated_and_saved(photos: Path, here: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_an_average_of_format_2_goes_on_to_the_bit(photos: Path, here: Path) -> None:
+def test_an_average_of_format_2_goes_on_to_the_bit(photos, here):
     assert train(photos, "optim.ema=0.9", "run=whole", "epochs=2", "schedule=constant") == 0
     assert train(photos, "optim.ema=0.9", "run=first", "epochs=1", "schedule=constant") == 0
     path = Path("outputs/first/checkpoints/last.ckpt")
@@ -76,9 +73,7 @@ def test_an_average_of_format_2_goes_on_to_the_bit(photos: Path, here: Path) -> 
 
 
 @pytest.mark.parametrize(("split", "warned"), [("train", True), ("val", False)])
-def test_validation_on_the_training_images_is_said(
-    photos: Path, here: Path, capsys: pytest.CaptureFixture[str], split: str, warned: bool
-) -> None:
+def test_validation_on_the_training_images_is_said(photos, here, capsys, split, warned):
     warn.cache_clear()
     trainer = build(photos, f"data.val_split={split}")
     said = f"effloop: warning: validation uses the training images ({photos}/train)"
@@ -87,9 +82,7 @@ def test_validation_on_the_training_images_is_said(
 
 
 @pytest.mark.parametrize("words", [(), ("data.val_split=null", "data.folds=2", "data.fold=0"), ("data.check=0",)])
-def test_images_in_both_splits_are_said(
-    photos: Path, here: Path, capsys: pytest.CaptureFixture[str], words: Sequence[str]
-) -> None:
+def test_images_in_both_splits_are_said(photos, here, capsys, words):
     warn.cache_clear()
     root = shutil.copytree(photos, here / "own photos")
     for copy in ("val/b/x.jpg", *(f"train/a/{number:03}.jpg" for number in range(3, 40, 3))):
@@ -103,7 +96,7 @@ def test_images_in_both_splits_are_said(
     assert capsys.readouterr().err == "".join(f"effloop: warning: {note}\n" for note in notes)
 
 
-def test_frozen_layers_stay(photos: Path, here: Path) -> None:
+def test_frozen_layers_stay(photos, here):
     trainer = build(photos, "model.freeze=[features]", advise=advise)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.train_epoch(trainer.train.epoch(0))
@@ -112,7 +105,7 @@ def test_frozen_layers_stay(photos: Path, here: Path) -> None:
     assert any("are frozen" in note for note in trainer.notes)
 
 
-def test_training_starts_from_given_weights(photos: Path, here: Path) -> None:
+def test_training_starts_from_given_weights(photos, here):
     """But those of a checkpoint come before them."""
     assert train(photos, "run=a", "epochs=1") == 0
     resumed = build(photos, "resume=outputs/a", "model.weights=nowhere.pt")
@@ -123,14 +116,14 @@ def test_training_starts_from_given_weights(photos: Path, here: Path) -> None:
     assert any(note.startswith("weights: ") for note in trainer.notes)
 
 
-def test_growing_sizes(photos: Path, here: Path) -> None:
+def test_growing_sizes(photos, here):
     trainer = build(photos, "progressive=[16,24]", "image_size=32", "epochs=3")
     sizes = [next(iter(trainer.train.epoch(epoch))).images.shape[-1] for epoch in range(3)]
     assert sizes == [16, 16, 24]
     assert next(iter(trainer.val.epoch(0))).images.shape[-1] == 32
 
 
-def test_a_size_for_evaluation_alone(photos: Path, here: Path) -> None:
+def test_a_size_for_evaluation_alone(photos, here):
     """FixRes: a run's config has it by the names of the keys that it is short for."""
     assert train(photos, "run=a", "epochs=1", "image_size=16", "eval_image_size=[24,20]") == 0
     kept = load(Path("outputs/a/config.yaml"))
@@ -144,7 +137,7 @@ def test_a_size_for_evaluation_alone(photos: Path, here: Path) -> None:
         effloop.compose(["progressive=[16]", "eval_image_size=24"])
 
 
-def test_a_global_batch_is_made_of_batches(photos: Path, here: Path) -> None:
+def test_a_global_batch_is_made_of_batches(photos, here):
     """As by `batch_size` and `accumulate`; the run's config keeps what was asked for."""
     assert train(photos, "run=a", "epochs=1", "batch_size=6", "global_batch=16") == 0
     assert train(photos, "run=b", "epochs=1", "batch_size=4", "accumulate=4") == 0
@@ -159,7 +152,7 @@ def test_a_global_batch_is_made_of_batches(photos: Path, here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_auto_measures_and_says_so_and_leaves_no_trace(photos: Path, here: Path) -> None:
+def test_auto_measures_and_says_so_and_leaves_no_trace(photos, here):
     trainer = build(photos, "channels_last=auto", "cudnn_benchmark=auto")
     plain = build(photos)
     assert [note.partition(" took")[0] for note in trainer.notes[:2]] == [
@@ -175,7 +168,7 @@ def test_auto_measures_and_says_so_and_leaves_no_trace(photos: Path, here: Path)
 
 
 @pytest.mark.slow
-def test_compiled_training_is_the_same_to_rounding(photos: Path, here: Path) -> None:
+def test_compiled_training_is_the_same_to_rounding(photos, here):
     compiled, plain = build(photos, "compile=true"), build(photos)
     assert any(note.startswith("compile  ") for note in compiled.notes)
     for trainer in (compiled, plain):
@@ -194,18 +187,18 @@ def test_compiled_training_is_the_same_to_rounding(photos: Path, here: Path) -> 
         ("progressive=[16,16,16]", "progressive: 3 sizes for epochs=2"),
     ],
 )
-def test_what_is_refused(override: str, line: str) -> None:
+def test_what_is_refused(override, line):
     with pytest.raises(ConfigError, match="^" + line.replace("[", r"\[")):
         effloop.compose([*TINY, override])
 
 
-def test_a_run_goes_on_with_what_was_settled(photos: Path, here: Path) -> None:
+def test_a_run_goes_on_with_what_was_settled(photos, here):
     assert train(photos, "run=a", "epochs=1") == 0
     assert main(["resume", "outputs/a", "epochs=2", "cudnn_benchmark=auto"]) == 0
     assert "cudnn_benchmark: true" in Path("outputs/a/config.yaml").read_text()
 
 
-def test_a_script_leaves_behind_how_its_run_ended(photos: Path, here: Path) -> None:
+def test_a_script_leaves_behind_how_its_run_ended(photos, here):
     def stopping(*_: object) -> bool:
         raise ValueError("no")
 

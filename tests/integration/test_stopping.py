@@ -1,7 +1,5 @@
 """Runs that end before their last epoch."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -25,7 +23,7 @@ def train(photos: Path, *words: str) -> int:
 
 
 @pytest.mark.nightly
-def test_out_of_patience(here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_patience(here, photos, capsys):
     """Nothing is better by 100 %: the first epoch's score is the best, and it is kept; `resume` knows."""
     stops = ["epochs=9", "stop.patience=2", "stop.min_delta=1.0"]
     assert train(photos, "run=a", *stops) == 0
@@ -62,7 +60,7 @@ def last(run: Path) -> Any:
     return files.read(run / "checkpoints/last.ckpt")
 
 
-def test_nothing_else_changes(seldom: Path, finished: Path) -> None:
+def test_nothing_else_changes(seldom, finished):
     every = rows(finished)
     assert rows(seldom) == [row for row in every if (row["split"], row["epoch"]) != ("val", 0)]
     spans = [(row["span"], row["epoch"]) for row in rows(seldom, "perf.jsonl") if row["span"] != "train"]
@@ -75,7 +73,7 @@ def test_nothing_else_changes(seldom: Path, finished: Path) -> None:
     assert all(value.equal(theirs["model"][name]) for name, value in ours["model"].items())
 
 
-def test_what_is_written_of_an_epoch_that_was_not_evaluated(seldom: Path, finished: Path) -> None:
+def test_what_is_written_of_an_epoch_that_was_not_evaluated(seldom, finished):
     tables = ((run / "metrics.csv").read_text().splitlines() for run in (seldom, finished))
     ours, theirs = (list(csv.DictReader(lines)) for lines in tables)
     scores = ("val/loss", "val/top1")
@@ -95,7 +93,7 @@ def test_what_is_written_of_an_epoch_that_was_not_evaluated(seldom: Path, finish
     assert f"Epoch: [0] training  Loss {mean:.4f}  " in "\n".join(log)
 
 
-def test_the_best_is_one_that_was_evaluated(seldom: Path) -> None:
+def test_the_best_is_one_that_was_evaluated(seldom):
     summary = json.loads((seldom / "summary.json").read_text())
     found = [row for row in rows(seldom) if row["split"] == "val"]
     assert summary["best"]["epoch"] == max(found, key=lambda row: row["top1"])["epoch"]
@@ -104,7 +102,7 @@ def test_the_best_is_one_that_was_evaluated(seldom: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_stopped_and_resumed_between_evaluations(here: Path, photos: Path, seldom: Path, finished: Path) -> None:
+def test_stopped_and_resumed_between_evaluations(here, photos, seldom, finished):
     """Also what the report says of a run that has no score yet."""
     with stopping_at(1):
         assert train(photos, "run=x", "epochs=3", "eval_every=2") == 130

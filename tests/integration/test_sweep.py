@@ -1,14 +1,11 @@
 """Sweeps from the command line: jobs in processes of their own, launchers, going on, search."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
 import re
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +45,7 @@ def wait_for(path: Path, holds: str = "") -> str:
 
 class TestJobs:
     @pytest.mark.slow
-    def test_a_failing_one_stops_no_other(self, here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_a_failing_one_stops_no_other(self, here, photos, capfd):
         # The flag stands between overrides, as people write it.
         args = once(f"data.root={photos}", "-m", *TINY, *QUIET, "epochs=1", "model.num_classes=3,7", "run=mine")
         assert main(args) == 2
@@ -83,7 +80,7 @@ class TestJobs:
         assert states(folder) == {"0": "done", "0-2": "done", "1": "failed"}
 
     @pytest.mark.slow
-    def test_ranks(self, here: Path, photos: Path) -> None:
+    def test_ranks(self, here, photos):
         (here / "mine/experiment").mkdir(parents=True)
         (here / "mine/experiment/small.yaml").write_text("# @package _global_\nepochs: 1\nbatch_size: 4\n")
         args = [f"data.root={photos}", *TINY[:1], *TINY[3:], *QUIET, "device=cpu", "parallel=none,ddp", "run=x"]
@@ -94,7 +91,7 @@ class TestJobs:
 
 
 @pytest.mark.nightly
-def test_a_killed_job_is_named_and_gone_on_with(here: Path, photos: Path) -> None:
+def test_a_killed_job_is_named_and_gone_on_with(here, photos):
     """Killed in the middle of the run; started again, only that one runs, from its checkpoint."""
     args = ["-m", f"data.root={photos}", *TINY, "record.tensorboard=false", "epochs=1,40,2", "run=x"]
     folder = here / "outputs/multirun/x"
@@ -127,7 +124,7 @@ def test_a_killed_job_is_named_and_gone_on_with(here: Path, photos: Path) -> Non
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_launchers(module: str, words: Sequence[str], here: Path, photos: Path) -> None:
+def test_launchers(module, words, here, photos):
     pytest.importorskip(module)
     args = ["-m", f"data.root={photos}", *TINY, "epochs=1", "model.num_classes=3,7", "run=x"]
     code, out, err = call(*args, *words, cwd=here)
@@ -146,7 +143,7 @@ def test_launchers(module: str, words: Sequence[str], here: Path, photos: Path) 
     ],
     ids=["basic", "joblib", "submitit"],
 )
-def test_jobs_save_when_they_are_told_to_stop(words: Sequence[str], to: str, here: Path, photos: Path) -> None:
+def test_jobs_save_when_they_are_told_to_stop(words, to, here, photos):
     """A signal to the sweep, to all processes, or to a job."""
     args = ["-m", f"data.root={photos}", *TINY, *QUIET, "epochs=300", "lr=0.1,0.2", "run=x", *words]
     with start(*args, cwd=here) as process:
@@ -168,7 +165,7 @@ def test_jobs_save_when_they_are_told_to_stop(words: Sequence[str], to: str, her
     assert (folder / "0/checkpoints/last.ckpt").is_file()
 
 
-def test_jobs_have_the_threads_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_have_the_threads_of_the_sweep(monkeypatch):
     """And not those that a launcher's process has been given."""
     values: dict[str, Any] = {"folder": "", "fixed": frozenset(), "objective": "", "count": 0, "parent": 0}
     flags = {"resume": False, "parallel": True, "debug": False}
@@ -180,7 +177,7 @@ def test_jobs_have_the_threads_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> 
     assert replace(runner, threads=None).environment()["MKL_NUM_THREADS"] == "1"
 
 
-def test_a_job_on_a_machine_without_the_sweeps_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_on_a_machine_without_the_sweeps_folder(capsys):
     values: dict[str, Any] = {"folder": "", "fixed": frozenset(), "objective": "", "count": 0, "parent": 0}
     runner = JobRunner(**values, resume=False, parallel=True, debug=False, threads=None, cwd="/nosuch")
     assert runner(OmegaConf.create()) is None
@@ -189,7 +186,7 @@ def test_a_job_on_a_machine_without_the_sweeps_folder(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.nightly
-def test_search(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_search(here, photos, capfd):
     """A failing trial ends nothing, and more of the objective is better without a word about it."""
     pytest.importorskip("optuna")
     words = [
@@ -208,7 +205,7 @@ def test_search(here: Path, photos: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
-def test_a_run_that_is_worse_than_most_ends_early(here: Path, photos: Path) -> None:
+def test_a_run_that_is_worse_than_most_ends_early(here, photos):
     """Four jobs have been as good as can be; the fifth is ended once it has had a quarter of its epochs.
 
     It was killed, and has the values of the first, which is done: it is gone on with all the same.

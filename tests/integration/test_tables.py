@@ -1,7 +1,5 @@
 """Datasets that a table describes, as a user trains on them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ def overrides_of(run: Path) -> str:
     return (run / "overrides.yaml").read_text()
 
 
-def test_a_run_is_that_of_the_folder(photos: Path, here: Path, tmp_path: Path) -> None:
+def test_a_run_is_that_of_the_folder(photos, here, tmp_path):
     root = write_table("csv", photos, tmp_path)
     assert [train(photos, "run=folder", "epochs=1"), train(root, "run=table", "epochs=1")] == [0, 0]
     folder, described = (
@@ -53,7 +51,7 @@ def test_a_run_is_that_of_the_folder(photos: Path, here: Path, tmp_path: Path) -
     ],
 )
 @pytest.mark.slow
-def test_the_task_follows(column: Any, task: str, said: str, photos: Path, here: Path, tmp_path: Path) -> None:
+def test_the_task_follows(column, task, said, photos, here, tmp_path):
     root = table(photos, tmp_path / "t.csv", label=column)
     assert train(root, "run=run", "epochs=1") == 0
     run = here / "outputs/run"
@@ -73,7 +71,7 @@ def composed(root: Path, *overrides: str) -> tuple[str, str | None]:
 
 
 @pytest.mark.slow
-def test_a_chosen_task_says_what_targets_are(photos: Path, tmp_path: Path) -> None:
+def test_a_chosen_task_says_what_targets_are(photos, tmp_path):
     root = table(photos, tmp_path / "t.csv", label=lambda name, index: index % 4)
     assert composed(root) == ("classification", None)
     assert composed(root, "task=regression") == ("regression", "numbers")
@@ -87,7 +85,7 @@ def test_a_chosen_task_says_what_targets_are(photos: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow  # two jobs, each a process
-def test_a_sweep_over_tables(photos: Path, here: Path, tmp_path: Path, forked_jobs: None) -> None:
+def test_a_sweep_over_tables(photos, here, tmp_path, forked_jobs):
     numbers = table(photos, tmp_path / "n.csv", label=lambda name, index: index / 8)
     words = [*TINY, "epochs=1", "seed=1,2", "run=sweep"]
     assert main(once("-m", f"data.root={numbers}", *words)) == 0
@@ -104,9 +102,7 @@ def test_a_sweep_over_tables(photos: Path, here: Path, tmp_path: Path, forked_jo
         ("path,a,b\nx.jpg,1,1\n", "task=classification", "line 2: 2 of the columns a, b are 1"),
     ],
 )
-def test_what_is_refused(
-    text: str, override: str, words: str, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused(text, override, words, here, tmp_path, capsys):
     (tmp_path / "t.csv").write_text(text)
     before = [*here.iterdir()]
     assert train(tmp_path / "t.csv", *override.split()) == 2
@@ -116,9 +112,7 @@ def test_what_is_refused(
     assert all(word in err for word in words.split(" ")), err
 
 
-def test_an_error_is_found_by_one_scan(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_found_by_one_scan(here, tmp_path, monkeypatch, capsys):
     (tmp_path / "t.csv").write_text("path,label\nx.jpg,a\n")
     scans: list[bool] = []
     writer = table_source.Rows

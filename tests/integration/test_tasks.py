@@ -1,7 +1,5 @@
 """Whole runs of several labels and of numbers: trained, resumed, scored, applied, exported, on ranks."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -57,7 +55,7 @@ def runs(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_eval_has_the_runs_scores(runs: dict[str, Path], task: str) -> None:
+def test_eval_has_the_runs_scores(runs, task):
     """Also where the thresholds of the best epoch, or the scale, are all that it knows."""
     trained = Trained.open(runs[task], ["precision=bf16"])
     best = json.loads((runs[task] / "summary.json").read_text())["best"]
@@ -75,9 +73,7 @@ def test_eval_has_the_runs_scores(runs: dict[str, Path], task: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.nightly
-def test_resumed_to_the_bit(
-    runs: dict[str, Path], table: Path, task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resumed_to_the_bit(runs, table, task, tmp_path, capsys):
     more = (f"out={tmp_path}", "run=x", "optim.ema=0.5", "accumulate=2", "epochs=3", "precision=bf16")
     with stopping_at(1):
         assert main(["train", *words(table, task, *more)]) == 130
@@ -93,7 +89,7 @@ EXPORTS = [("multilabel", "state_dict", ""), ("regression", "pt2", "half")]
 
 @pytest.mark.parametrize(("task", "to", "option"), EXPORTS)
 @pytest.mark.nightly
-def test_exported(runs: dict[str, Path], task: str, to: str, option: str, tmp_path: Path) -> None:
+def test_exported(runs, task, to, option, tmp_path):
     """In the targets' units, with what it was tuned to; weights have the model's own names."""
     path = tmp_path / f"model{formats[to].suffix}"
     more = [f"{option}=true"] if option else []
@@ -114,7 +110,7 @@ def test_exported(runs: dict[str, Path], task: str, to: str, option: str, tmp_pa
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_mean_of_models(runs: dict[str, Path], table: Path, task: str, tmp_path: Path) -> None:
+def test_the_mean_of_models(runs, table, task, tmp_path):
     """Of probabilities, or of numbers in their units, of which each model has a scale of its own."""
     found, checkpoints = [], runs[task] / "checkpoints"
     for number, run in enumerate(["best.ckpt", "last.ckpt", f"best.ckpt,{checkpoints}/last.ckpt"]):
@@ -129,9 +125,7 @@ def test_the_mean_of_models(runs: dict[str, Path], table: Path, task: str, tmp_p
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.slow
-def test_predicted(
-    runs: dict[str, Path], table: Path, task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predicted(runs, table, task, tmp_path, capsys):
     """A column of labels, or of each number by its name; the same from Python."""
     out = tmp_path / "found.csv"
     assert main(["predict", str(runs[task]), str(table), f"out={out}", "top=2"]) == 2
@@ -153,7 +147,7 @@ def test_predicted(
 
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("task", TASKS)
-def test_views(runs: dict[str, Path], task: str) -> None:
+def test_views(runs, task):
     assert main(["eval", str(runs[task]), "tta=flip"]) == 0
 
 
@@ -170,7 +164,7 @@ SCRIPT = """
 @pytest.mark.parametrize(
     ("task", "world_size"), [("multilabel", 2), pytest.param("regression", 3, marks=pytest.mark.nightly)]
 )
-def test_ranks_score_the_same(runs: dict[str, Path], table: Path, task: str, world_size: int, tmp_path: Path) -> None:
+def test_ranks_score_the_same(runs, table, task, world_size, tmp_path):
     """And thresholds: 13 samples are shared by none of them. Sums of float64 may differ in the last of 16 digits."""
     checkpoint = str(runs[task] / "checkpoints" / "best.ckpt")
     more = ("device=cpu", "batch_size=4", f"out={tmp_path}")
@@ -184,9 +178,7 @@ def test_ranks_score_the_same(runs: dict[str, Path], table: Path, task: str, wor
         assert json.loads(out.splitlines()[-1]) == [pytest.approx(scores, rel=rel, abs=0), state]
 
 
-def test_other_kinds_of_targets_are_refused(
-    runs: dict[str, Path], table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_kinds_of_targets_are_refused(runs, table, tmp_path, capsys):
     """Of the same names, too."""
     lines = [f"{table}/0{place}.jpg,val,{name},0.5,0.25,1.5\n" for place, name in enumerate(NAMES["multilabel"])]
     root = tmp_path / "other.csv"

@@ -1,7 +1,5 @@
 """MLflow and Weights & Biases beside the run folder, each read back by what it brings along."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -54,7 +52,7 @@ def check_against(client: Any, found: Any, run: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_mlflow(here: Path, photos: Path, finished: Path, store: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_mlflow(here, photos, finished, store, capfd):
     assert train(photos, "run=x", "record.mlflow=true", "record.project=pets", "epochs=1") == 0
     first = the_run(store, "pets")
     assert first.info.status == "FINISHED"
@@ -68,9 +66,7 @@ def test_mlflow(here: Path, photos: Path, finished: Path, store: Any, capfd: pyt
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (ValueError, "FAILED")])
-def test_mlflow_knows_how_a_run_ended(
-    here: Path, photos: Path, store: Any, error: type[BaseException], status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_knows_how_a_run_ended(here, photos, store, error, status, monkeypatch):
     from effloop.train.trainer import Trainer
 
     def broken(*_: object) -> None:
@@ -82,9 +78,7 @@ def test_mlflow_knows_how_a_run_ended(
     assert the_run(store).data.metrics["train/lr"] > 0
 
 
-def test_mlflow_whose_server_is_gone(
-    here: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_mlflow_whose_server_is_gone(here, photos, monkeypatch, capfd):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")  # discard: nobody listens
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert train(photos, "run=gone", "record.mlflow=true") == 0
@@ -128,7 +122,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.slow
-def test_wandb(here: Path, photos: Path, finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wandb(here, photos, finished, capfd):
     assert train(photos, "run=x", "record.wandb=true", "record.project=pets", "epochs=3") == 0
     assert capfd.readouterr().err == ""
     run = here / "outputs/x"
@@ -158,9 +152,7 @@ def test_wandb(here: Path, photos: Path, finished: Path, capfd: pytest.CaptureFi
     assert [each.exit.exit_code for each in records if each.WhichOneof("record_type") == "exit"] == [0]
 
 
-def test_wandb_without_a_login(
-    here: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wandb_without_a_login(here, photos, monkeypatch, capfd):
     for name in [each for each in os.environ if each.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(here))  # where a login would be
@@ -174,9 +166,7 @@ def test_wandb_without_a_login(
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
-def test_not_installed(
-    here: Path, photos: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_not_installed(here, photos, name, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, name, None)
     assert train(photos, "run=x", f"record.{name}=true") == 2
     line = f"effloop: record.{name}=true needs the package '{name}'; pip install 'effloop[{name}]'\n"

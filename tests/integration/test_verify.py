@@ -1,7 +1,5 @@
 """`effloop verify`, as a user calls it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -32,7 +30,7 @@ def said(out: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["folder", "memmap"])
-def test_sound_data(name: str, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sound_data(name, photos, here, capsys):
     root = write_as(name, photos, here / "file")
     sizes = [sum(f.stat().st_size for f in (photos / split).rglob("*.jpg")) for split in ("train", "val")]
     assert main(["verify", f"data.root={root}", "split=train,val"]) == 0
@@ -46,7 +44,7 @@ def test_sound_data(name: str, photos: Path, here: Path, capsys: pytest.CaptureF
     assert said(out) == ["nothing is wrong"]
 
 
-def test_two_truncated(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_truncated(copy, here, capsys):
     bad = [copy / "train/a/003.jpg", copy / "val/c/002.jpg"]
     for path in bad:
         path.write_bytes(path.read_bytes()[:-9])
@@ -59,7 +57,7 @@ def test_two_truncated(copy: Path, here: Path, capsys: pytest.CaptureFixture[str
     assert said(capsys.readouterr().out) == [lines[1], "problems: 1"]
 
 
-def test_data_without_splits(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_without_splits(copy, here, capsys):
     """All of it is checked; and where it is divided, what is printed is a file's path, too."""
     bad = copy / "train/b/003.jpg"
     bad.write_bytes(b"")
@@ -78,7 +76,7 @@ def test_data_without_splits(copy: Path, here: Path, capsys: pytest.CaptureFixtu
     assert "or take 'train' alone: set split=train" in capsys.readouterr().err
 
 
-def test_flipped_byte_and_wrong_label(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flipped_byte_and_wrong_label(photos, here, capsys):
     path = write_as("memmap", photos, here / "file")
     file = ColumnFile(path)
     with path.open("r+b") as opened:
@@ -96,7 +94,7 @@ def test_flipped_byte_and_wrong_label(photos: Path, here: Path, capsys: pytest.C
     ]
 
 
-def test_class_without_samples(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_class_without_samples(copy, here, capsys):
     path = write_as("memmap", copy, here / "file")
     file = ColumnFile(path)
     labels = file["val/label"].tolist()
@@ -117,14 +115,14 @@ def test_class_without_samples(copy: Path, here: Path, capsys: pytest.CaptureFix
         (["split"], "verify: 'split' has no value; set split="),
     ],
 )
-def test_refusals(args: list[str], wanted: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(args, wanted, here, capsys):
     assert main(["verify", *args]) == 2
     out, err = capsys.readouterr()
     assert wanted in err
     assert (err.count("\n"), out) == (1, "")
 
 
-def test_one_split_of_two(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_split_of_two(copy, here, capsys):
     (copy / "val").rename(copy / "held_out")
     said = (
         f"effloop: data.root: '{copy}' has no folder 'val'; it has held_out, train: set data.val_split=held_out, or "
@@ -136,7 +134,7 @@ def test_one_split_of_two(copy: Path, here: Path, capsys: pytest.CaptureFixture[
     assert main(["verify", f"data.root={copy}", "split=train"]) == 0
 
 
-def test_everything_is_listed(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_is_listed(copy, here, capsys):
     for name in ("a/000.jpg", "a/003.jpg", "b/004.jpg"):
         (copy / "train" / name).write_bytes(b"")
     (copy / "val/a/000.jpg").write_text("<html>")
@@ -154,7 +152,7 @@ def test_everything_is_listed(copy: Path, here: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.nightly
-def test_classes_that_one_split_lacks(copy: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_that_one_split_lacks(copy, here, capsys):
     shutil.rmtree(copy / "val/b")
     (copy / "val/d").mkdir()
     for command in (["train", *TINY], ["convert", "to=lmdb", "out=set"]):
@@ -174,7 +172,7 @@ def test_classes_that_one_split_lacks(copy: Path, here: Path, capsys: pytest.Cap
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [255, 256, 257])
-def test_as_many_classes_as_a_byte_holds(count: int, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_as_many_classes_as_a_byte_holds(count, here, capsys):
     image = encode(photo(4, 4), "JPEG")
     for number in range(count):
         (folder := here / "many/train" / f"{number:04}").mkdir(parents=True)

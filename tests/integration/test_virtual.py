@@ -1,7 +1,5 @@
 """`parallel.virtual`: the same weights and rows on any number of ranks, and where it changes at a kill."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random
@@ -49,9 +47,7 @@ def begin(folder: Path, words: Sequence[str], ranks: int) -> subprocess.Popen[st
 
 
 @pytest.mark.slow
-def test_one_two_and_four_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_two_and_four_ranks(tmp_path, monkeypatch, capsys):
     """And a run that is begun by two, asked to stop, gone on with by four, stopped, and ended by one process."""
     words = [f"data.root={data_for('cnn', tmp_path / 'data')}", *MODELS["cnn"]]
     reference, changing = tmp_path / "one", tmp_path / "changing"
@@ -85,7 +81,7 @@ def until(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("model", MODELS)
-def test_kills(model: str, tmp_path: Path) -> None:
+def test_kills(model, tmp_path):
     """The number of ranks changes at random kills; EFFLOOP_KILLS is the number of runs."""
     words = [f"data.root={data_for(model, tmp_path / 'data')}", *MODELS[model]]
     rng, references = random.Random(model), []

@@ -1,12 +1,9 @@
 """Workers that hang, stop or are killed, files that are none or are cut, and what is left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,9 +72,7 @@ def one_line(process: subprocess.Popen[str], code: int, *words: str) -> None:
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["fifo", "device"])
 @pytest.mark.slow
-def test_what_is_no_file_is_refused(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object]
-) -> None:
+def test_what_is_no_file_is_refused(photos, tmp_path, capsys, make):
     for place in ("train/a", "train/b", "val/a", "val/b"):
         (tmp_path / "p" / place).mkdir(parents=True)
         for file in sorted((photos / place).iterdir())[:8]:
@@ -88,7 +83,7 @@ def test_what_is_no_file_is_refused(
     assert line.startswith(f"effloop: {tmp_path}/p/train/a/999.jpg is not a regular file")
 
 
-def test_a_file_of_200_gb_is_refused(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_200_gb_is_refused(photos, tmp_path, capsys):
     for place in ("train/a", "train/b", "val/a", "val/b"):
         (tmp_path / "p" / place).mkdir(parents=True)
         for file in sorted((photos / place).iterdir())[:4]:
@@ -103,7 +98,7 @@ def test_a_file_of_200_gb_is_refused(photos: Path, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.slow
-def test_stopped_workers_end_the_run(photos: Path, tmp_path: Path) -> None:
+def test_stopped_workers_end_the_run(photos, tmp_path):
     words = (*TINY, *QUIET, f"data.root={photos}", "run=x", "out=.", "engine=processes", "engine.timeout_s=2")
     with start("train", *words, cwd=tmp_path) as process:
         begun(tmp_path / "x", process)
@@ -150,7 +145,7 @@ loose.read_file, loose.read_files = hanging, read_files
         *(pytest.param("processes", by, marks=pytest.mark.nightly) for by in ("timeout", "ctrl-c")),
     ],
 )
-def test_a_sample_that_is_read_for_ever(photos: Path, tmp_path: Path, engine: str, ended_by: str) -> None:
+def test_a_sample_that_is_read_for_ever(photos, tmp_path, engine, ended_by):
     (tmp_path / "hanging.py").write_text(HANGING)
     words = (*TINY, *QUIET, f"data.root={photos}", "run=x", "out=.", f"engine={engine}", "plugins=[hanging.py]")
     timeout = "engine.timeout_s=1" if ended_by == "timeout" else "engine.timeout_s=600"
@@ -167,7 +162,7 @@ def test_a_sample_that_is_read_for_ever(photos: Path, tmp_path: Path, engine: st
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(int(os.environ.get("EFFLOOP_WORKER_KILLS", "6"))))
-def test_a_killed_worker_is_named(photos: Path, tmp_path: Path, seed: int) -> None:
+def test_a_killed_worker_is_named(photos, tmp_path, seed):
     words = (*TINY, *QUIET, f"data.root={photos}", "run=x", "out=.", "engine=processes")
     with start("train", *words, cwd=tmp_path) as process:
         begun(tmp_path / "x", process)
@@ -181,7 +176,7 @@ def test_a_killed_worker_is_named(photos: Path, tmp_path: Path, seed: int) -> No
 
 
 @pytest.mark.nightly
-def test_a_mapped_file_that_is_cut(photos: Path, tmp_path: Path) -> None:
+def test_a_mapped_file_that_is_cut(photos, tmp_path):
     assert main(["convert", f"data.root={photos}", "to=memmap", f"out={tmp_path / 'p.effloop'}"]) == 0
     with start("train", *TINY, *QUIET, "data.root=p.effloop", "run=x", "out=.", cwd=tmp_path) as process:
         begun(tmp_path / "x", process)

@@ -1,7 +1,5 @@
 """`tests/gpu/report.py`: the block of text that it prints, of parts that are really run; and torch's sanitizer."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket
@@ -54,7 +52,7 @@ def words(folder: Path) -> list[str]:
     return ["python", "-m", "pytest", str(folder), f"--rootdir={folder}", "-p", "report", "-p", "no:cacheprovider"]
 
 
-def test_no_test_costs_another_one(report: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_test_costs_another_one(report, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take a second to import
     (tmp_path / "test_x.py").write_text(TESTS)
     tests = report.Tests("tests", 1, words(tmp_path))
@@ -71,7 +69,7 @@ def test_no_test_costs_another_one(report: Any, tmp_path: Path, monkeypatch: pyt
     assert tests.lines[4] == "skipped: one GPU is here"
 
 
-def test_the_time_of_a_part_is_limited(report: Any, tmp_path: Path) -> None:
+def test_the_time_of_a_part_is_limited(report, tmp_path):
     hangs = report.Part("hangs", 1, ["sh", "-c", "echo begins; sleep 60 & sleep 60"])
     hangs.do(tmp_path, 0.3)
     assert hangs.result == "failed: no end within 0 s"
@@ -81,7 +79,7 @@ def test_the_time_of_a_part_is_limited(report: Any, tmp_path: Path) -> None:
     assert tests.result == "failed: 0 passed, 0 failed, 0 skipped; no end within 0 s"
 
 
-def test_the_block_names_nobody(report: Any, tmp_path: Path) -> None:
+def test_the_block_names_nobody(report, tmp_path):
     table = report.Part("table", 1, ["printf", "nothing\n┃ knob ┃ images/s ┃\n│ fused │ 1,234 │\n"])
     fails = report.Part("fails", 1, ["ls", f"{Path.home()}/a", "/data/of-mine", f"{tmp_path}/x/y.py"])
     for part in (table, fails):
@@ -97,7 +95,7 @@ def test_the_block_names_nobody(report: Any, tmp_path: Path) -> None:
     assert "images/s" in text
 
 
-def test_all_parts_are_there(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_parts_are_there(report, monkeypatch):
     monkeypatch.setattr(report, "ROOT", Path("/a folder"))
     parts = report.all_parts(["pytest-xdist", "timm"], 1, 80 * 10**9)
     skipped = [part.name for part in parts if part.result.startswith("skipped")]
@@ -106,7 +104,7 @@ def test_all_parts_are_there(report: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert {"/a folder/tests/gpu", "--rootdir=/a folder"} < {*parts[0].words}
 
 
-def test_without_a_gpu_it_is_one_line(report: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_without_a_gpu_it_is_one_line(report, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["report.py"])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert report.main() == 2
@@ -117,9 +115,7 @@ def test_without_a_gpu_it_is_one_line(report: Any, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_the_sanitizer_is_content_on_emulated_gpus(
-    report: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sanitizer_is_content_on_emulated_gpus(report, tmp_path, monkeypatch):
     for name, value in emulator.environment().items():
         monkeypatch.setenv(name, value)
     [part] = [part for part in report.all_parts(["pytest-xdist"], 1, 0) if part.name == "sanitizer"]
@@ -142,7 +138,7 @@ def transferred(waits: bool) -> str:
 
 
 @pytest.mark.nightly
-def test_the_sanitizer_sees_a_missing_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sanitizer_sees_a_missing_wait(monkeypatch):
     monkeypatch.setenv("TORCH_CUDA_SANITIZER", "1")
     assert emulator.call(transferred, True) == ""
     assert emulator.call(transferred, False) == "CUDASanitizerErrors"

@@ -1,11 +1,8 @@
 """The one door for every part."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +17,7 @@ def registry() -> Iterator[Registry[str]]:
     del groups["test_group"]
 
 
-def test_builds_what_is_named(registry: Registry[str]) -> None:
+def test_builds_what_is_named(registry):
     @registry.register("shout", PartConfig)
     def shout(config: PartConfig, word: str) -> str:
         """Says it loudly.
@@ -34,7 +31,7 @@ def test_builds_what_is_named(registry: Registry[str]) -> None:
     assert registry["shout"].summary == "Says it loudly."
 
 
-def test_what_takes_no_channels_takes_three(registry: Registry[str]) -> None:
+def test_what_takes_no_channels_takes_three(registry):
     registry.register("colour", PartConfig)(lambda config, word: f"{word} in colour")
     registry.register("any", PartConfig)(lambda config, word, channels=3: f"{word} in {channels}")
     assert registry.build_for(3, PartConfig(name="colour"), "hey") == "hey in colour"
@@ -43,7 +40,7 @@ def test_what_takes_no_channels_takes_three(registry: Registry[str]) -> None:
         registry.build_for(1, PartConfig(name="colour"), "hey")
 
 
-def test_a_name_is_taken_once(registry: Registry[str]) -> None:
+def test_a_name_is_taken_once(registry):
     registry.register("a", PartConfig)(str)
     with pytest.raises(ValueError, match="test_group 'a' is registered already"):
         registry.register("a", PartConfig)(repr)
@@ -51,7 +48,7 @@ def test_a_name_is_taken_once(registry: Registry[str]) -> None:
         Registry("test_group")
 
 
-def test_a_part_is_imported_when_it_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_imported_when_it_is_chosen(tmp_path, monkeypatch):
     (tmp_path / "made_late.py").write_text(
         "from effloop.registry import PartConfig, groups\n"
         "@groups['test_late'].register('late', PartConfig)\n"
@@ -71,23 +68,23 @@ def test_a_part_is_imported_when_it_is_chosen(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("group", Config.GROUPS)
-def test_modules_register_what_the_registry_says(group: str) -> None:
+def test_modules_register_what_the_registry_says(group):
     for name in groups[group]:
         assert groups[group][name].config(name=name).name == name
 
 
-def test_unknown_name(registry: Registry[str]) -> None:
+def test_unknown_name(registry):
     registry.register("pillow", PartConfig)(str)
     with pytest.raises(ConfigError, match=r"test_group: no choice 'pilow'; have pillow; did you mean 'pillow'\?"):
         registry.build(PartConfig(name="pilow"))
 
 
-def test_missing_package_says_what_to_install() -> None:
+def test_missing_package_says_what_to_install():
     with pytest.raises(ConfigError, match=r"model=x needs the package 'not_here_at_all'; pip install 'effloop\[x\]'"):
         optional_package("not_here_at_all", "model=x", "effloop[x]")
 
 
-def test_plugin_files_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_files_by_any_path(tmp_path, monkeypatch):
     """Their folder is on the path already, by another spelling of it."""
     file, linked = tmp_path / "found_by_any_path.py", tmp_path / "linked"
     file.touch()

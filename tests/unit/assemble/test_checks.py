@@ -1,7 +1,5 @@
 """Whether a checkpoint fits what a run is told to do with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +16,7 @@ from effloop.parallel import OwnSlice
 from effloop.task import TaskConfig
 
 
-def test_another_task_is_refused() -> None:
+def test_another_task_is_refused():
     config = effloop.compose()
     state: dict[str, Any] = {"config": to_dict(config)}
     checks.check_same_model(config, state)
@@ -34,13 +32,13 @@ def test_another_task_is_refused() -> None:
         (["model.width=8"], "model: the checkpoint holds width 16, not width 8; keep the model"),
     ],
 )
-def test_another_model_is_named(words: list[str], wanted: str) -> None:
+def test_another_model_is_named(words, wanted):
     with pytest.raises(ConfigError) as error:
         checks.check_same_model(effloop.compose(words), {"config": to_dict(effloop.compose())})
     assert str(error.value).startswith(wanted)
 
 
-def test_a_model_of_an_earlier_release_had_no_arguments() -> None:
+def test_a_model_of_an_earlier_release_had_no_arguments():
     config = effloop.compose(["model=resnet18"])
     state = to_dict(config)
     del state["model"]["args"], state["model"]["drop_path"]
@@ -53,7 +51,7 @@ def test_a_model_of_an_earlier_release_had_no_arguments() -> None:
         )
 
 
-def test_other_values_are_one_line() -> None:
+def test_other_values_are_one_line():
     config = effloop.compose(["seed=3"])
     state = to_dict(effloop.compose(["augment.ops.flip=null", "run=other"]))
     del state["eval_every"]  # of an earlier release, which hadn't it
@@ -82,7 +80,7 @@ def test_other_values_are_one_line() -> None:
         ("global_batch=8 accumulate=2", 1, "accumulate: 2 contradicts global_batch=8; set 1"),
     ],
 )
-def test_global_batch(words: str, ranks: int, wanted: Any) -> None:
+def test_global_batch(words, ranks, wanted):
     if isinstance(wanted, tuple):
         assert batches_of_update(effloop.compose(words.split()), ranks) == wanted
         return
@@ -101,7 +99,7 @@ def test_global_batch(words: str, ranks: int, wanted: Any) -> None:
         ((2, "global_batch=64 batch_size=16"), (1, "batch_size=16 accumulate=4"), "batch_size: .* keep batch_size=32"),
     ],
 )
-def test_a_global_batch_is_kept_on_other_ranks(then: tuple[int, str], now: tuple[int, str], wanted: str | None) -> None:
+def test_a_global_batch_is_kept_on_other_ranks(then, now, wanted):
     state = {"config": to_dict(effloop.compose(then[1].split())), "world_size": then[0], "progress": {"epoch": 0}}
     del state["config"]["global_batch" if "global" not in then[1] else "nan"]  # as of an earlier release
     ranks = OwnSlice(0, now[0], now[0], torch.device("cpu"))
@@ -113,7 +111,7 @@ def test_a_global_batch_is_kept_on_other_ranks(then: tuple[int, str], now: tuple
         checks.check_resumable(config, state, world_size=now[0], in_place=True)
 
 
-def test_other_tensors_are_listed_up_to_five() -> None:
+def test_other_tensors_are_listed_up_to_five():
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 5))
     tensors: dict[str, Any] = dict(model.state_dict())
     checks.check_same_tensors(model, tensors)
@@ -127,7 +125,7 @@ def test_other_tensors_are_listed_up_to_five() -> None:
         checks.check_same_tensors(model, {})
 
 
-def test_a_position_behind_the_end_of_an_epoch() -> None:
+def test_a_position_behind_the_end_of_an_epoch():
     state = {"progress": {"epoch": 0, "samples_seen": 40, "step": 5}}
     checks.check_position(state, 40)
     with pytest.raises(ConfigError, match="the checkpoint is 40 samples into an epoch, which has 39 here; continue"):

@@ -1,8 +1,5 @@
 """A module and batches that are given to `build_trainer`."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +41,7 @@ def built(*words: str, **given: Any) -> Trainer:
     return effloop.build_trainer(composed(*TINY, *words), **given)
 
 
-def test_trains_validates_and_resumes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trains_validates_and_resumes(here, capsys):
     scores = built(model=(module := Mine()), train=loader(), val=loader()).fit()
     right = module.eval()(IMAGES).argmax(1) == LABELS
     assert scores["top1"] == pytest.approx(right.float().mean().item())
@@ -66,13 +63,13 @@ def test_trains_validates_and_resumes(here: Path, capsys: pytest.CaptureFixture[
         ("classification", 2, torch.cat([IMAGES, IMAGES[:, :1]], dim=1), LABELS),
     ],
 )
-def test_targets_and_channels(here: Path, task: str, outputs: int, images: Tensor, targets: Tensor) -> None:
+def test_targets_and_channels(here, task, outputs, images, targets):
     batches = loader(images, targets)
     trainer = built(f"task={task}", model=Mine(outputs, images.shape[1]), train=batches, val=batches)
     assert all(value == value for value in trainer.fit().values())
 
 
-def test_pixels_are_normalised(here: Path) -> None:
+def test_pixels_are_normalised(here):
     pixels = (IMAGES * 50 + 128).clamp(0, 255).byte()
     wanted = (pixels / 255 - torch.tensor([0.5, 0.25, 0.75])[:, None, None]) / 0.5
     normal = "data.mean=[0.5,0.25,0.75]", "data.std=[0.5,0.5,0.5]"
@@ -82,7 +79,7 @@ def test_pixels_are_normalised(here: Path) -> None:
         torch.testing.assert_close(images, wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_a_module_on_the_configs_data(here: Path, photos: Path) -> None:
+def test_a_module_on_the_configs_data(here, photos):
     assert built(f"data.root={photos}", "image_size=16", "epochs=1", model=Squeezing(3)).fit()
     with pytest.raises(ConfigError, match=r"^model: gives 7 outputs, and .*train has 3; change its last layer$"):
         built(f"data.root={photos}", "image_size=16", model=Mine(7))
@@ -102,12 +99,12 @@ def test_a_module_on_the_configs_data(here: Path, photos: Path) -> None:
         (loader(IMAGES, LABELS.float()), "train and val have different targets"),
     ],
 )
-def test_what_is_refused(here: Path, train: Any, line: str) -> None:
+def test_what_is_refused(here, train, line):
     with pytest.raises((ConfigError, DataError), match=line):
         built(model=Mine(), train=train, val=loader()).fit()
 
 
-def test_a_configs_model_has_to_know_the_classes(here: Path) -> None:
+def test_a_configs_model_has_to_know_the_classes(here):
     batches = loader(torch.randn(20, 3, 16, 16))
     with pytest.raises(ConfigError, match=r"^model\.num_classes: train \(a DataLoader\) doesn't say how many"):
         built(train=batches, val=batches)
@@ -117,7 +114,7 @@ def test_a_configs_model_has_to_know_the_classes(here: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "classes"), [(np.array(["cat", "dog"]), ["cat", "dog"]), (2, ["0", "1"]), (None, ["0", "1"])]
 )
-def test_names_of_classes(here: Path, names: Any, classes: list[str]) -> None:
+def test_names_of_classes(here, names, classes):
     batches = loader()
     batches.dataset.classes = names  # type: ignore[attr-defined]
     trainer = built("progressive=[32,64]", model=Mine(), train=batches, val=loader())
@@ -127,14 +124,14 @@ def test_names_of_classes(here: Path, names: Any, classes: list[str]) -> None:
     assert (config["batch_size"], config["image_size"], config["progressive"]) == (8, [8, 6], [])
 
 
-def test_targets_are_of_all_ranks(here: Path) -> None:
+def test_targets_are_of_all_ranks(here):
     numbers = loader(targets=IMAGES.mean((1, 2, 3)))
     given = built("task=regression", model=Mine(1), train=numbers, val=numbers).train
     given.parallel = SimpleNamespace(gather=lambda own: [own, own + 1])  # type: ignore[attr-defined]
     assert GivenSource(given, ()).targets.shape == (40, 1)  # type: ignore[arg-type]
 
 
-def test_modules_that_are_refused(here: Path) -> None:
+def test_modules_that_are_refused(here):
     numbers = loader(targets=IMAGES.mean((1, 2, 3)))
     flat = nn.Sequential(Mine(1), nn.Flatten(0))
     with pytest.raises(ConfigError, match=r"^model: gives outputs of 1 dimensions for images; let it return \(N, K\)$"):

@@ -1,9 +1,5 @@
 """What a loader is refused, before anything is loaded."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from runs import TINY
 
@@ -13,7 +9,7 @@ from effloop.task.classification import Classification
 
 
 @pytest.mark.parametrize("key", ["mixup", "cutmix"])
-def test_mixing_is_for_classes(photos: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_mixing_is_for_classes(photos, monkeypatch, key):
     config = effloop.compose([f"data.root={photos}", *TINY, f"augment.{key}=0.4"])
     effloop.build_loader(config).close()
     monkeypatch.setattr(Classification, "mixes", ())  # as of a task whose targets are numbers

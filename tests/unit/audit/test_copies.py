@@ -1,7 +1,5 @@
 """Images that are there twice."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +44,7 @@ def _found(root: Path) -> tuple[list[Finding], dict[tuple[str, int], str]]:
 
 
 @pytest.mark.parametrize("cell", [2000, 8])
-def test_planted_copies(planted: tuple[Path, list[Copy]], cell: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_copies(planted, cell, monkeypatch):
     monkeypatch.setattr(copies, "_CELL", cell)
     root, made = planted
     found, names = _found(root)
@@ -63,7 +61,7 @@ def test_planted_copies(planted: tuple[Path, list[Copy]], cell: int, monkeypatch
     assert {copy.kind for copy in made} == {*KINDS}
 
 
-def test_groups_of_several(tmp_path: Path) -> None:
+def test_groups_of_several(tmp_path):
     """The largest stays; a logo or a brighter copy of a copy is of the same group, and two blank images of none."""
     for name, side in (("a", 128), ("b", 96), ("c", 64)):
         path = tmp_path / f"data/train/x/{name}.png"
@@ -77,7 +75,7 @@ def test_groups_of_several(tmp_path: Path) -> None:
     assert found.exclude == found.places[1:]
 
 
-def test_small_images_are_not_aligned(tmp_path: Path) -> None:
+def test_small_images_are_not_aligned(tmp_path):
     """Of 28 x 28 pixels a digit's window looks like another digit; the same pixels are found."""
     folder = tmp_path / "data/train/x"
     folder.mkdir(parents=True)
@@ -91,7 +89,7 @@ def test_small_images_are_not_aligned(tmp_path: Path) -> None:
     assert (found.text, [names[place][-5] for place in found.places]) == ("the same pixels", ["a", "b"])
 
 
-def test_a_file_that_goes_between_the_scan_and_the_search(tmp_path: Path) -> None:
+def test_a_file_that_goes_between_the_scan_and_the_search(tmp_path):
     folder = tmp_path / "data/train/x"
     folder.mkdir(parents=True)
     for name in "ab":

@@ -1,9 +1,5 @@
 """Labels that predictions contradict."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -24,7 +20,7 @@ def _drawn(count: int, num_classes: int, seed: int) -> tuple[NDArray[np.float32]
 
 
 @pytest.mark.parametrize("num_classes", [3, 12])
-def test_as_cleanlab(num_classes: int) -> None:
+def test_as_cleanlab(num_classes):
     count = pytest.importorskip("cleanlab.count")
     for seed in range(20):
         probabilities, own = _drawn(300, num_classes, seed)
@@ -35,7 +31,7 @@ def test_as_cleanlab(num_classes: int) -> None:
         np.testing.assert_array_equal(theirs.diagonal(), joint.diagonal().clip(1))
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     """Means of 0.7 and 0.45: the third is taken for the second class, the last for the first."""
     probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.3, 0.7], [0.2, 0.8], [0.9, 0.1]], np.float32)
     wrong, ratios, joint = labels.contradicted(probabilities, np.array([0, 0, 0, 1, 1]))
@@ -44,7 +40,7 @@ def test_by_hand() -> None:
     assert joint.tolist() == [[2, 1], [1, 1]]
 
 
-def test_flipped_labels_come_first() -> None:
+def test_flipped_labels_come_first():
     """Of three clouds with a label in twenty flipped; samples without features say nothing."""
     rng = np.random.default_rng(0)
     own = np.arange(300) % 3
@@ -61,7 +57,7 @@ def test_flipped_labels_come_first() -> None:
     assert len({*used[np.argsort(ratios)[:15]].tolist()} & {*flipped.tolist()}) >= 14
 
 
-def test_a_run_predicts_what_it_was_not_trained_on(finished: Path) -> None:
+def test_a_run_predicts_what_it_was_not_trained_on(finished):
     """Its score is also that without some; labels that it contradicts come with what it predicts."""
     trained = labels.open_run(finished, ["device=cpu"])
     splits = open_all(trained.config, "both")

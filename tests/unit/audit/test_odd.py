@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,7 +58,7 @@ def _find(folder: Path, images: list[bytes], **decode: bool) -> dict[tuple[str, 
     return {(each.kind, splits["train"].key(place.sample)): each.text for each in findings for place in each.places}
 
 
-def test_each_kind_is_found_and_nothing_else(tmp_path: Path) -> None:
+def test_each_kind_is_found_and_nothing_else(tmp_path):
     planted = [*_planted()]
     usual = [encode(_texture(seed), "JPEG") for seed in range(USUAL)]
     found = _find(tmp_path, usual + [data for _, data in planted], exif=False)
@@ -69,12 +67,12 @@ def test_each_kind_is_found_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dark", "bright", "blurred", "grey", "shape", "turned"])
-def test_a_set_that_is_all_so_has_no_odd_images(kind: str, tmp_path: Path) -> None:
+def test_a_set_that_is_all_so_has_no_odd_images(kind, tmp_path):
     data = dict(_planted())[kind]
     assert _find(tmp_path, [data] * 12) == {}  # of "turned" ones, because they are turned by default
 
 
-def test_nothing_to_compare_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_to_compare_with(tmp_path, monkeypatch):
     """One image, none that can be decoded, and none that can be within the limit of pixels."""
     assert _find(tmp_path / "one", [encode(photo(), "JPEG")]) == {}
     assert len(_find(tmp_path / "none", [b"", b"text"])) == 2

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
@@ -50,7 +48,7 @@ def source(tmp_path: Path) -> Source:
     return open_source("folder", tmp_path)
 
 
-def test_records(source: Source, tmp_path: Path) -> None:
+def test_records(source, tmp_path):
     found = scan.scan({"train": source}, str(tmp_path), 2)["train"]
     assert found["state"].tolist() == [1, 2] * 6
     good = found[::2]
@@ -64,7 +62,7 @@ def test_records(source: Source, tmp_path: Path) -> None:
     assert (good["code"][0] == good["code"][4]).all()
 
 
-def test_killed_and_gone_on_with(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_and_gone_on_with(source, tmp_path, monkeypatch):
     expected = scan.scan({"train": source}, str(tmp_path / "other"), 1)["train"]
     looks, read = scan._look, list[int]()
 
@@ -91,7 +89,7 @@ def test_killed_and_gone_on_with(source: Source, tmp_path: Path, monkeypatch: py
     assert changed["digest"][3] != expected["digest"][3]
 
 
-def test_full_disk(source: Source, tmp_path: Path) -> None:
+def test_full_disk(source, tmp_path):
     (small := tmp_path / "small").mkdir()
     with small_disk(small, "4k"):
         fill(small)
@@ -100,7 +98,7 @@ def test_full_disk(source: Source, tmp_path: Path) -> None:
             scan.scan({"train": source}, str(small), 0)
 
 
-def test_larger_than_allowed(source: Source) -> None:
+def test_larger_than_allowed(source):
     small = decoders.build(DecodeConfig("auto", max_pixels=300 * 270 - 1))
     # Nothing of a baseline JPEG is decoded; the turned one's size isn't known.
     assert scan._look(source, small, np.arange(len(source)))["state"][::2].tolist() == [1, 2, 2, 1, 1, 1]
@@ -121,7 +119,7 @@ def _thumbnails(*images: bytes) -> tuple[NDArray[np.uint8], list[bool]]:
     [(b"\xff\xdb", 4, 4), (b"\xff\xdb", 3, 66), (b"\xff\xc0", 12, 5), (b"\xff\xc4", 32, 16)],
     ids=["number of a quantization table", "its length", "a component's table", "a Huffman table's symbol"],
 )
-def test_tables_that_libjpeg_refuses(marker: bytes, offset: int, value: int) -> None:
+def test_tables_that_libjpeg_refuses(marker, offset, value):
     """Even if the scan needs nothing of them, so that audit and verify agree."""
     data = bytearray(encode(photo(300, 270) // 8 + 99, "JPEG"))
     data[data.index(marker) + offset] = value
@@ -131,7 +129,7 @@ def test_tables_that_libjpeg_refuses(marker: bytes, offset: int, value: int) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_thumbnails_are_means_of_areas(kind: str) -> None:
+def test_thumbnails_are_means_of_areas(kind):
     data = KINDS[kind](photo(283, 401))
     out, done = _thumbnails(data, data[:-9] + data[-2:])
     assert done == [kind != "RGB", False]

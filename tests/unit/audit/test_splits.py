@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import csv
 import random
 from pathlib import Path
@@ -25,7 +23,7 @@ def _open(folder: Path, header: str, **rows: Rows) -> dict[str, Source]:
     return {split: open_source("csv", folder, split, allow_missing_classes=True) for split in rows}
 
 
-def test_classes_and_groups(tmp_path: Path) -> None:
+def test_classes_and_groups(tmp_path):
     train: Rows = [(name, f"p{n}", str(n % 3)) for name, count in (("Cat", 300), ("dog", 100)) for n in range(count)]
     train += [(name, "", "0") for name in ("cat", "cat", "Catt", "dgo", "elk", "elk", "A", "a")]
     val: Rows = [(name, f"p{n + 298}", "0") for name, count in (("Cat", 50), ("dog", 50)) for n in range(count)]
@@ -62,14 +60,14 @@ def test_classes_and_groups(tmp_path: Path) -> None:
         ("B", "b", False),
     ],
 )
-def test_spelling(name: str, other: str, found: bool, tmp_path: Path) -> None:
+def test_spelling(name, other, found, tmp_path):
     train: Rows = [(other,)] * 200 + [(name,)] * 10
     kinds = {each.kind for each in splits.find(_open(tmp_path, "label", train=train))}
     assert ("spelling" in kinds) is found
 
 
 @pytest.mark.parametrize("header", ["label", "cat dog", "age"])
-def test_nothing_is_said_of_splits_that_differ_by_chance(header: str, tmp_path: Path) -> None:
+def test_nothing_is_said_of_splits_that_differ_by_chance(header, tmp_path):
     """Of 10 classes, flags and numbers."""
     rng = random.Random(0)
 

@@ -1,7 +1,5 @@
 """Checkpoints that are damaged, or made to do harm: refused in one line, and nothing in them runs."""
 
-from __future__ import annotations
-
 import functools
 import os
 import pickle
@@ -72,16 +70,16 @@ def damage(path: Path, flips: int, cuts: int) -> None:
         assert f"({size} bytes)" in refused(path, files.position)
 
 
-def test_a_flipped_bit_or_a_missing_end(path: Path) -> None:
+def test_a_flipped_bit_or_a_missing_end(path):
     damage(path, 60, 30)
 
 
 @pytest.mark.nightly
-def test_many_flipped_bits_and_missing_ends(path: Path) -> None:
+def test_many_flipped_bits_and_missing_ends(path):
     damage(path, FLIPS, CUTS)
 
 
-def test_the_crc_of_each_record(path: Path) -> None:
+def test_the_crc_of_each_record(path):
     """It is compared, which torch leaves out, in files of any version: of some the zip has a comment."""
     for comment in (b"", b"\nEffLoop sha256 " + b"0" * 64 + b"\n"):
         torch.save({"format": 5, **STATE}, path)
@@ -119,14 +117,14 @@ BAD_FIELDS: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 @pytest.mark.filterwarnings("ignore:Validating sparse")
-def test_fields_of_another_kind(path: Path) -> None:
+def test_fields_of_another_kind(path):
     for fields, words in BAD_FIELDS:
         write(path, {**STATE, **fields})
         for read in (files.read, files.peek):
             assert words in refused(path, read)
 
 
-def test_a_missing_field(path: Path) -> None:
+def test_a_missing_field(path):
     write(path, {key: value for key, value in STATE.items() if key not in ("progress", "classes")})
     assert "it has no classes and no progress" in refused(path)
 
@@ -211,7 +209,7 @@ EXPLOITS = {
 
 
 @pytest.mark.parametrize("make", EXPLOITS)
-def test_exploits(path: Path, tmp_path: Path, make: Callable[[Path, Evil], None]) -> None:
+def test_exploits(path, tmp_path, make):
     make(path, Evil(tmp_path / "pwned"))
     for read in (files.read, files.peek, files.verify):
         assert EXPLOITS[make] in refused(path, read)
@@ -220,7 +218,7 @@ def test_exploits(path: Path, tmp_path: Path, make: Callable[[Path, Evil], None]
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "folder", "device", "socket"])
-def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_file(tmp_path, kind):
     path = tmp_path / "checkpoints" / "last.ckpt"
     path.parent.mkdir()
     if kind == "FIFO":
@@ -248,7 +246,7 @@ def a_run(folder: Path) -> Path:
     return folder
 
 
-def test_the_newest_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_newest_whole_one(tmp_path, capsys):
     run = a_run(tmp_path)
     names = [path.name for path in files.checkpoints(run)]
     assert names == ["last.ckpt", "step-00000008.ckpt", "best.ckpt", "step-00000004.ckpt"]
@@ -270,7 +268,7 @@ def test_the_newest_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         files.newest_whole(run)
 
 
-def test_one_that_others_can_write(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_others_can_write(path, capsys):
     files.read(path)
     assert capsys.readouterr().err == ""
     path.chmod(0o666)

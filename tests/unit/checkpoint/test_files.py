@@ -1,7 +1,5 @@
 """Checkpoints on disk, and which of them are kept."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os
@@ -33,7 +31,7 @@ STATE = {
 }
 
 
-def test_a_position_is_read_without_tensors(tmp_path: Path) -> None:
+def test_a_position_is_read_without_tensors(tmp_path):
     path = tmp_path / "x.ckpt"
     state = {**STATE, "model": {"w": torch.ones(5_000_000)}, "progress": {"epoch": 3, "samples_seen": 0, "step": 7}}
     write(path, state)
@@ -53,7 +51,7 @@ def _bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     checkpoints, path = checkpoints_of(tmp_path, background=False), tmp_path / "checkpoints/last.ckpt"
     checkpoints.save(STATE, is_best=False)
     before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -78,7 +76,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         (LOSS, [math.nan, math.nan], [True, False]),
     ],
 )
-def test_which_epoch_was_the_best(tmp_path: Path, score: Meter, values: list[float], best: list[bool]) -> None:
+def test_which_epoch_was_the_best(tmp_path, score, values, best):
     checkpointer = checkpointers.build(CheckpointConfig(name="none"), score, tmp_path, {})
     found = [checkpointer.note(epoch, {score.name: value}) for epoch, value in enumerate(values)]
     assert found == best
@@ -86,7 +84,7 @@ def test_which_epoch_was_the_best(tmp_path: Path, score: Meter, values: list[flo
     assert not checkpointer.best_score_warning()
 
 
-def test_a_score_that_is_no_number_decides_nothing(tmp_path: Path) -> None:
+def test_a_score_that_is_no_number_decides_nothing(tmp_path):
     checkpointer = checkpointers.build(CheckpointConfig(name="none"), Meter("r2", "R2"), tmp_path, {})
     checkpointer.note(0, {"loss": 1.0, "r2": math.nan, "mae": 2.0})
     assert checkpointer.best_score_warning().endswith(
@@ -113,7 +111,7 @@ def saved(run: Path, *steps: int, best: int = 0, **options: Any) -> dict[str, in
     return names(run)
 
 
-def test_what_is_kept(tmp_path: Path) -> None:
+def test_what_is_kept(tmp_path):
     assert saved(tmp_path, 1, best=1) == {"best": 1, "last": 1}
     last, best = (tmp_path / "checkpoints" / name for name in ("last.ckpt", "best.ckpt"))
     assert not last.samefile(best)
@@ -127,7 +125,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert saved(tmp_path, 8) == {"best": 2, "last": 8}
 
 
-def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hard_links(tmp_path, monkeypatch):
     def link(source: Path, target: Path) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -135,7 +133,7 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert saved(tmp_path, 1, 2, best=1) == {"best": 1, "last": 2, "step-00000001": 1}
 
 
-def test_what_the_thread_writes_is_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_thread_writes_is_what_was_saved(tmp_path, monkeypatch):
     """The state changes before the thread has begun to write; the bytes are those of a save without a thread."""
     go, dump = threading.Event(), save.dump
 
@@ -164,9 +162,7 @@ def test_what_the_thread_writes_is_what_was_saved(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_an_interrupt_comes_when_all_is_written(
-    tmp_path: Path, background: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_comes_when_all_is_written(tmp_path, background, monkeypatch):
     begun, dump = threading.Event(), save.dump
 
     def slow(values: Any, file: Any) -> None:
@@ -190,7 +186,7 @@ def test_an_interrupt_comes_when_all_is_written(
 
 
 @pytest.mark.parametrize("said_by", ["check", "save", "close"])
-def test_a_failure_is_said_once(tmp_path: Path, said_by: str) -> None:
+def test_a_failure_is_said_once(tmp_path, said_by):
     checkpoints = checkpoints_of(tmp_path)
     checkpoints.save(state(1), is_best=False)
     checkpoints.close()
@@ -213,7 +209,7 @@ def test_a_failure_is_said_once(tmp_path: Path, said_by: str) -> None:
     assert names(tmp_path) == {"last": 4, "step-00000001": 1}
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk(tmp_path):
     run = tmp_path / "disk"
     run.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "effloop-test", str(run)]
@@ -234,7 +230,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", str(run)], check=True)
 
 
-def test_temporary_files_of_the_dead_are_removed(tmp_path: Path) -> None:
+def test_temporary_files_of_the_dead_are_removed(tmp_path):
     saved(tmp_path, 1)
     dead = tmp_path / "checkpoints/.last.ckpt.0123abcd.tmp"
     dead.write_bytes(b"half")
@@ -246,7 +242,7 @@ def test_temporary_files_of_the_dead_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o027, 0o640), (0o022, 0o644)])
-def test_files_have_the_mode_of_the_umask(tmp_path: Path, mask: int, mode: int) -> None:
+def test_files_have_the_mode_of_the_umask(tmp_path, mask, mode):
     before = os.umask(mask)
     try:
         saved(tmp_path, 1, 2, best=2)
@@ -255,7 +251,7 @@ def test_files_have_the_mode_of_the_umask(tmp_path: Path, mask: int, mode: int) 
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "checkpoints").iterdir()} == {mode}
 
 
-def test_a_copy_is_put_in_the_same_place_again() -> None:
+def test_a_copy_is_put_in_the_same_place_again():
     weight = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
     tree = OrderedDict(a=weight, b=weight, c=(1, [torch.ones(2, 3).T, None]), d=torch.tensor(2.0).requires_grad_())
     tree._metadata = {"": {"version": 2}}  # type: ignore[attr-defined]
@@ -280,12 +276,12 @@ def test_a_copy_is_put_in_the_same_place_again() -> None:
 @pytest.mark.parametrize(
     "options", [{"every_steps": 0}, {"every_minutes": 0.0}, {"every_minutes": float("nan")}, {"keep": -1}]
 )
-def test_numbers_that_make_no_sense(options: dict[str, Any]) -> None:
+def test_numbers_that_make_no_sense(options):
     with pytest.raises(ConfigError, match=rf"checkpoint\.{next(iter(options))}: .* is not allowed; set a number"):
         CheckpointConfig(name="last_best", **options)
 
 
-def test_without_a_thread_nothing_is_copied() -> None:
+def test_without_a_thread_nothing_is_copied():
     weight, large = torch.ones(3), torch.ones(100)
     taken = Snapshots(host=False).take({"weight": weight, "part": large[:2]})
     assert taken["weight"].data_ptr() == weight.data_ptr()

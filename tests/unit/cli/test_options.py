@@ -1,7 +1,5 @@
 """Options of commands, from a dataclass."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -52,17 +50,17 @@ class Options:
         ("--force", True),
     ],
 )
-def test_values(word: str, value: object) -> None:
+def test_values(word, value):
     options, rest = parse(Options, "go", ["x/y", word])
     assert getattr(options, word.partition("=")[0].removeprefix("--")) == value
     assert (options.run, rest) == (Path("x/y"), [])
 
 
-def test_the_same_twice() -> None:
+def test_the_same_twice():
     assert parse(Options, "go", ["x", "size=3", "size=3"])[0].size == 3
 
 
-def test_other_words_are_left_over_in_their_order() -> None:
+def test_other_words_are_left_over_in_their_order():
     words = ["x", "epochs=3", "size=9", "+optim.lr=1", "-m", "y", "sizes=2", "data.size=3", "~size"]
     options, rest = parse(Options, "go", words, keys={"epochs", "sizes"})
     assert options == Options(Path("x"), size=9)
@@ -96,12 +94,12 @@ def test_other_words_are_left_over_in_their_order() -> None:
         ),
     ],
 )
-def test_refusals(words: list[str], wanted: str) -> None:
+def test_refusals(words, wanted):
     with pytest.raises(ConfigError, match=line(wanted)):
         parse(Options, "go", words)
 
 
-def test_a_tuple_takes_all_values() -> None:
+def test_a_tuple_takes_all_values():
     @dataclass(frozen=True)
     class Many:
         runs: tuple[Path, ...] = field(metadata={"positional": "RUN"})
@@ -111,7 +109,7 @@ def test_a_tuple_takes_all_values() -> None:
     assert (options, rest) == (Many((Path("x"), Path("~no-such-user/x")), Path("z")), ["lr=0.1", "~augment.ops.flip"])
 
 
-def test_help() -> None:
+def test_help():
     options = {option.name: option for option in options_of(Options)}
     assert [option.usage for option in options.values()] == [
         "RUN",

@@ -1,11 +1,7 @@
 """Keys of the config, described from dataclasses."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
-
-import pytest
 
 from effloop.config.messages import keys_of
 from effloop.model import ModelConfig, models
@@ -24,7 +20,7 @@ class OddConfig(ModelConfig):
     raw: bytes = b""
 
 
-def test_keys_of_any_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_any_type(monkeypatch):
     monkeypatch.setattr(models, "_found", {**models})  # all are imported now
     models.register("odd", OddConfig)(lambda num_classes: None)
     keys = keys_of()
@@ -35,7 +31,7 @@ def test_keys_of_any_type(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys["model.raw"].default == "\"b''\""
 
 
-def test_a_key_that_parts_have_each_their_own_way() -> None:
+def test_a_key_that_parts_have_each_their_own_way():
     loss = keys_of()["task.loss"]
     assert "; bce, focal or asymmetric (multilabel); mse, l1 or huber (regression)" in loss.allowed
     assert " multilabel: bce, " in loss.meaning

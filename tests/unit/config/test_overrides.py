@@ -1,8 +1,5 @@
 """Overrides that contradict each other or what a file says, paths in them, and keys that there aren't."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,13 +26,13 @@ from effloop.registry import groups
         "run='a' run=b",
     ],
 )
-def test_refused(words: str) -> None:
+def test_refused(words):
     first, second = words.split()
     with pytest.raises(ConfigError, match=line(f"{second} contradicts {first}; drop one of them")):
         refuse_contradictions([first, second])
 
 
-def test_a_url_whose_braces_the_shell_has_expanded() -> None:
+def test_a_url_whose_braces_the_shell_has_expanded():
     train, val = "data.root='s3://b/train.tar'", "data.root='s3://b/val.tar'"
     fix = "put a URL with braces in quotes, or drop one of them"
     with pytest.raises(ConfigError, match=line(f"{val} contradicts {train}; {fix}")):
@@ -46,12 +43,12 @@ def test_a_url_whose_braces_the_shell_has_expanded() -> None:
     "words",
     ["optim.lr=0.1 lr=1e-1", "lr=null optim.lr=0.1", "lr=${optim.lr} optim.lr=0.1", "run='a' run=a", "seed=1,2 lr=1,2"],
 )
-def test_taken(words: str) -> None:
+def test_taken(words):
     with in_one_line():
         refuse_contradictions(words.split())
 
 
-def test_from_python_the_last_of_a_key_counts() -> None:
+def test_from_python_the_last_of_a_key_counts():
     assert effloop.compose(["epochs=2", "epochs=3"]).epochs == 3
     with pytest.raises(ConfigError, match=line("optim.lr=0.2 contradicts lr=0.1; drop one of them")):
         effloop.compose(["lr=0.1", "optim.lr=0.2"])
@@ -67,7 +64,7 @@ def test_from_python_the_last_of_a_key_counts() -> None:
         (b"defaults: [/modle: cnn]", "'modle' is no group of the config; have "),
     ],
 )
-def test_files_that_cannot_be_read(text: bytes, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_read(text, wanted, tmp_path, monkeypatch):
     file = tmp_path / "configs/experiment/mine.yaml"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"# @package _global_\n" + text)
@@ -78,7 +75,7 @@ def test_files_that_cannot_be_read(text: bytes, wanted: str, tmp_path: Path, mon
     assert ("modle" in wanted) == str(error.value).endswith("; did you mean 'model'?")
 
 
-def test_what_is_typed_replaces_what_a_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_typed_replaces_what_a_file_says(tmp_path, monkeypatch):
     file = tmp_path / "configs/experiment/mine.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("# @package _global_\nlr: 0.5\namp: true\n")
@@ -90,7 +87,7 @@ def test_what_is_typed_replaces_what_a_file_says(tmp_path: Path, monkeypatch: py
     assert (again.lr, again.optim.lr, again.precision.name) == (0.2, 0.2, "amp")
 
 
-def test_a_config_changes_no_other() -> None:
+def test_a_config_changes_no_other():
     changed = effloop.compose(["optim=sgd", "optim.lr=5", "augment.ops.flip.p=0.1", "augment.ops.crop=null"])
     assert changed.optim.lr == 5
     default = effloop.compose(["optim=sgd"])
@@ -103,7 +100,7 @@ PATHS = ["my photos (1)", "Größe, b", "a'b", "it's \\ x\\", "1e3", "12", "[x]"
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_paths_as_a_shell_hands_them_over(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_as_a_shell_hands_them_over(path, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / path).mkdir(exist_ok=True)
     for sweep in (False, "," not in path):
@@ -118,7 +115,7 @@ def test_paths_as_a_shell_hands_them_over(path: str, tmp_path: Path, monkeypatch
     assert load(tmp_path / "config.yaml", [f"data.root=~/{path}/x"]).data.root == str(tmp_path / path / "x")
 
 
-def test_a_saved_config_has_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_config_has_whole_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["data=masks", "data.root=set", "data.colors=my colours.txt"]
     save(effloop.compose(words), tmp_path / "config.yaml")
@@ -139,12 +136,12 @@ def test_a_saved_config_has_whole_paths(tmp_path: Path, monkeypatch: pytest.Monk
         ("out=~/runs", "out='/home/x/runs'"),
     ],
 )
-def test_paths_in_a_sweep(given: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_in_a_sweep(given, wanted, monkeypatch):
     monkeypatch.setenv("HOME", "/home/x")
     assert with_paths([given], sweep=True) == [wanted]
 
 
-def test_a_comma_in_a_path_and_in_a_sweep(tmp_path: Path) -> None:
+def test_a_comma_in_a_path_and_in_a_sweep(tmp_path):
     (tmp_path / "a,b").mkdir()
     wanted = f"data.root={tmp_path}/a,b: with -m a comma separates values, and this is one path; write "
     with pytest.raises(ConfigError, match=line(f"""{wanted}'data.root="{tmp_path}/a,b"'""")):
@@ -175,13 +172,13 @@ CHOSEN = {"data": "folder", "optim": "adamw", "engine": "threads"}
         ("x", None),
     ],
 )
-def test_hints(key: str, hint: str | None) -> None:
+def test_hints(key, hint):
     keys = {name: [*each.defaults] for name, each in keys_of().items()}
     line = f"'{key}' is not a key of the config; {hint or f'see {PROGRAM} list keys'}"
     assert unknown_key(key, keys, CHOSEN) == line
 
 
-def test_other_names_stand_for_what_is_there_and_are_no_keys_themselves() -> None:
+def test_other_names_stand_for_what_is_there_and_are_no_keys_themselves():
     keys = {*keys_of(), *groups}
     assert {key.partition("=")[0] for key in OTHER_NAMES.values()} - keys == set()
     assert keys & {*OTHER_NAMES} == set()
@@ -191,7 +188,7 @@ def test_other_names_stand_for_what_is_there_and_are_no_keys_themselves() -> Non
 
 
 @pytest.mark.parametrize("key", REMOVED)
-def test_a_removed_key(key: str) -> None:
+def test_a_removed_key(key):
     plain = effloop.config.to_dict(effloop.config.compose([]))
     group, name = key.split(".")
     old = {**plain, group: {**plain.get(group, {}), name: None}}
@@ -207,7 +204,7 @@ def test_a_removed_key(key: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["typed", "experiment", "saved"])
-def test_a_deprecated_key(way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_deprecated_key(way, tmp_path, capsys):
     """It sets what it is called now, wherever it stands; a new run's config and the list of keys don't have it."""
     (old, (new, version)), value = next(iter(RENAMED.items())), 7.0
     group, name, new_name = *old.split("."), new.partition(".")[2]
@@ -228,7 +225,7 @@ def test_a_deprecated_key(way: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (said in capsys.readouterr().err) == (way != "saved")  # nobody can write that one again
 
 
-def test_a_run_that_was_resized_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_resized_otherwise(capsys):
     plain = effloop.config.to_dict(effloop.config.compose([]))
     old = {**plain, "augment": {**plain["augment"], "resize": "fast"}}
     assert effloop.config.to_dict(effloop.config.from_dict(old, [], "old")) == plain

@@ -1,9 +1,5 @@
 """The options of `convert`."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from plans import line
 
@@ -20,13 +16,13 @@ def parse(*words: str) -> ConvertOptions:
     return parse_words(ConvertOptions, "convert", words, KEYS)[0]
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_defaults(tmp_path):
     options = parse("to=memmap", f"out={tmp_path}/x")
     assert (options.to, options.outputs) == ("memmap", {tmp_path / "x": None})
     assert (options.splits, options.shard_bytes) == (("train", "val"), SHARD_BYTES)
 
 
-def test_overrides_are_left_over(tmp_path: Path) -> None:
+def test_overrides_are_left_over(tmp_path):
     words = ["data=folder", "to=memmap", "data.root=/x", f"out={tmp_path}/x", "+data.y=1", "num_workers=3"]
     assert parse_words(ConvertOptions, "convert", words, KEYS)[1] == [
         "data=folder",
@@ -50,11 +46,11 @@ def test_overrides_are_left_over(tmp_path: Path) -> None:
         (["color=rgb"], Recipe("jpeg", color="rgb")),
     ],
 )
-def test_recipe(words: list[str], recipe: Recipe | None, tmp_path: Path) -> None:
+def test_recipe(words, recipe, tmp_path):
     assert parse("to=memmap", f"out={tmp_path}/x", *words).outputs == {tmp_path / "x": recipe}
 
 
-def test_a_dataset_for_each_size(tmp_path: Path) -> None:
+def test_a_dataset_for_each_size(tmp_path):
     outputs = parse("to=memmap", f"out={tmp_path}/in1k.lmdb", "max_side=500,256").outputs
     assert outputs == {
         tmp_path / "in1k-500.lmdb": Recipe(max_side=500),
@@ -62,14 +58,14 @@ def test_a_dataset_for_each_size(tmp_path: Path) -> None:
     }
 
 
-def test_shards_and_splits(tmp_path: Path) -> None:
+def test_shards_and_splits(tmp_path):
     options = parse("to=memmap", f"out={tmp_path}/x", "shard_mb=3", "split=val,train")
     assert (options.shard_bytes, options.splits) == (3 << 20, ("train", "val"))
     for split, splits in {"val": ("val",), "both": ("train", "val"), "train,val": ("train", "val")}.items():
         assert parse("to=memmap", f"out={tmp_path}/x", f"split={split}").splits == splits
 
 
-def test_out_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_is_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for out in ("x", "./x/", "~/x"):
@@ -137,7 +133,7 @@ NUMBER, SEVERAL = "a whole number from 1 to 65,500", "several, each once, with c
         ),
     ],
 )
-def test_refusals(words: list[str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(words, wanted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     complete = words if any(word.startswith(("to=", "out=")) for word in words) else ["to=memmap", "out=x", *words]
     with pytest.raises(ConfigError, match=line(wanted)):
@@ -151,7 +147,7 @@ def test_refusals(words: list[str], wanted: str, tmp_path: Path, monkeypatch: py
         ("a" * 300, "is not allowed; set a PATH on this machine, whose names have at most 255 bytes"),
     ],
 )
-def test_folder_that_cant_be_made(name: str, wanted: str, tmp_path: Path) -> None:
+def test_folder_that_cant_be_made(name, wanted, tmp_path):
     folder = tmp_path / name
     (tmp_path / "a").touch()
     with pytest.raises(ConfigError, match=line(f"out: '{folder}/b' {wanted.format(folder=folder)}")):

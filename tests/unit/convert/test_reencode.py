@@ -1,7 +1,5 @@
 """What `convert` does to one image."""
 
-from __future__ import annotations
-
 import io
 import struct
 import threading
@@ -57,7 +55,7 @@ def markers(jpeg: bytes) -> tuple[int, int, int]:
 
 
 class TestJpeg:
-    def test_quality_and_restart_markers(self) -> None:
+    def test_quality_and_restart_markers(self):
         jpeg = recode(encode(LARGE, "PNG"), quality=90)
         columns, rows = 16, 21  # of 16 x 16 pixels, for 250 x 333
         assert markers(jpeg) == (2, columns * rows // 2 - 1, 0xC0)
@@ -66,39 +64,39 @@ class TestJpeg:
         assert JpegImagePlugin.get_sampling(image) == 2  # 4:2:0
         assert image.quantization == opened(encode(LARGE, "JPEG", quality=90)).quantization
 
-    def test_colours_are_kept(self) -> None:
+    def test_colours_are_kept(self):
         for fmt in ("PNG", "BMP"):
             assert psnr(recode(encode(LARGE, fmt), quality=95), encode(LARGE, "PNG")) > 28
 
-    def test_optimised(self) -> None:
+    def test_optimised(self):
         plain = encode(DECODER.decode(encode(LARGE, "PNG")), "JPEG", quality=90, subsampling=2)
         assert len(recode(encode(LARGE, "PNG"), restart="none")) < len(plain)
 
     @pytest.mark.parametrize(("restart", "interval"), [("auto", 2), ("none", 0), (1, 1), (3, 2), (500, 16)])
-    def test_restart(self, restart: int | str, interval: int) -> None:
+    def test_restart(self, restart, interval):
         found, count, _ = markers(recode(encode(LARGE, "PNG"), restart=restart))
         assert found == interval
         assert count == (16 * 21 // interval - 1 if interval else 0)
 
-    def test_small_images_are_made_anew_too(self) -> None:
+    def test_small_images_are_made_anew_too(self):
         original = encode(photo(40, 64), "JPEG", quality=90)
         jpeg = recode(original, max_side=500)
         assert markers(jpeg) == (2, 5, 0xC0)
         assert opened(jpeg).size == (64, 40)
 
-    def test_progressive_becomes_baseline(self) -> None:
+    def test_progressive_becomes_baseline(self):
         progressive = encode(LARGE, "JPEG", quality=90, progressive=True)
         assert markers(progressive)[2] == 0xC2
         assert recode(progressive) == recode(encode(LARGE, "JPEG", quality=90))
 
-    def test_cmyk_becomes_rgb(self) -> None:
+    def test_cmyk_becomes_rgb(self):
         cmyk = encode(LARGE, "JPEG", mode="CMYK", quality=95)
         jpeg = recode(cmyk, quality=95)
         assert opened(jpeg).mode == "RGB"
         assert psnr(jpeg, cmyk) > 28
 
     @pytest.mark.parametrize("quality", [90, "source"])
-    def test_metadata_is_dropped_but_for_the_orientation(self, quality: int | str) -> None:
+    def test_metadata_is_dropped_but_for_the_orientation(self, quality):
         block = Image.Exif()
         block[0x0112], block[0x010F] = 6, "a maker"
         jpeg = recode(encode(LARGE, "JPEG", exif=block), quality=quality)
@@ -110,13 +108,13 @@ class TestJpeg:
         assert dict(opened(recode(encode(LARGE, "JPEG"))).getexif()) == {}
 
     @pytest.mark.parametrize("payload", ["jpeg", "raw"])
-    def test_what_is_turned_is_not_turned_again(self, payload: str) -> None:
+    def test_what_is_turned_is_not_turned_again(self, payload):
         data = encode(LARGE, "JPEG", exif=exif(6), quality=99)
         again = Recode(Recipe(payload=payload, quality=99), UPRIGHT)(data)
         assert DECODER.size(again) == UPRIGHT.size(again) == UPRIGHT.size(data) == (250, 333)
         assert np.abs(UPRIGHT.decode(again).astype(int) - UPRIGHT.decode(data)).mean() < 2
 
-    def test_too_large(self) -> None:
+    def test_too_large(self):
         wide = encode(np.zeros((1, 65_501, 3), np.uint8), "PNG")
         wanted = (
             "is too large for a JPEG: 1 x 65501 (height x width); allowed are 65,500 pixels a side: "
@@ -126,7 +124,7 @@ class TestJpeg:
             recode(wide)
         assert opened(recode(wide, max_side=65_500)).size == (65_500, 1)
 
-    def test_damaged(self) -> None:
+    def test_damaged(self):
         with pytest.raises(DataError, match=r"^is a truncated JPEG: ends after 3,000 bytes"):
             recode(encode(LARGE, "JPEG")[:3000])
 
@@ -134,26 +132,26 @@ class TestJpeg:
 class TestGrey:
     @pytest.mark.parametrize("fmt", ["JPEG", "PNG"])
     @pytest.mark.parametrize("quality", [90, "source"])
-    def test_stays_grey(self, fmt: str, quality: int | str) -> None:
+    def test_stays_grey(self, fmt, quality):
         jpeg = recode(encode(GREY, fmt), quality=quality)
         assert opened(jpeg).mode == "L"
         assert markers(jpeg) == (4, 32 * 42 // 4 - 1, 0xC0)  # an MCU is 8 x 8 pixels
         assert psnr(jpeg, encode(GREY, fmt)) > 36
 
-    def test_to_rgb(self) -> None:
+    def test_to_rgb(self):
         jpeg = recode(encode(GREY, "PNG"), color="rgb")
         assert opened(jpeg).mode == "RGB"
         assert psnr(jpeg, encode(GREY, "PNG")) > 36
 
     @pytest.mark.parametrize("quality", [90, "source"])
-    def test_from_rgb(self, quality: int | str) -> None:
+    def test_from_rgb(self, quality):
         original = encode(LARGE, "JPEG", quality=90)
         jpeg = recode(original, color="gray", quality=quality)
         assert opened(jpeg).mode == "L"
         wanted = np.asarray(Image.open(io.BytesIO(original)).convert("L"), float)
         assert np.abs(DECODER.decode(jpeg)[:, :, 0] - wanted).mean() < 4
 
-    def test_what_is_grey(self) -> None:
+    def test_what_is_grey(self):
         for data, wanted in (
             (encode(GREY, "JPEG"), True),
             (encode(GREY, "PNG"), True),
@@ -170,23 +168,23 @@ class TestGrey:
 
 
 class TestRaw:
-    def test_pixels_are_those_of_training(self) -> None:
+    def test_pixels_are_those_of_training(self):
         original = encode(LARGE, "JPEG")
         raw = recode(original, payload="raw")
         assert raw[:15] == b"P6\n250 333\n255\n"
         np.testing.assert_array_equal(DECODER.decode(raw), DECODER.decode(original))
 
-    def test_grey_is_a_third(self) -> None:
+    def test_grey_is_a_third(self):
         raw = recode(encode(GREY, "PNG"), payload="raw")
         assert raw == b"P5\n250 333\n255\n" + GREY.tobytes()
 
-    def test_recipe_says_nothing_of_jpeg(self) -> None:
+    def test_recipe_says_nothing_of_jpeg(self):
         assert Recipe(payload="raw", max_side=9).about() == {"payload": "raw", "max_side": 9, "color": None}
 
 
 class TestSource:
     @pytest.mark.parametrize(("subsampling", "interval"), [(0, 4), (1, 2), (2, 2)])
-    def test_tables_and_subsampling_are_kept(self, subsampling: int, interval: int) -> None:
+    def test_tables_and_subsampling_are_kept(self, subsampling, interval):
         original = encode(LARGE, "JPEG", quality=83, subsampling=subsampling)
         jpeg = recode(original, quality="source")
         assert opened(jpeg).quantization == opened(original).quantization
@@ -194,18 +192,18 @@ class TestSource:
         assert markers(jpeg)[0] == interval
         assert psnr(jpeg, original) > 42
 
-    def test_scaled(self) -> None:
+    def test_scaled(self):
         original = encode(LARGE, "JPEG", quality=83, subsampling=0)
         jpeg = recode(original, quality="source", max_side=160)
         assert opened(jpeg).quantization == opened(original).quantization
         assert JpegImagePlugin.get_sampling(opened(jpeg)) == 0
         assert opened(jpeg).size == (120, 160)
 
-    def test_without_tables(self) -> None:
+    def test_without_tables(self):
         for data in (encode(LARGE, "PNG"), encode(LARGE, "JPEG", mode="CMYK")):
             assert recode(data, quality="source") == recode(data, quality=95)
 
-    def test_noise_at_the_finest_tables(self) -> None:
+    def test_noise_at_the_finest_tables(self):
         noise = np.random.default_rng(0).integers(0, 256, (64, 80, 3), dtype=np.uint8)
         original = encode(noise, "JPEG", quality=100, subsampling=0)
         assert psnr(recode(original, quality="source"), original) > 42
@@ -224,14 +222,14 @@ class TestShrink:
             ((1000, 3), 100, (100, 1)),
         ],
     )
-    def test_size(self, shape: tuple[int, int], max_side: int | None, wanted: tuple[int, int]) -> None:
+    def test_size(self, shape, max_side, wanted):
         assert shrink(photo(*shape), max_side).shape == (*wanted, 3)
 
-    def test_as_pillow_does(self) -> None:
+    def test_as_pillow_does(self):
         wanted = Image.fromarray(LARGE).resize((75, 100), Image.Resampling.BICUBIC)
         assert np.abs(shrink(LARGE, 100).astype(int) - np.asarray(wanted)).mean() < 0.3
 
-    def test_read_only_pixels(self) -> None:
+    def test_read_only_pixels(self):
         pixels = LARGE.copy()
         pixels.flags.writeable = False
         np.testing.assert_array_equal(shrink(pixels, 100), shrink(LARGE, 100))
@@ -244,12 +242,12 @@ class TestShrink:
         *((63, 8, 7), (64, 8, 4), (61, 8, 61), (46, 8, 23), (3, 8, 3)),
     ],
 )
-def test_auto_interval(columns: int, mcu_width: int, wanted: int) -> None:
+def test_auto_interval(columns, mcu_width, wanted):
     assert auto_interval(columns, mcu_width) == wanted
 
 
 @pytest.mark.parametrize("recipe", [Recipe(max_side=100), Recipe(payload="raw"), Recipe(quality="source")])
-def test_in_threads_the_same(recipe: Recipe) -> None:
+def test_in_threads_the_same(recipe):
     images = [encode(photo(120 + n, 150, seed=n), "JPEG") for n in range(8)]
     made = Recode(recipe, DECODER)
     wanted = [made(data) for data in images]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -33,7 +31,7 @@ def look(source: Source, decoder: Decoder, num_threads: int = 2) -> tuple[SplitR
     return report, problems
 
 
-def test_every_sample_is_looked_at(copy: Path, decoder: Decoder) -> None:
+def test_every_sample_is_looked_at(copy, decoder):
     source = open_source("folder", copy)
     for index in range(40):
         Path(source.where, source.key(index)).write_text("not an image".ljust(source.size(index)))
@@ -43,7 +41,7 @@ def test_every_sample_is_looked_at(copy: Path, decoder: Decoder) -> None:
     assert report.decoded == 0
 
 
-def test_changed_since_the_scan(copy: Path, decoder: Decoder) -> None:
+def test_changed_since_the_scan(copy, decoder):
     source, changed = open_source("folder", copy), copy / "train/c/002.jpg"
     before = changed.stat().st_size
     changed.write_bytes(encode(photo(90, 80), "JPEG"))
@@ -52,7 +50,7 @@ def test_changed_since_the_scan(copy: Path, decoder: Decoder) -> None:
     assert report.decoded == 40
 
 
-def test_damage_that_no_checksum_shows(tmp_path: Path, decoder: Decoder) -> None:
+def test_damage_that_no_checksum_shows(tmp_path, decoder):
     whole = encode(photo(), "JPEG")
     path = write_records("memmap", tmp_path / "file", ["a"], train=[(b"1", 0, whole), (b"2", 0, whole[:-70])])
     report, lines = look(open_source("memmap", path), decoder)
@@ -60,7 +58,7 @@ def test_damage_that_no_checksum_shows(tmp_path: Path, decoder: Decoder) -> None
     assert report.decoded == 1
 
 
-def test_other_classes(photos: Path, tmp_path: Path, decoder: Decoder) -> None:
+def test_other_classes(photos, tmp_path, decoder):
     other = tmp_path / "other"
     shutil.copytree(photos / "val/a", other / "val/z")
     splits = {"train": open_source("folder", photos), "val": open_source("folder", other, "val")}
@@ -77,7 +75,7 @@ def test_other_classes(photos: Path, tmp_path: Path, decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(writers) - {"folder"}))  # which holds no checksums
-def test_flipped_byte_in_every_format(name: str, photos: Path, tmp_path: Path, decoder: Decoder) -> None:
+def test_flipped_byte_in_every_format(name, photos, tmp_path, decoder):
     path = write_as(name, photos, tmp_path / "set")
     source = open_source(name if name in sources else "zarr", path)
     assert look(source, decoder)[1] == []

@@ -1,7 +1,5 @@
 """The folder in which a conversion is at work."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -29,7 +27,7 @@ def make(*outs: Path) -> None:
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_outputs_appear_together_with_ordinary_permissions(mask: int, tmp_path: Path) -> None:
+def test_outputs_appear_together_with_ordinary_permissions(mask, tmp_path):
     before = os.umask(mask)
     try:
         make(tmp_path / "x-1", tmp_path / "x-2")
@@ -40,7 +38,7 @@ def test_outputs_appear_together_with_ordinary_permissions(mask: int, tmp_path: 
         assert stat.S_IMODE((tmp_path / path).stat().st_mode) == mode & ~mask
 
 
-def test_folders_are_made_and_none_is_left_empty(tmp_path: Path) -> None:
+def test_folders_are_made_and_none_is_left_empty(tmp_path):
     make(tmp_path / "a/b/x", tmp_path / "a/b/y")
     assert sorted(path.name for path in (tmp_path / "a/b").iterdir()) == ["x", "y"]
     with pytest.raises(DataError), WorkFolder([tmp_path / "a/c/d/x"]).held():
@@ -48,7 +46,7 @@ def test_folders_are_made_and_none_is_left_empty(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
 
 
-def test_what_a_killed_conversion_has_left_is_removed(tmp_path: Path) -> None:
+def test_what_a_killed_conversion_has_left_is_removed(tmp_path):
     left = tmp_path / ".x.partial"
     (left / "0").mkdir(parents=True)
     (left / "job.json").touch()
@@ -59,7 +57,7 @@ def test_what_a_killed_conversion_has_left_is_removed(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_first_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_of_each_class(monkeypatch):
     monkeypatch.setattr(records, "_LABELS", 2)
     labels = [1, 1, 1, 0, 0, 2, 1]
     assert records.first_of_each_class(Tabled(["x"] * len(labels), labels)).tolist() == [0, 3, 5]
@@ -67,7 +65,7 @@ def test_the_first_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestRefusals:
     @pytest.mark.parametrize("length", [247, 300])
-    def test_name_too_long(self, tmp_path: Path, length: int) -> None:
+    def test_name_too_long(self, tmp_path, length):
         out = tmp_path / ("n" * length)
         wanted = f"out: {tmp_path}/.{out.name}.partial can't be written: File name too long; set out=PATH"
         with pytest.raises(ConfigError, match=line(wanted)):
@@ -75,7 +73,7 @@ class TestRefusals:
         make(tmp_path / ("n" * 246))
 
     @pytest.mark.parametrize("kind", ["file", "folder", "link to nothing"])
-    def test_output_is_there(self, tmp_path: Path, kind: str) -> None:
+    def test_output_is_there(self, tmp_path, kind):
         out = tmp_path / "x"
         {"file": out.touch, "folder": out.mkdir, "link to nothing": lambda: out.symlink_to("nothing")}[kind]()
         wanted = f"out: {out} is there already, and nothing is overwritten; remove it or set out=PATH"
@@ -83,7 +81,7 @@ class TestRefusals:
             make(out)
         assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
-    def test_output_came_meanwhile(self, tmp_path: Path) -> None:
+    def test_output_came_meanwhile(self, tmp_path):
         out = tmp_path / "x"
         work = WorkFolder([out])
         with work.held():
@@ -93,7 +91,7 @@ class TestRefusals:
                 work.publish()
         assert out.read_text() == "somebody else's"
 
-    def test_two_at_once(self, tmp_path: Path) -> None:
+    def test_two_at_once(self, tmp_path):
         wanted = (
             f"out: another process is writing {tmp_path}/x, it holds {tmp_path}/.x.partial; wait for it or set out=PATH"
         )
@@ -104,14 +102,14 @@ class TestRefusals:
                 make(tmp_path / "x")
             assert (work.path / "kept").exists()
 
-    def test_a_file_in_its_place(self, tmp_path: Path) -> None:
+    def test_a_file_in_its_place(self, tmp_path):
         (tmp_path / ".x.partial").touch()
         with pytest.raises(ConfigError, match=rf"^out: {tmp_path}/.x.partial can't be written: File exists; set out="):
             make(tmp_path / "x")
 
 
 class TestSpace:
-    def test_checked_before(self, tmp_path: Path) -> None:
+    def test_checked_before(self, tmp_path):
         work = WorkFolder([tmp_path / "x"])
         with work.held():
             with pytest.raises(ConfigError, match=r"^out: X needs [\d.,]+ PB, .* has [\d.,]+ .B free; make room"):
@@ -127,12 +125,12 @@ class TestSpace:
             RuntimeError("mdb_put: MDB_MAP_FULL: Environment mapsize limit reached"),
         ],
     )
-    def test_known_by_what_is_raised(self, error: Exception, tmp_path: Path) -> None:
+    def test_known_by_what_is_raised(self, error, tmp_path):
         assert is_disk_full(error, tmp_path)
         outer = DataError("can't be written")
         outer.__cause__ = error
         assert is_disk_full(outer, tmp_path)
 
-    def test_other_errors(self, tmp_path: Path) -> None:
+    def test_other_errors(self, tmp_path):
         for error in (OSError(errno.EACCES, "Permission denied"), RuntimeError("x"), DataError("x"), None):
             assert not is_disk_full(error, tmp_path)

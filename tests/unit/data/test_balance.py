@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pickle
 
 import numpy as np
@@ -34,7 +32,7 @@ def epoch(found: BalancedOrder, number: int = 0) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.3, 0.5, 1.0])
-def test_shares_are_exact_over_an_epoch(balance: float) -> None:
+def test_shares_are_exact_over_an_epoch(balance):
     weights = np.array(COUNTS) ** (1 - balance)
     exact = 200 * weights / weights.sum()
     for number in range(3):
@@ -45,7 +43,7 @@ def test_shares_are_exact_over_an_epoch(balance: float) -> None:
 
 
 @pytest.mark.parametrize("balance", [0.3, 1.0])
-def test_samples_of_a_class_come_equally_often(balance: float) -> None:
+def test_samples_of_a_class_come_equally_often(balance):
     found, labels, total = order(balance), table().labels, np.zeros(200, np.int64)
     for number in range(40):
         times = np.bincount(without_repeats(epoch(found, number)), minlength=200)
@@ -56,7 +54,7 @@ def test_samples_of_a_class_come_equally_often(balance: float) -> None:
     assert (total > 0).all()
 
 
-def test_a_sample_that_comes_again_is_drawn_otherwise() -> None:
+def test_a_sample_that_comes_again_is_drawn_otherwise():
     numbers = epoch(order(1.0))
     assert len(set(numbers.tolist())) == len(numbers) > len(set(without_repeats(numbers).tolist()))
     assert len(set(sample_keys(0, 0, numbers).tolist())) == len(numbers)
@@ -64,7 +62,7 @@ def test_a_sample_that_comes_again_is_drawn_otherwise() -> None:
     assert min(numbers >> REPEAT) == 0
 
 
-def test_the_same_for_any_ranks_and_in_other_processes() -> None:
+def test_the_same_for_any_ranks_and_in_other_processes():
     whole = epoch(order(0.7))
     parts = [[order(0.7, batch=4, ranks=2, rank=rank).batch(0, number)[0] for number in range(25)] for rank in (0, 1)]
     assert np.concatenate([each for pair in zip(*parts, strict=True) for each in pair]).tolist() == whole.tolist()
@@ -72,12 +70,12 @@ def test_the_same_for_any_ranks_and_in_other_processes() -> None:
     assert epoch(order(0.7), 1).tolist() != whole.tolist() != epoch(order(0.7, seed=4)).tolist()
 
 
-def test_the_length_of_an_epoch_stays() -> None:
+def test_the_length_of_an_epoch_stays():
     assert len(order(0.5, batch=64, tail=Tail.drop)) == 3
     assert len(order(0.5, batch=64, tail=Tail.wrap)) == 4
 
 
-def test_apportion() -> None:
+def test_apportion():
     assert apportion(10, shares(np.array([5, 0, 3, 2]), 1.0)).tolist() == [4, 0, 3, 3]
     counts = np.random.default_rng(0).zipf(1.5, 3000)
     for balance in (0.0, 0.2, 0.9):
@@ -88,7 +86,7 @@ def test_apportion() -> None:
 
 
 @pytest.mark.parametrize("targets", [[[1, 0]], [[0.5]]])
-def test_needs_classes(targets: list[list[float]]) -> None:
+def test_needs_classes(targets):
     kind = np.float32 if targets == [[0.5]] else np.uint8
     with pytest.raises(
         ConfigError, match=r"data.balance: 0.5 needs one class for each sample, and table has (flags|num)"

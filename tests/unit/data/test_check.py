@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -29,7 +27,7 @@ def file(plan: Plan, index: int) -> Path:
 
 
 @pytest.mark.parametrize("num_threads", [0, 4])
-def test_truncated(plan: Plan, num_threads: int) -> None:
+def test_truncated(plan, num_threads):
     bad = file(plan, 39)  # the last one
     bad.write_bytes(bad.read_bytes()[:-9])
     wanted = f"{bad} is a truncated JPEG: ends after {bad.stat().st_size:,} bytes without its end marker; {FIX}"
@@ -37,7 +35,7 @@ def test_truncated(plan: Plan, num_threads: int) -> None:
         check_samples({"train": plan}, 40, num_threads)
 
 
-def test_what_is_no_image_anymore(plan: Plan) -> None:
+def test_what_is_no_image_anymore(plan):
     bad, whole = file(plan, 20), file(plan, 20).read_bytes()
     for spoil, why in (
         (lambda: bad.write_text("<html>"), "is not an image that Pillow reads; starts with b'<html>'"),
@@ -50,13 +48,13 @@ def test_what_is_no_image_anymore(plan: Plan) -> None:
         bad.write_bytes(whole)
 
 
-def test_bytes_behind_the_end_are_no_damage(plan: Plan) -> None:
+def test_bytes_behind_the_end_are_no_damage(plan):
     with file(plan, 5).open("ab") as behind:
         behind.write(bytes(50))
     check_samples({"train": plan}, 40, 2)
 
 
-def test_several_are_named_in_order(plan: Plan) -> None:
+def test_several_are_named_in_order(plan):
     for index in (31, 17, 18):
         file(plan, index).write_text("not an image")
     why = "is not an image that Pillow reads; starts with b'not an image'"
@@ -69,7 +67,7 @@ def test_several_are_named_in_order(plan: Plan) -> None:
         assert str(caught.value).splitlines() == wanted
 
 
-def test_twenty_are_named(plan: Plan) -> None:
+def test_twenty_are_named(plan):
     for index in range(30):
         file(plan, index).unlink()
     with pytest.raises(DataError) as caught:
@@ -81,7 +79,7 @@ def test_twenty_are_named(plan: Plan) -> None:
     assert (len(lines), lines[20].split()[0], lines[-1]) == (22, str(file(plan, 19)), "  and 10 more")
 
 
-def test_empty_ones_are_found_wherever_they_are(photos: Path, tmp_path: Path) -> None:
+def test_empty_ones_are_found_wherever_they_are(photos, tmp_path):
     root = shutil.copytree(photos, tmp_path / "copy")
     for name in ("a/003.jpg", "b/004.jpg"):
         (root / "train" / name).write_bytes(b"")
@@ -91,7 +89,7 @@ def test_empty_ones_are_found_wherever_they_are(photos: Path, tmp_path: Path) ->
     check_samples({"train": plan}, 0, 2)
 
 
-def test_no_more_than_the_limit_is_looked_at(plan: Plan) -> None:
+def test_no_more_than_the_limit_is_looked_at(plan):
     for index in set(range(40)) - {0, 19, 39}:
         file(plan, index).unlink()
     check_samples({"train": plan}, 3, 2)  # the first, the middle, the last
@@ -101,7 +99,7 @@ def test_no_more_than_the_limit_is_looked_at(plan: Plan) -> None:
         check_samples({"train": plan}, 4, 2)
 
 
-def test_both_splits_are_counted(photos: Path, tmp_path: Path) -> None:
+def test_both_splits_are_counted(photos, tmp_path):
     """The quota in the message is one that both keep: of a part of the samples a guess that is rather too high."""
     root = shutil.copytree(photos, tmp_path / "copy")
     plans = {split: make_plan(open_source("folder", root, split)) for split in ("train", "val")}
@@ -121,7 +119,7 @@ def test_both_splits_are_counted(photos: Path, tmp_path: Path) -> None:
     )
 
 
-def test_where_none_is_left_nothing_is_skipped(plan: Plan) -> None:
+def test_where_none_is_left_nothing_is_skipped(plan):
     for index in range(40):
         file(plan, index).write_text("text")
     with pytest.raises(DataError, match=rf"^40 of the 40 .* \(40 of train\); {re.escape(VERIFY)}:\n"):
@@ -140,7 +138,7 @@ def leaky(photos: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["folder", "lmdb", "tar", "tar of others"])
-def test_images_in_both_splits(photos: Path, leaky: Path, tmp_path: Path, form: str) -> None:
+def test_images_in_both_splits(photos, leaky, tmp_path, form):
     """Without checksums as many are read as may be, and those first that few others are as large as."""
     name, _, foreign = form.partition(" ")
     root = leaky if name == "folder" else write_as(name, leaky, tmp_path / "packed")
@@ -155,7 +153,7 @@ def test_images_in_both_splits(photos: Path, leaky: Path, tmp_path: Path, form: 
     assert copied(train, open_source("folder", photos, "val"), 99, 2) == ""
 
 
-def test_copies_of_what_is_no_image_or_gone(leaky: Path) -> None:
+def test_copies_of_what_is_no_image_or_gone(leaky):
     train, val = (open_source("folder", leaky, split) for split in ("train", "val"))
     (leaky / "train/a/000.jpg").unlink()
     assert copied(train, val, 99, 2).startswith("the training split has 2 of 17 ")
@@ -166,7 +164,7 @@ def test_copies_of_what_is_no_image_or_gone(leaky: Path) -> None:
     assert copied(*(open_source("folder", leaky, split) for split in ("train", "val")), 99, 2) == ""
 
 
-def test_copies_in_parts_masks_and_tables(photos: Path, tmp_path: Path) -> None:
+def test_copies_in_parts_masks_and_tables(photos, tmp_path):
     paths = ["train/a/000.jpg", "train/b/001.jpg", "train/a/003.jpg", "val/b/001.jpg"]
     rows = [{"image": path, "label": path[-9], "split": ("train", "val")[row > 1]} for row, path in enumerate(paths)]
     root = shutil.copytree(photos, tmp_path / "photos")

@@ -1,7 +1,5 @@
 """Copies to an emulated GPU: the host waits for none, and none finds its memory given back."""
 
-from __future__ import annotations
-
 import gc
 from collections import deque
 from collections.abc import Iterable
@@ -107,7 +105,7 @@ def all_of_it(photos: str) -> dict[str, int]:
     return no_waits(Path(photos))
 
 
-def test_copies(photos: Path, tmp_path: Path) -> None:
+def test_copies(photos, tmp_path):
     found = emulator.call(all_of_it, str(photos), log=tmp_path / "log")
     assert emulator.errors(tmp_path / "log") == []
     assert found == dict.fromkeys(found, 0)

@@ -1,7 +1,5 @@
 """Masks ride with their images: the same crops, flips and warps, in any engine."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Mapping
@@ -98,7 +96,7 @@ def applied(augment: Augment, count: int) -> tuple[NDArray[np.uint8], NDArray[np
 
 
 @pytest.mark.parametrize("recipe", GEOMETRY)
-def test_a_mask_stays_the_threshold_of_its_image(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_stays_the_threshold_of_its_image(recipe, monkeypatch):
     for module in (operation, crops):
         monkeypatch.setattr(module, "resize_into", nearest)
     augment = built(GEOMETRY[recipe])
@@ -117,13 +115,13 @@ def test_a_mask_stays_the_threshold_of_its_image(recipe: str, monkeypatch: pytes
         {"crop": {"op": "CenterCrop", "size": SIDE}, "any": {"op": "RandomPerspective", "interpolation": "nearest"}},
     ],
 )
-def test_torchvision_moves_masks_with_images(ops: dict[str, Any]) -> None:
+def test_torchvision_moves_masks_with_images(ops):
     images, masks = applied(built(ops, "torchvision"), 60)
     np.testing.assert_array_equal(LEVELS[images[:, :, :, 0]], masks)
     assert set(np.unique(masks)) == {0, 1, 255}
 
 
-def test_albumentations_moves_masks_with_images() -> None:
+def test_albumentations_moves_masks_with_images():
     pytest.importorskip("albumentations")
     near = {"interpolation": "INTER_NEAREST"}
     turns = {"turn": {"op": "Rotate", "limit": 90, **near}, "warp": {"op": "Affine", "shear": 20, **near, "p": 1}}
@@ -139,7 +137,7 @@ def test_albumentations_moves_masks_with_images() -> None:
 
 
 @pytest.mark.parametrize("library", ["native", "torchvision", "albumentations"])
-def test_images_are_the_same_without_masks(library: str) -> None:
+def test_images_are_the_same_without_masks(library):
     if library == "albumentations":
         pytest.importorskip("albumentations")
     augment = augments.build(composed(f"augment={library}_colour").augment, size=ImageSize.of(SIDE), train=True)
@@ -153,13 +151,13 @@ def test_images_are_the_same_without_masks(library: str) -> None:
         np.testing.assert_array_equal(out, wanted)
 
 
-def test_colours_blur_and_erasing_leave_masks() -> None:
+def test_colours_blur_and_erasing_leave_masks():
     _, masks = applied(built({**GEOMETRY["warped"], **COLOURS}), 40)
     np.testing.assert_array_equal(masks, applied(built(GEOMETRY["warped"]), 40)[1])
 
 
 @pytest.mark.parametrize("policy", ["RandAugment", "TrivialAugmentWide"])
-def test_of_a_policy_only_what_moves_pixels_moves_masks(policy: str) -> None:
+def test_of_a_policy_only_what_moves_pixels_moves_masks(policy):
     crop = {"crop": {"op": "RandomResizedCrop"}}
     plain, masks = applied(built(crop), 80)[1], applied(built({**crop, "policy": {"op": policy}}), 80)[1]
     moved = (plain != masks).any((1, 2)).mean()
@@ -168,7 +166,7 @@ def test_of_a_policy_only_what_moves_pixels_moves_masks(policy: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["warped", "padded", "later"])
-def test_on_batches_masks_are_what_they_are_on_the_host(recipe: str) -> None:
+def test_on_batches_masks_are_what_they_are_on_the_host(recipe):
     ops = {**GEOMETRY[recipe], "flip": {"op": "RandomHorizontalFlip"}, **COLOURS}
     if recipe == "warped":
         ops["policy"] = {"op": "RandAugment"}
@@ -190,7 +188,7 @@ def applied_on(augment: Augment) -> torch.Tensor:
     return cut
 
 
-def test_no_class_takes_more_of_a_crop_than_allowed() -> None:
+def test_no_class_takes_more_of_a_crop_than_allowed():
     """Against a plain transcript of mmsegmentation's RandomCrop."""
     count, ratio = 100, 0.6
     ops = {"crop": {"op": "RandomScaleCrop", "ratio": [1.0, 3.0], "cat_max_ratio": ratio}}
@@ -220,7 +218,7 @@ def test_no_class_takes_more_of_a_crop_than_allowed() -> None:
     assert redrawn > count
 
 
-def test_nearest_is_torchs_on_pixel_centres() -> None:
+def test_nearest_is_torchs_on_pixel_centres():
     generator = np.random.default_rng(0)
     for height, width in ((4, 8), (16, 8), (3, 12)):  # whole scales, at which torch's are exact as well
         mask = generator.integers(0, 9, (8, 4), dtype=np.uint8)
@@ -232,7 +230,7 @@ def test_nearest_is_torchs_on_pixel_centres() -> None:
         np.testing.assert_array_equal(counts, np.bincount(np.sort(out, axis=None), minlength=256))
 
 
-def test_evaluation_crops_letterboxes_and_squashes_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_crops_letterboxes_and_squashes_masks(monkeypatch):
     for module in (operation, crops):
         monkeypatch.setattr(module, "resize_into", nearest)
     image, mask = binary(20, 60, 0)
@@ -248,7 +246,7 @@ def test_evaluation_crops_letterboxes_and_squashes_masks(monkeypatch: pytest.Mon
         assert (found == 255).mean() == pytest.approx(bars)
 
 
-def test_what_cannot_take_masks_is_refused() -> None:
+def test_what_cannot_take_masks_is_refused():
     crop, flip = {"crop": {"op": "RandomResizedCrop"}}, {"flip": {"op": "RandomHorizontalFlip"}}
     with pytest.raises(ConfigError, match=r"augment.ops.any.*RandAug"):
         built({**crop, "any": {"op": "RandAugment"}}, "torchvision")
@@ -274,7 +272,7 @@ def assert_same(got: list[Batch], wanted: list[Batch]) -> None:
 
 
 @pytest.mark.parametrize(("split", "output"), [("train", "normalised"), ("val", "uint8")])
-def test_every_engine_loads_the_same_masks(root: Path, split: str, output: str) -> None:
+def test_every_engine_loads_the_same_masks(root, split, output):
     plan = make_plan(root, split, **({"output": Output()} if output == "uint8" else {}))
     with closing(make_engine("inline", plan)) as engine:
         wanted = copied(engine.stream(1))
@@ -289,7 +287,7 @@ def test_every_engine_loads_the_same_masks(root: Path, split: str, output: str) 
 
 
 @pytest.mark.parametrize("engine", ["inline", "processes"])
-def test_a_bad_mask_is_a_bad_sample(tmp_path: Path, engine: str) -> None:
+def test_a_bad_mask_is_a_bad_sample(tmp_path, engine):
     root = make_masks(tmp_path, {"train": 16, "val": 2})
     plan = make_plan(root)
     path = root / "train" / "masks" / "0003.png"
@@ -308,7 +306,7 @@ def test_a_bad_mask_is_a_bad_sample(tmp_path: Path, engine: str) -> None:
     assert not left_out.valid[skipped.row]
 
 
-def test_a_mask_of_another_size_or_with_another_value_is_refused(tmp_path: Path) -> None:
+def test_a_mask_of_another_size_or_with_another_value_is_refused(tmp_path):
     root = make_masks(tmp_path, {"train": 8, "val": 2})
     plan = make_plan(root)
     image, mask = binary(30, 40, 0)
@@ -320,7 +318,7 @@ def test_a_mask_of_another_size_or_with_another_value_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("cache", ["bytes", "pixels"])
-def test_a_memory_cache_changes_nothing(root: Path, cache: str) -> None:
+def test_a_memory_cache_changes_nothing(root, cache):
     words = ("data=masks", f"data.root={root}", f"image_size={SIDE}", "batch_size=8", "num_workers=0")
     words += ("data.cache_gb=0.01",)
     plain = copied(effloop.build_loader(composed(*words)).epoch(0))
@@ -335,7 +333,7 @@ def test_a_memory_cache_changes_nothing(root: Path, cache: str) -> None:
         assert (again.kind, again.mask_format, again.classes) == (source.kind, source.mask_format, source.classes)
 
 
-def test_the_recipe_for_masks_is_chosen_unless_another_is(root: Path) -> None:
+def test_the_recipe_for_masks_is_chosen_unless_another_is(root):
     data = ("data=masks", f"data.root={root}")
     ops = composed(*data, "augment.ops.flip.p=0.25").augment.ops
     assert "RandomScaleCrop" in str(ops)
@@ -343,7 +341,7 @@ def test_the_recipe_for_masks_is_chosen_unless_another_is(root: Path) -> None:
     assert "RandomScaleCrop" not in str(composed(*data, "augment=native_rand").augment.ops)
 
 
-def test_masks_are_not_mixed(root: Path) -> None:
+def test_masks_are_not_mixed(root):
     config = composed("data=masks", f"data.root={root}", "augment.mixup=0.2", "batch_size=8")
     with pytest.raises(ConfigError, match=r"augment\.mixup"):
         effloop.build_loader(config)

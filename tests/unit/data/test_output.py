@@ -1,10 +1,7 @@
 """Images that are normalised in the batch's own memory: as torch normalises them, to the bit."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +37,7 @@ def finished(output: Output, pixels: np.ndarray, start: int, stop: int) -> torch
 @pytest.mark.parametrize(
     ("size", "channels", "channels_last"), pairwise([(1, 1), (1, 2), (8, 24), (33, 7), (64, 63)], [1, 3], [True, False])
 )
-def test_as_torch_to_the_bit(size: tuple[int, int], channels: int, channels_last: bool) -> None:
+def test_as_torch_to_the_bit(size, channels, channels_last):
     transfer = make_transfer(channels, channels_last=channels_last)
     output = transfer.host_output()
     assert isinstance(output, NormalizedOutput)
@@ -56,7 +53,7 @@ def test_as_torch_to_the_bit(size: tuple[int, int], channels: int, channels_last
 
 
 @pytest.mark.parametrize(("fused", "channels", "channels_last"), pairwise([True, False], [1, 2, 3, 4], [True, False]))
-def test_rounding(fused: bool, channels: int, channels_last: bool) -> None:
+def test_rounding(fused, channels, channels_last):
     """Each level of each channel, by numbers that round differently once and twice."""
     generator = np.random.default_rng(1)
     scale, offset = generator.uniform(0.001, 0.02, channels), generator.uniform(-3, 3, channels)
@@ -70,7 +67,7 @@ def test_rounding(fused: bool, channels: int, channels_last: bool) -> None:
     np.testing.assert_array_equal(got, once if fused else twice)
 
 
-def test_who_rounds_otherwise_gets_pixels() -> None:
+def test_who_rounds_otherwise_gets_pixels():
     scale, offset = torch.tensor([0.01, 0.02, 0.03]), torch.tensor([-1.0, 0.0, 1.0])
     by, plus = scale.reshape(1, 3, 1, 1), offset.reshape(1, 3, 1, 1)
     found = normalized_like(lambda images: images * by + plus, scale, offset, channels_last=True)
@@ -79,7 +76,7 @@ def test_who_rounds_otherwise_gets_pixels() -> None:
     assert type(normalized_like(lambda images: (images + plus / by) * by, scale, offset, channels_last=True)) is Output
 
 
-def test_where_pixels_stay_pixels() -> None:
+def test_where_pixels_stay_pixels():
     assert type(Transfer(CPU, None, None, channels_last=True).host_output()) is Output
     assert type(Transfer(torch.device("meta"), MEAN, STD, channels_last=True).host_output()) is Output
     later = NativeAugment(native_config(device=Device.gpu), size=ImageSize.of(24), train=True)
@@ -90,7 +87,7 @@ def test_where_pixels_stay_pixels() -> None:
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_a_plan_with_it(photos: Path, channels_last: bool) -> None:
+def test_a_plan_with_it(photos, channels_last):
     """Padding, and what is left out, are pixels of 0, normalised; a copy in another process does the same."""
     plan = make_plan(open_source("folder", photos, "val"), train=False)
     transfer = make_transfer(channels_last=channels_last)
@@ -106,7 +103,7 @@ def test_a_plan_with_it(photos: Path, channels_last: bool) -> None:
     assert torch.equal(batch.images[1], transfer.normalize(torch.zeros(1, 3, 24, 24, dtype=torch.uint8))[0])
 
 
-def test_what_is_no_image_is_left_alone() -> None:
+def test_what_is_no_image_is_left_alone():
     numbers = np.ones(8, np.float32)
     address = numbers.ctypes.data
     for size, channels in ((8, 5), (8, 0), (7, 3)):

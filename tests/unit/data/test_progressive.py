@@ -1,7 +1,5 @@
 """Which images the loop gets when, where their size changes over the epochs."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 from contextlib import closing
@@ -46,14 +44,14 @@ def assert_equal(got: list[Batch], wanted: list[Batch]) -> None:
         ([16, 16, 16, 16, 24], 88, [16] * 71 + [24] * 17),
     ],
 )
-def test_which_epoch_has_which_size(photos: Path, sizes: list[int], epochs: int, wanted: list[int]) -> None:
+def test_which_epoch_has_which_size(photos, sizes, epochs, wanted):
     loaders = {size: make_loader(photos, size) for size in {*sizes}}
     stages = Stages([*map(ImageSize.of, sizes)], [loaders[size] for size in sizes], epochs)
     assert [stages.size_at(epoch).height for epoch in range(epochs)] == wanted
     assert stages.size_at(epochs + 3).height == wanted[-1]
 
 
-def test_the_same_samples_in_the_same_order_whatever_the_size(photos: Path) -> None:
+def test_the_same_samples_in_the_same_order_whatever_the_size(photos):
     stages, whole = make_stages(photos, [16, 24], 4), make_loader(photos, 24)
     assert len(stages) == len(whole) == 5
     assert stages.global_batch == whole.global_batch == 8
@@ -65,7 +63,7 @@ def test_the_same_samples_in_the_same_order_whatever_the_size(photos: Path) -> N
             assert_equal(got, wanted)
 
 
-def test_what_goes_on_in_the_middle_gets_the_same_batches(photos: Path) -> None:
+def test_what_goes_on_in_the_middle_gets_the_same_batches(photos):
     more = ("engine=threads", "num_workers=2")
     with closing(make_stages(photos, [16, 24], 5, *more)) as stages:
         wanted = [list(stages.epoch(epoch)) for epoch in range(5)]
@@ -76,7 +74,7 @@ def test_what_goes_on_in_the_middle_gets_the_same_batches(photos: Path) -> None:
             assert_equal(list(again.epoch(epoch + 1)), wanted[epoch + 1])
 
 
-def test_workers_of_the_stage_before_have_ended(photos: Path) -> None:
+def test_workers_of_the_stage_before_have_ended(photos):
     with closing(make_stages(photos, [16, 24, 16, 16], 4, "engine=processes", "num_workers=1")) as stages:
         assert [size.height for size in stages.loaders] == [16, 24]  # one for each size
         workers = []
@@ -89,7 +87,7 @@ def test_workers_of_the_stage_before_have_ended(photos: Path) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_batches_memory_of_the_stage_before_is_let_go(photos: Path) -> None:
+def test_batches_memory_of_the_stage_before_is_let_go(photos):
     with closing(make_stages(photos, [16, 24], 2, "num_workers=2")) as stages:
         for epoch, slots in ((0, {16}), (1, {24}), (0, {16})):
             list(stages.epoch(epoch))
@@ -97,7 +95,7 @@ def test_batches_memory_of_the_stage_before_is_let_go(photos: Path) -> None:
             assert {size for size, ring in rings.items() if len(ring)} == slots
 
 
-def test_the_trainers_model_sees_them_and_evaluation_has_its_own(photos: Path, here: Path) -> None:
+def test_the_trainers_model_sees_them_and_evaluation_has_its_own(photos, here):
     config = effloop.compose(overrides(photos, "image_size=32", "progressive=[16,24]", "epochs=2", "checkpoint=none"))
     trainer = effloop.build_trainer(config)
     seen: dict[bool, list[int]] = {True: [], False: []}
@@ -107,7 +105,7 @@ def test_the_trainers_model_sees_them_and_evaluation_has_its_own(photos: Path, h
     assert set(seen[False]) == {32}
 
 
-def test_what_cannot_be_is_one_line_before_the_first_step(photos: Path, here: Path) -> None:
+def test_what_cannot_be_is_one_line_before_the_first_step(photos, here):
     for more, wanted in (
         (["epochs=4", "augment.ops.crop.size=32"], "progressive: at 16 pixels augment.ops: the recipe gives images of"),
         (["epochs=1"], "progressive: 2 sizes for epochs=1"),

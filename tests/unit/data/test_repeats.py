@@ -1,7 +1,5 @@
 """`data.repeats`: each image several times in a row, each time augmented otherwise."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +30,7 @@ def global_batch(number: int, batch: int, ranks: int, repeats: int = 3) -> NDArr
 
 
 @pytest.mark.parametrize(("batch", "ranks"), [(600, 1), (300, 2), (200, 3), (2000, 1), (128, 1)])
-def test_the_samples_are_those_of_timms_sampler(batch: int, ranks: int) -> None:
+def test_the_samples_are_those_of_timms_sampler(batch, ranks):
     """Of each global batch, in the order of ours, as theirs is not keyed."""
     order = np.concatenate([Order(SAMPLES, batch, 5, Tail.wrap).batch(2, n)[0] for n in range(-(-SAMPLES // batch))])
     samplers = [[*RepeatAugSampler(range(SAMPLES), ranks, rank, shuffle=False, num_repeats=3)] for rank in range(ranks)]
@@ -44,13 +42,13 @@ def test_the_samples_are_those_of_timms_sampler(batch: int, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_the_samples_are_the_same_on_any_number_of_ranks(ranks: int) -> None:
+def test_the_samples_are_the_same_on_any_number_of_ranks(ranks):
     for number in range(4):
         assert np.array_equal(global_batch(number, 600, 1), global_batch(number, 600 // ranks, ranks))
 
 
 @pytest.mark.parametrize(("batch", "repeats"), [(96, 3), (128, 3), (130, 2), (33, 4)])
-def test_a_sample_is_hardly_ever_mixed_with_itself(batch: int, repeats: int) -> None:
+def test_a_sample_is_hardly_ever_mixed_with_itself(batch, repeats):
     """Neither with the row before, nor in a batch that is mixed with itself from behind."""
     for number in range(5):
         samples = without_repeats(global_batch(number, batch, 1, repeats))
@@ -69,7 +67,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 
 @pytest.mark.parametrize(("name", "num_workers"), [("threads", 2), ("processes", 2)])
-def test_engines_load_the_same_from_any_position(plan: Plan, name: str, num_workers: int) -> None:
+def test_engines_load_the_same_from_any_position(plan, name, num_workers):
     wanted = list(make_engine("inline", plan).stream(1))
     with closing(make_engine(name, plan, num_workers)) as engine:
         for seen in (0, 16):
@@ -81,7 +79,7 @@ def test_engines_load_the_same_from_any_position(plan: Plan, name: str, num_work
     assert len(wanted) == 5  # an epoch is as long as ever
 
 
-def test_each_copy_of_a_bad_image_is_replaced(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_copy_of_a_bad_image_is_replaced(plan, monkeypatch):
     bad, read = int(plan.order.batch(0, 0)[0][0]), plan.source.read_run
 
     def damaged(ids: NDArray[np.int64]) -> object:
@@ -95,7 +93,7 @@ def test_each_copy_of_a_bad_image_is_replaced(plan: Plan, monkeypatch: pytest.Mo
     assert len({each.id for each in skipped}) == len({each.instead for each in skipped}) == 3
 
 
-def test_what_is_said_and_refused(photos: Path) -> None:
+def test_what_is_said_and_refused(photos):
     loader = effloop.build_loader(composed(f"data.root={photos}", "data.repeats=3"))
     assert loader.plan.order.describe() == "repeats  an epoch has 14 of the 40 images, 3 times each"
     assert effloop.build_loader(composed(f"data.root={photos}", "data.repeats=3"), "val").plan.order.repeats == 1

@@ -1,7 +1,5 @@
 """Samples that a plan loads many at once, by C code: the pixels and the errors that it has one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -106,14 +104,14 @@ def loaded(plan: Plan) -> Pixels:
 
 
 @pytest.mark.parametrize(("recipe", "scaled", "channels"), pairwise([*RECIPES], [False, True], [3, 1]))
-def test_many_at_once_are_the_same(folder: Path, recipe: str, scaled: bool, channels: int) -> None:
+def test_many_at_once_are_the_same(folder, recipe, scaled, channels):
     for train in (True, False) if recipe == "crop" else (True,):  # evaluation has no recipe
         at_once, each = map(loaded, plans(folder, recipe, channels=channels, train=train, scaled=scaled))
         np.testing.assert_array_equal(at_once, each)
 
 
 @pytest.mark.parametrize("name", decoders.names())
-def test_most_are_done_at_once(folder: Path, name: str) -> None:
+def test_most_are_done_at_once(folder, name):
     """Else the test above would compare nothing."""
     plan = replace(plans(folder, "crop, flip")[0], decoder=decoders.build(decoders[name].config(name=name)))
     done, _ = at_once(plan)
@@ -130,7 +128,7 @@ def at_once(plan: Plan) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     return plan.decoder.decode_resized(prepared.encoded, prepared.infos, wanted), prepared.ids
 
 
-def test_the_sample_is_named_while_it_is_loaded(folder: Path) -> None:
+def test_the_sample_is_named_while_it_is_loaded(folder):
     cell = np.array([NONE], np.int64)
     in_progress.share(cell)
     plan, _ = plans(folder, "crop")
@@ -140,7 +138,7 @@ def test_the_sample_is_named_while_it_is_loaded(folder: Path) -> None:
     assert cell[0] == NONE
 
 
-def test_damaged_files_have_the_same_outcome(folder: Path, tmp_path: Path) -> None:
+def test_damaged_files_have_the_same_outcome(folder, tmp_path):
     rng = np.random.default_rng(0)
     for path in sorted(folder.rglob("*.*")):
         data = bytearray(path.read_bytes())

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 
@@ -37,7 +35,7 @@ def transferred(batch: Batch, mean: list[float] | None, std: list[float] | None,
 
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ([0.1, 0.5, 0.9], [0.01, 1.0, 7.0])])
-def test_normalising(mean: list[float], std: list[float], channels_last: bool) -> None:
+def test_normalising(mean, std, channels_last):
     batch = make_batch()
     got = transferred(batch, mean, std, channels_last).images
     column = [torch.tensor(values, dtype=torch.float64).reshape(1, 3, 1, 1) for values in (mean, std)]
@@ -48,7 +46,7 @@ def test_normalising(mean: list[float], std: list[float], channels_last: bool) -
 
 
 @pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ([0.1, 0.5, 0.9], [0.01, 1.0, 7.0])])
-def test_pixels_of_what_was_normalised(mean: list[float], std: list[float]) -> None:
+def test_pixels_of_what_was_normalised(mean, std):
     batch, transfer = make_batch(), Transfer(torch.device("cpu"), mean, std, channels_last=True)
     got = transfer.pixels(transfer.normalize(batch.images))
     assert got.dtype == torch.uint8
@@ -63,7 +61,7 @@ def test_pixels_of_what_was_normalised(mean: list[float], std: list[float]) -> N
     assert transfer.pixels(far).flatten(1).unique(dim=1).tolist() == [[0], [255]]
 
 
-def test_without_mean_and_std_images_stay_uint8() -> None:
+def test_without_mean_and_std_images_stay_uint8():
     batch = make_batch()
     got = transferred(batch, None, None).images
     assert torch.equal(got, batch.images)
@@ -71,7 +69,7 @@ def test_without_mean_and_std_images_stay_uint8() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint32])
-def test_the_other_fields(dtype: torch.dtype) -> None:
+def test_the_other_fields(dtype):
     got = transferred(make_batch(dtype), MEAN, STD)
     assert got.targets.dtype == torch.int64
     assert got.targets.tolist() == [3, 250]
@@ -79,7 +77,7 @@ def test_the_other_fields(dtype: torch.dtype) -> None:
     assert got.valid.tolist() == [True, False]
 
 
-def test_batches_are_taken_one_by_one() -> None:
+def test_batches_are_taken_one_by_one():
     def endless():
         while True:
             yield make_batch()
@@ -87,7 +85,7 @@ def test_batches_are_taken_one_by_one() -> None:
     assert len(next(Transfer(torch.device("cpu"), MEAN, STD, channels_last=True).stream(endless(), keys_of))) == 2
 
 
-def test_a_host_batch_is_let_go_before_its_copy_is_handed_out() -> None:
+def test_a_host_batch_is_let_go_before_its_copy_is_handed_out():
     seen: list[weakref.ref[torch.Tensor]] = []
 
     def noted(batch: Batch) -> Batch:

@@ -1,11 +1,8 @@
 """What is exported is what was trained, with fewer operations."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ from effloop.task import Meter, Regression
 
 
 @pytest.mark.parametrize("suffix", [".xml", ".bin"])
-def test_out_is_no_folder(suffix: str, tmp_path: Path) -> None:
+def test_out_is_no_folder(suffix, tmp_path):
     (tmp_path / f"ov{suffix}").mkdir()
     with pytest.raises(ConfigError, match=rf"out: .*ov\{suffix} is a folder; set out=FILE.xml"):
         ExportOptions("openvino", out=tmp_path / "ov.xml")
@@ -49,9 +46,7 @@ SCORES = {"top1": 0.8, "mae": 4.0, "r2": 0.05}
         (TOP1, True, 0.846, 0.8, "warning"),
     ],
 )
-def test_what_is_good_enough(
-    meter: Meter, int8: bool, agreement: float, after: float, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_good_enough(meter, int8, agreement, after, line, capsys):
     """The agreement; of int8 a score, of which a point may be lost, with a warning where few predictions are the
     same.
     """
@@ -97,7 +92,7 @@ def model() -> nn.Module:
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_folded_where_that_is_the_same(model: nn.Module, dynamic: bool) -> None:
+def test_folded_where_that_is_the_same(model, dynamic):
     """But not in training, whose statistics are the batch's."""
     simple, notes = simplify(model, EXAMPLE, dynamic=dynamic)
     assert notes == ["BatchNorms fused: 2"]
@@ -105,7 +100,7 @@ def test_folded_where_that_is_the_same(model: nn.Module, dynamic: bool) -> None:
     assert fold_batch_norm(trace(model.train(), EXAMPLE, dynamic=dynamic).module(check_guards=False)) == 0
 
 
-def test_branches_are_merged() -> None:
+def test_branches_are_merged():
     """RepVGG's three, by timm."""
     timm = pytest.importorskip("timm")
     layer = timm.models.byobnet.RepVggBlock(8, 8).eval()
@@ -135,7 +130,7 @@ class Branching(nn.Conv2d):
 @pytest.mark.parametrize(
     ("model", "words"), [(Stateful(), "changes its outputs"), (Branching(3, 4, 3), "BatchNorm isn't fused")]
 )
-def test_left_as_it_is(model: nn.Module, words: str) -> None:
+def test_left_as_it_is(model, words):
     """What changes with each call, or can't be traced."""
     simple, (note,) = simplify(model.eval(), EXAMPLE, dynamic=True)
     assert words in note
@@ -146,7 +141,7 @@ def test_left_as_it_is(model: nn.Module, words: str) -> None:
 # Metadata of exported files.
 
 
-def test_no_path_of_this_machine_but_the_data(tmp_path: Path) -> None:
+def test_no_path_of_this_machine_but_the_data(tmp_path):
     """Nor anything that other machines would do by it."""
     weights = tmp_path / "weights.safetensors"
     weights.write_bytes(b"")
@@ -161,5 +156,5 @@ def test_no_path_of_this_machine_but_the_data(tmp_path: Path) -> None:
     assert (plain["profile"], plain["probe"]) == ({"name": "none"}, 0)
 
 
-def test_formats_have_one_order() -> None:
+def test_formats_have_one_order():
     assert tuple(formats) == FORMATS

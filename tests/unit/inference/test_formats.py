@@ -1,11 +1,8 @@
 """Reading a `.pt2` runs nothing that is in it; damaged files of OpenVINO."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +72,14 @@ def write(parts: Parts, path: Path, root: str = "model/") -> Path:
     return path
 
 
-def test_unchanged_parts_are_read(parts: Parts, tmp_path: Path) -> None:
+def test_unchanged_parts_are_read(parts, tmp_path):
     path = write(parts, tmp_path / "same.pt2")
     assert Pt2().open(path, CPU, nn.Identity)(torch.zeros(3, 3, 2, 2)).shape == (3, 2)
     assert Pt2().read_metadata(path) == "{}"
 
 
 @pytest.mark.parametrize("kind", ATTACKS)
-def test_code_is_refused(kind: str, parts: Parts, tmp_path: Path) -> None:
+def test_code_is_refused(kind, parts, tmp_path):
     marker = tmp_path / "marker"
     before = dict(parts)
     changed(kind, parts, marker)
@@ -94,7 +91,7 @@ def test_code_is_refused(kind: str, parts: Parts, tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_old_layout_is_refused(tmp_path: Path) -> None:
+def test_old_layout_is_refused(tmp_path):
     """Which torch.export.load reads by pickle if it fails otherwise."""
     marker, names = tmp_path / "marker", ("state_dict", "constants", "example_inputs")
     old = {f"serialized_{each}.pt": pickled(marker) for each in names}
@@ -113,9 +110,7 @@ def test_old_layout_is_refused(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.nightly
-def test_damaged(
-    damage: Callable[[Path], object], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged(damage, message, tmp_path, capfd):
     """A line that says what is wrong, and none by C++."""
     path = tmp_path / "model.xml"
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).eval().requires_grad_(False)

@@ -1,7 +1,5 @@
 """Masks at their images' own sizes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +17,7 @@ SIZES = [ImageSize(48, 64), ImageSize(64, 48), ImageSize(31, 97), ImageSize(200,
 
 @pytest.mark.parametrize("image", SIZES, ids=str)
 @pytest.mark.parametrize("how", ["letterbox", "squash", "crop"])
-def test_a_frame_is_where_the_augmentation_puts_the_image(how: str, image: ImageSize) -> None:
+def test_a_frame_is_where_the_augmentation_puts_the_image(how, image):
     """A white image: what isn't a bar's grey, and how large it was made."""
     config = showing_all(composed(f"augment.eval={how}", "image_size=[60,80]"))
     augment = augments.build_for(3, config.augment, size=config.size, train=False)
@@ -36,7 +34,7 @@ def test_a_frame_is_where_the_augmentation_puts_the_image(how: str, image: Image
 
 @pytest.mark.parametrize("image", SIZES, ids=str)
 @pytest.mark.parametrize("how", list(Evaluation)[1:], ids=lambda how: how.value)
-def test_rows_at_a_time_are_as_all_at_once(how: Evaluation, image: ImageSize, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_at_a_time_are_as_all_at_once(how, image, monkeypatch):
     size = ImageSize(24, 32)
     outputs = torch.randn(5, *size, generator=torch.Generator().manual_seed(0))
     frame = Frame.of(how, image, size)
@@ -62,7 +60,7 @@ def test_rows_at_a_time_are_as_all_at_once(how: Evaluation, image: ImageSize, mo
         ([".hidden", "a.b/c"], [".hidden.png", "a.b/c.png"]),
     ],
 )
-def test_names_of_files(keys: list[str], wanted: list[str]) -> None:
+def test_names_of_files(keys, wanted):
     """Below the folder that all images are in; never outside of it; all different."""
     found = file_names(keys, ".png")
     assert found[: len(wanted)] == wanted

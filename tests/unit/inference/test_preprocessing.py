@@ -1,8 +1,5 @@
 """The steps that an exported file names, followed by another program with Pillow, give what the model was given."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,7 +51,7 @@ def calculated(formula: str, names: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("evaluation", ["crop", "letterbox", "squash"])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.slow
-def test_another_program_can_follow_them(tmp_path: Path, size: str, evaluation: str, channels: int) -> None:
+def test_another_program_can_follow_them(tmp_path, size, evaluation, channels):
     ratio = ["augment.eval_ratio=0.8"] if evaluation == "crop" else []
     config = composed(f"image_size={size}", f"augment.eval={evaluation}", *ratio, f"data.channels={channels}")
     config.data.mean = config.data.std = None

@@ -1,7 +1,5 @@
 """What a column of a submission holds, by the values of a sample file."""
 
-from __future__ import annotations
-
 import pytest
 
 from effloop.data.source.files import Images
@@ -36,9 +34,7 @@ AB, ABC = ("a", "b"), ("a", "b", "c")
         ("regression", ("x", "y"), "y", "0", "has the columns id,y; give it one for ids, and each of x,y", {}),
     ],
 )
-def test_contents(
-    task: str, names: tuple[str, ...], columns: str, values: str, taken: list[str] | str, written: dict[str, str]
-) -> None:
+def test_contents(task, names, columns, values, taken, written):
     header = ["id", *columns.split()]
     texts = [{*(values.split("/") if "/" in values else values.split())}] * (len(header) - 1)
     made = tasks.build(tasks[task].config(name=task)).for_outputs(len(names))
@@ -52,7 +48,7 @@ def test_contents(
     assert {text: encode(text) for text in written} == written
 
 
-def test_names_below_the_folder_of_all() -> None:
+def test_names_below_the_folder_of_all():
     images = Images([b"test/007.png", b"test/a,b.c.png", b"test/sub/007.png"], "test")
     assert ids_of(images, "stem") == ["007", "a,b.c", "007"]
     assert ids_of(images, "stem", 0) == ["007", "a,b.c", "sub/007"]

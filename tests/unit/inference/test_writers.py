@@ -1,7 +1,5 @@
 """Tables of predictions."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -33,13 +31,13 @@ def written(out: Path) -> Path:
     return out
 
 
-def test_csv(tmp_path: Path) -> None:
+def test_csv(tmp_path):
     with written(tmp_path / "x.CSV").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert rows == [{k: "" if v is None else str(v) for k, v in row.items()} for row in ROWS]
 
 
-def test_names_are_no_formulas_in_csv(tmp_path: Path) -> None:
+def test_names_are_no_formulas_in_csv(tmp_path):
     columns = {"path": ["=a.jpg"], "class": ["=cmd()"], "@x": np.array([-1.5], np.float32), "target": ["-1"]}
     for suffix, wanted in ((".csv", "path,class,'@x,target\n./=a.jpg,'=cmd(),-1.5,-1\n"), (".jsonl", '"=cmd()"')):
         with writing(tmp_path / f"x{suffix}") as write:
@@ -47,15 +45,15 @@ def test_names_are_no_formulas_in_csv(tmp_path: Path) -> None:
         assert wanted in (tmp_path / f"x{suffix}").read_text()
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines(tmp_path):
     assert [json.loads(line) for line in written(tmp_path / "x.jsonl").read_text().splitlines()] == ROWS
 
 
-def test_rows() -> None:
+def test_rows():
     assert [row for part in PARTS for row in rows_of(part)] == ROWS
 
 
-def test_all_digits_of_float32(tmp_path: Path) -> None:
+def test_all_digits_of_float32(tmp_path):
     """As few as tell it from all others."""
     values = np.array([200125.73, -0.1, 1e-9, 16777217, NAN, np.inf], np.float32)
     with writing(tmp_path / "x.csv", None) as write:
@@ -66,7 +64,7 @@ def test_all_digits_of_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", TABLES)
-def test_a_failure_leaves_the_file_as_it_was(tmp_path: Path, suffix: str) -> None:
+def test_a_failure_leaves_the_file_as_it_was(tmp_path, suffix):
     out = tmp_path / f"x{suffix}"
     out.write_text("before")
     with pytest.raises(ValueError), writing(out) as write:  # noqa: PT011, PT012  it comes in the middle
@@ -84,7 +82,7 @@ def test_a_failure_leaves_the_file_as_it_was(tmp_path: Path, suffix: str) -> Non
         ("folder.csv", "out: 'folder.csv' is a folder; set out=FILE"),
     ],
 )
-def test_refused(here: Path, name: str, line: str) -> None:
+def test_refused(here, name, line):
     (here / "folder.csv").mkdir()
     with pytest.raises(ConfigError, match=re.escape(line)):
         check_writable(Path(name))

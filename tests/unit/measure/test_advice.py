@@ -1,7 +1,5 @@
 """Each line of advice where it applies, and none where it doesn't."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache
@@ -59,14 +57,14 @@ def said(photos: Path, *overrides: str, model: nn.Module | None = None, **facts:
     return lines
 
 
-def test_nothing_of_the_default_run_on_two_cores() -> None:
+def test_nothing_of_the_default_run_on_two_cores():
     config = effloop.compose([])
     facts = known(config)
     assert advice(config, replace(facts, torch_threads=2)) == []
     assert facts.samples % config.batch_size == 11  # a tail, of 0.7 %
 
 
-def test_nothing_where_all_is_well(photos: Path) -> None:
+def test_nothing_where_all_is_well(photos):
     assert said(photos) == []
     assert said(photos, **GPU) == []
     assert said(photos, "batch_size=16", "num_workers=1", torch_threads=1, **RANKS) == []
@@ -142,14 +140,14 @@ ODD = nn.Sequential(
         ("deterministic=true", {}, ""),
     ],
 )
-def test_lines(photos: Path, words: str, facts: dict[str, Any], line: str) -> None:
+def test_lines(photos, words, facts, line):
     lines = said(photos, *words.split(), **facts)
     assert len(lines) == bool(line)
     if line:
         assert re.fullmatch(".*".join(map(re.escape, line.split("…"))), lines[0])
 
 
-def test_parameters_that_do_nothing(photos: Path) -> None:
+def test_parameters_that_do_nothing(photos):
     bias, unused = said(photos, model=Wasteful())
     assert bias.startswith("model: 6 layers have (layers.0, layers.2, layers.4, layers.6, layers.8, ...) a bias")
     assert "bias=False" in bias
@@ -159,7 +157,7 @@ def test_parameters_that_do_nothing(photos: Path) -> None:
 
 
 @pytest.mark.parametrize(("engine", "prefetch"), [("threads", 3), ("processes", 1)])
-def test_a_ring_has_no_more_slots(photos: Path, engine: str, prefetch: int) -> None:
+def test_a_ring_has_no_more_slots(photos, engine, prefetch):
     config = composed(photos, "num_workers=1", "batch_size=2", f"engine={engine}", f"engine.prefetch={prefetch}")
     loader = effloop.build_loader(config)
     for _ in loader.epoch(0):
@@ -169,7 +167,7 @@ def test_a_ring_has_no_more_slots(photos: Path, engine: str, prefetch: int) -> N
     loader.close()
 
 
-def test_facts_are_those_of_the_parts(photos: Path) -> None:
+def test_facts_are_those_of_the_parts(photos):
     facts = known(composed(photos, "precision=bf16"))
     assert (facts.device, facts.mixed, facts.world_size, facts.samples) == ("cpu", True, 1, 40)
     assert facts.batch_norms == 7

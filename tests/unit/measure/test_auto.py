@@ -1,7 +1,5 @@
 """Measuring which way is the fastest, on a clock that the candidates themselves turn."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -56,20 +54,20 @@ class Bench:
         (0.0002, 0.0001, "true", "x: auto took true: 0.1 ms a step against 0.2 ms (false)"),
     ],
 )
-def test_the_default_stays_unless_another_clearly_wins(usual: float, other: float, winner: str, line: str) -> None:
+def test_the_default_stays_unless_another_clearly_wins(usual, other, winner, line):
     bench = Bench()
     candidates = {"false": bench.step("false", usual), "true": bench.step("true", other, first=5.0)}
     assert fastest("x", candidates, clock=bench.clock) == (winner, line)
 
 
-def test_the_best_of_several_wins() -> None:
+def test_the_best_of_several_wins():
     bench = Bench()
     name, line = fastest("x", {str(each): bench.step("", each) for each in (0.3, 0.2, 0.1, 0.15)}, clock=bench.clock)
     assert name == "0.1"
     assert line == "x: auto took 0.1: 100 ms a step against 300 ms (0.3), 200 ms (0.2), 150 ms (0.15)"
 
 
-def test_noise_and_drift_are_no_gain() -> None:
+def test_noise_and_drift_are_no_gain():
     bench = Bench()
     candidates = {"false": bench.step("false", 0.3), "true": bench.step("true", 0.1, 0.5, 0.29, 0.2, 0.4)}
     assert fastest("x", candidates, clock=bench.clock)[0] == "false"
@@ -81,7 +79,7 @@ def test_noise_and_drift_are_no_gain() -> None:
     assert fastest("x", {"a": slowing, "b": slowing, "c": slowing}, clock=bench.clock)[0] == "a"
 
 
-def test_turns_turn_about_and_are_few_where_steps_are_slow() -> None:
+def test_turns_turn_about_and_are_few_where_steps_are_slow():
     bench = Bench()
     fastest("x", {"a": bench.step("a", 3.0), "b": bench.step("b", 3.0)}, clock=bench.clock)
     assert "".join(bench.calls) == "aaabbb" + "ab" + "ab" + "ba" + "ab"
@@ -91,7 +89,7 @@ def test_turns_turn_about_and_are_few_where_steps_are_slow() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 6])
-def test_a_candidate_that_raises_is_out(after: int) -> None:
+def test_a_candidate_that_raises_is_out(after):
     bench = Bench()
     good = bench.step("true", 0.01)
 
@@ -105,7 +103,7 @@ def test_a_candidate_that_raises_is_out(after: int) -> None:
     assert line == "compile: auto took false: 200 ms a step; true failed: RuntimeError: no compiler is found on PATH"
 
 
-def test_what_the_default_raises_is_raised() -> None:
+def test_what_the_default_raises_is_raised():
     bench = Bench()
 
     def broken() -> None:
@@ -116,7 +114,7 @@ def test_what_the_default_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize(("name", "stepped", "raises"), [("SGD", 0, False), ("AdamW", 2, True)])
-def test_measured_steps_leave_no_trace(name: str, stepped: int, raises: bool) -> None:
+def test_measured_steps_leave_no_trace(name, stepped, raises):
     """What comes after is bit-identical to what comes without them."""
 
     def start() -> tuple[nn.Module, torch.optim.Optimizer, Precision]:
@@ -172,7 +170,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.slow
-def test_steps_in_processes_of_their_own() -> None:
+def test_steps_in_processes_of_their_own():
     some = ["model.width=2", "batch_size=4", "num_workers=0", "threads=1", "device=cpu"]
     good, bad = (resolved(effloop.compose([*some, f"image_size={size}"])) for size in (16, 8))
     task = tasks.build(good.task)

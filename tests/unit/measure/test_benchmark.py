@@ -1,12 +1,7 @@
 """What a benchmark prints, writes and draws."""
 
-from __future__ import annotations
-
 import csv
 import json
-from pathlib import Path
-
-import pytest
 
 from effloop.measure.benchmark import Column, Report
 
@@ -17,7 +12,7 @@ ROWS = [
 ]
 
 
-def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report(tmp_path, capsys):
     columns = [Column("name", "n"), Column("side", "with"), Column("seconds", "ms", "{:.1f}", 0.001, spread=True)]
     columns += [Column("remark", "remark")]
     report = Report(facts={"what": "it"}, rows=ROWS, columns=columns, title="[t]")

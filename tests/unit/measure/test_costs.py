@@ -1,7 +1,5 @@
 """What loading costs, stage by stage."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +28,7 @@ class Slow(View):
         return bytes(self.source.read(index))
 
 
-def test_waiting_for_the_storage_is_no_computing(loader: Loader) -> None:
+def test_waiting_for_the_storage_is_no_computing(loader):
     found = loading_costs(replace(loader.plan, source=Slow(loader.plan.source)), 0.0)
     assert found.images == 16
     assert found.storage.wall_s > 0.005 > 2 * found.storage.cpu_s
@@ -38,7 +36,7 @@ def test_waiting_for_the_storage_is_no_computing(loader: Loader) -> None:
     assert found.total.wall_s > found.storage.wall_s + found.decode.wall_s
 
 
-def test_many_images_decoded_in_one_call_are_decoding(loader: Loader) -> None:
+def test_many_images_decoded_in_one_call_are_decoding(loader):
     slow: Any = Timed(loader.plan.decoder, "decode_resized", before=lambda: time.sleep(0.08))
     assert loading_costs(replace(loader.plan, decoder=slow), 0.0).decode.wall_s > 0.005
 
@@ -50,7 +48,7 @@ def masked(tmp_path: Path) -> Any:
     return effloop.build_loader(config).plan
 
 
-def test_masks_are_read_and_decoded(masked: Any) -> None:
+def test_masks_are_read_and_decoded(masked):
     source, masks = (
         Timed(of, name, before=lambda: time.sleep(0.005))
         for of, name in ((masked.source, "read_mask"), (masked.masks, "decode"))
@@ -59,7 +57,7 @@ def test_masks_are_read_and_decoded(masked: Any) -> None:
     assert min(found.storage.wall_s, found.decode.wall_s) > 0.005
 
 
-def test_samples_are_the_first_of_the_epoch(loader: Loader) -> None:
+def test_samples_are_the_first_of_the_epoch(loader):
     ids = sample_ids(loader.plan, 20).tolist()
     assert ids == [index for request in loader.plan.requests(0) for index in request.ids.tolist()][:20]
     assert loading_costs(loader.plan, 60.0, most=20).images == 20

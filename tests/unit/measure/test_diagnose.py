@@ -1,7 +1,5 @@
 """What is offered and tried, by what was measured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import closing
@@ -35,7 +33,7 @@ def found(photos: Path) -> Iterator[Measured]:
 
 
 @pytest.mark.slow
-def test_what_is_printed_was_tried(found: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_printed_was_tried(found, monkeypatch):
     monkeypatch.setattr(diagnose, "_HELPS", 0.0)
     offered = [Proposal("progressive=[16,32]", "smaller", exact=False), Proposal("eval_every=4", "less", tried=False)]
     (first, second), late = tried(found, [*offered, Proposal("optim=nobodys", "")], ["lr=0.1"], 1, 0.05, lambda _: None)
@@ -46,21 +44,21 @@ def test_what_is_printed_was_tried(found: Measured, monkeypatch: pytest.MonkeyPa
     assert second.commands[0].endswith(" lr=0.1 'progressive=[16,32]'")
 
 
-def test_trials_end_in_time(found: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_end_in_time(found, monkeypatch):
     """Not after so many updates, which may take seconds each."""
     monkeypatch.setattr(diagnose, "_BUILDING_S", -1.0)
     offered = [Proposal("num_workers=2", "more"), Proposal("threads=1", "fewer")]
     assert tried(found, offered, [], 1, 0.01, lambda _: None) == ([], ["num_workers=2", "threads=1"])
 
 
-def test_images_of_a_trial(found: Measured) -> None:
+def test_images_of_a_trial(found):
     fast = replace(found, loader_per_s=1e6)
     assert diagnose._images(fast, Proposal("num_workers=2", "")) is None
     assert diagnose._images(fast, Proposal("data.cache=pixels", "", copied=1)) is None  # there are only 40
 
 
 @pytest.mark.slow
-def test_a_turn_has_each_image_size(photos: Path, tmp_path: Path) -> None:
+def test_a_turn_has_each_image_size(photos, tmp_path):
     loop = Loop(composed(f"data.root={photos}", *WORDS, "progressive=[16,32]", "record=none"), tmp_path)
     seen = []
     epoch = loop.trainer.train.epoch
@@ -71,7 +69,7 @@ def test_a_turn_has_each_image_size(photos: Path, tmp_path: Path) -> None:
     assert 0 <= turn.wait < 1 < turn.images_per_s < math.inf
 
 
-def test_a_busy_machine_is_no_waiting(found: Measured) -> None:
+def test_a_busy_machine_is_no_waiting(found):
     stages = LoadingCosts(Cost(), Cost(0.004, 0.001), Cost(), Cost(), 16)
     assert replace(found, loading=stages).waits
     crowded = replace(found, loading=replace(stages, queued_s=0.0028))
@@ -80,7 +78,7 @@ def test_a_busy_machine_is_no_waiting(found: Measured) -> None:
     assert diagnose._findings(crowded, found.config, "decode")[0].startswith("loading waited for a core for 70% of its")
 
 
-def test_short_epochs_wait_for_their_first_batch(found: Measured) -> None:
+def test_short_epochs_wait_for_their_first_batch(found):
     """No override of loading helps."""
     short = replace(found, starved=True, wait=0.4, loader_per_s=1e6)
     held = verdict(short)

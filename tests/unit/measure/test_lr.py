@@ -1,7 +1,5 @@
 """Where a loss turns as the learning rate rises."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -19,16 +17,16 @@ def valley(lowest: float, noise: float = 0.0) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("lowest", "noise"), [(1e-3, 0.05), (0.1, 0.05), (1e-2, 0.0)])
-def test_turning_points(lowest: float, noise: float) -> None:
+def test_turning_points(lowest, noise):
     steepest, minimum = turning_points(RATES, smooth(RATES, valley(lowest, noise)))
     assert lowest / 5 < minimum < lowest * 5
     assert lowest / 30 < steepest < lowest / 4
 
 
-def test_a_smoothed_constant_is_that_constant() -> None:
+def test_a_smoothed_constant_is_that_constant():
     np.testing.assert_allclose(smooth(RATES, np.full(len(RATES), 3.0)), 3.0)
 
 
-def test_a_loss_that_does_not_fall() -> None:
+def test_a_loss_that_does_not_fall():
     with pytest.raises(ConfigError, match="lowest: the loss doesn't fall"):
         turning_points(RATES, np.linspace(1.0, 2.0, len(RATES)))

@@ -1,13 +1,10 @@
 """A diagnosis in the terminal, as JSON, as a plot and as a page; and what a report shows of a run's stages."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from diagnoses import DECODE, EVALUATION, efficiency
@@ -70,7 +67,7 @@ def printed(found: Diagnosis, width: int, capsys: pytest.CaptureFixture[str]) ->
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_stages() -> None:
+def test_stages():
     pipeline = Pipeline(DECODE)
     assert [stage.name for stage in pipeline.loading] == ["storage", "decode", "augment", "batch"]
     assert [stage.name for stage in pipeline.training] == ["transfer", "step", "log"]
@@ -85,7 +82,7 @@ def test_stages() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_prints_stages_in_order_with_the_wait_between(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_stages_in_order_with_the_wait_between(width, capsys):
     lines = printed(DECODE, width, capsys)
     assert all(len(line) <= width for line in lines)
     names = [found[1] for line in lines if (found := re.match(r" (?:= )?([a-z]+)(?: ◀)? +[\d,]+", line))]
@@ -103,7 +100,7 @@ def test_prints_stages_in_order_with_the_wait_between(width: int, capsys: pytest
     assert "[red]" in strange
 
 
-def test_writes_its_files(tmp_path: Path) -> None:
+def test_writes_its_files(tmp_path):
     folder = tmp_path / "new/folder"
     write_diagnosis(replace(DECODE, evaluation=math.nan), folder)
     assert sorted(path.name for path in folder.iterdir()) == ["diagnosis.html", "diagnosis.json"]
@@ -115,7 +112,7 @@ def test_writes_its_files(tmp_path: Path) -> None:
     write_diagnosis(STRANGE, tmp_path / "strange")
 
 
-def test_page_has_everything() -> None:
+def test_page_has_everything():
     page = _Page(render_diagnosis(DECODE))
     wanted = [DECODE.verdict.line, *DECODE.findings, "41 % of the loop", "8 % of an epoch", "1,040 → 1,890", "1.82x"]
     wanted += [text for each in DECODE.overrides for text in (each.override, each.why)]
@@ -126,7 +123,7 @@ def test_page_has_everything() -> None:
 
 
 @pytest.mark.parametrize("found", [DECODE, STRANGE, EVALUATION])
-def test_page_loads_nothing_runs_nothing_and_escapes(found: Diagnosis) -> None:
+def test_page_loads_nothing_runs_nothing_and_escapes(found):
     text = render_diagnosis(found)
     page = _Page(text)
     assert not {"script", "img", "link", "iframe", "object", "a"} & set(page.tags)
@@ -138,7 +135,7 @@ def test_page_loads_nothing_runs_nothing_and_escapes(found: Diagnosis) -> None:
     assert (found is STRANGE) == (page.text.count(HOSTILE) > 10)
 
 
-def test_a_report_has_the_verdicts(tmp_path: Path) -> None:
+def test_a_report_has_the_verdicts(tmp_path):
     told = [
         efficiency(DECODE),
         efficiency(replace(DECODE, verdict=Verdict("x", HOSTILE), overrides=[])),

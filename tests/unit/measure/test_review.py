@@ -1,7 +1,5 @@
 """A look at a run at its end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ def efficiency(here: Path) -> Any:
     return json.loads((here / "outputs/run/efficiency.json").read_text())
 
 
-def test_stages_and_verdict(photos: Path, here: Path) -> None:
+def test_stages_and_verdict(photos, here):
     assert train(photos, "run=run", "num_workers=1") == 0
     found = efficiency(here)
     assert [each["name"] for each in found["stages"]] == ["storage", "decode", "augment", "batch", "step", "loop"]
@@ -32,9 +30,7 @@ def test_stages_and_verdict(photos: Path, here: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("any")])
-def test_whatever_happens_the_run_is_done(
-    error: BaseException, photos: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_happens_the_run_is_done(error, photos, here, monkeypatch):
     def fails(*_: Any) -> Any:
         raise error
 

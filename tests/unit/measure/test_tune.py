@@ -1,7 +1,5 @@
 """The search for the fastest setting, on machines that are simulated; and what a run takes of what was found."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
@@ -59,7 +57,7 @@ class Machine:
     ],
     ids=lambda machine: f"{machine.cores}-{machine.step:g}-{machine.jitter}",
 )
-def test_as_good_as_the_grid_in_less_time(machine: Machine, noise: float) -> None:
+def test_as_good_as_the_grid_in_less_time(machine, noise):
     machine = Machine(machine.per_worker, machine.cores, machine.step, noise, machine.jitter)
     best, search = machine.search()
     assert machine.speed(best) >= (0.95 - noise / 2) * machine.best_of_grid()
@@ -67,7 +65,7 @@ def test_as_good_as_the_grid_in_less_time(machine: Machine, noise: float) -> Non
     assert search.ended != ""
 
 
-def test_the_smaller_setting_where_more_changes_nothing() -> None:
+def test_the_smaller_setting_where_more_changes_nothing():
     best, search = Machine(100, 16, 90).search()
     assert (best.num_workers, best.prefetch) == (1, 2)
     assert search.ended == "the loop is fed"
@@ -77,7 +75,7 @@ def test_the_smaller_setting_where_more_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("minutes", "noise"), [(0.1, 0.1), (0.02, 0.0)])
-def test_time_is_bounded(minutes: float, noise: float) -> None:
+def test_time_is_bounded(minutes, noise):
     """What wasn't compared isn't taken: where there is time for a turn or two, the usual setting stays."""
     machine = Machine(100, 64, 1e9, noise)
     best, search = machine.search(minutes)
@@ -87,7 +85,7 @@ def test_time_is_bounded(minutes: float, noise: float) -> None:
     assert minutes > 0.1 or noise or (best, search.compared) == (USUAL, False)
 
 
-def test_a_machine_that_slows_down_decides_nothing() -> None:
+def test_a_machine_that_slows_down_decides_nothing():
     machine = Machine(100, 4, 1e9)
     speed = machine.speed
     machine.speed = lambda setting: speed(setting) * (1 - machine.seconds / 100)  # type: ignore[method-assign]
@@ -106,7 +104,7 @@ def tune(photos: Path, *words: str) -> int:
 
 
 @pytest.mark.nightly
-def test_what_is_found_is_used_later(photos: Path, here: Path, short: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_found_is_used_later(photos, here, short, capsys):
     assert tune(photos, "out=tuned") == 0
     out = capsys.readouterr().out
     result = json.loads((here / "tuned" / "tune.json").read_text())
@@ -132,12 +130,12 @@ def test_what_is_found_is_used_later(photos: Path, here: Path, short: None, caps
         ("parallel=ddp", "parallel: tune measures one process, not ddp; set parallel=none"),
     ],
 )
-def test_refused(photos: Path, here: Path, capsys: pytest.CaptureFixture[str], words: str, line: str) -> None:
+def test_refused(photos, here, capsys, words, line):
     assert tune(photos, words) == ConfigError.exit_code
     assert line in capsys.readouterr().err
 
 
-def test_out_that_cannot_be_written(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_that_cannot_be_written(photos, here, capsys):
     (here / "file").write_text("")
     assert tune(photos, "out=file/folder") == ConfigError.exit_code
     assert "out: file/folder can't be made: Not a directory; set out=FOLDER" in capsys.readouterr().err

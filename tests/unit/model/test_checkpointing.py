@@ -1,7 +1,5 @@
 """Activation checkpointing: what it computes is the same, what it keeps is less."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -93,14 +91,14 @@ def kept(model: nn.Module) -> int:
     return sum(storages.values())
 
 
-def test_blocks_are_found() -> None:
+def test_blocks_are_found():
     for make, blocks in MODELS.values():
         with torch.device("meta"):
             assert checkpoint_blocks(make()) == blocks
 
 
 @pytest.mark.parametrize("name", ["cnn", "dropping", "vit", "densenet", "timm-resnet10t", "timm-convnext"])
-def test_gradients_statistics_and_dropout_are_the_same(name: str) -> None:
+def test_gradients_statistics_and_dropout_are_the_same(name):
     expected = step(build(name))
     model = build(name)
     checkpoint_blocks(model)
@@ -108,7 +106,7 @@ def test_gradients_statistics_and_dropout_are_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cnn", "vit"])
-def test_less_is_kept(name: str) -> None:
+def test_less_is_kept(name):
     plain, model = build(name), build(name)
     checkpoint_blocks(model)
     plain.train()
@@ -130,7 +128,7 @@ def forwards(model: nn.Module) -> int:
     return len(calls)
 
 
-def test_a_copy_is_checkpointed_and_on_its_own() -> None:
+def test_a_copy_is_checkpointed_and_on_its_own():
     """Training alone computes twice."""
     expected = step(build("cnn"))
     model = build("cnn")
@@ -147,7 +145,7 @@ def test_a_copy_is_checkpointed_and_on_its_own() -> None:
     assert repr(twin) == repr(build("cnn"))
 
 
-def test_a_replica_uses_its_own_weights() -> None:
+def test_a_replica_uses_its_own_weights():
     """As DataParallel's replicas do: modules copied without their constructor, their tensors replaced."""
     model = build("dropping")
     checkpoint_blocks(model)
@@ -165,7 +163,7 @@ def test_a_replica_uses_its_own_weights() -> None:
 
 
 @pytest.mark.slow
-def test_compiled() -> None:
+def test_compiled():
     def run(*, checkpointed: bool) -> dict[str, Tensor]:
         torch.compiler.reset()
         model = build("cnn")
@@ -178,7 +176,7 @@ def test_compiled() -> None:
 
 
 @pytest.mark.parametrize("build", [zoo.vgg11, zoo.alexnet])
-def test_a_model_without_blocks(build) -> None:
+def test_a_model_without_blocks(build):
     with torch.device("meta"):
         model = build()
     with pytest.raises(ConfigError, match=r"^model.checkpointing: \w+ has no blocks, .*; set .*$"):

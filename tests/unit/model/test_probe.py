@@ -1,7 +1,5 @@
 """What one image tells of a model, and that the model doesn't notice."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch
@@ -38,7 +36,7 @@ class Net(nn.Module):
         return self.head(self.norm3(nn.functional.dropout(x.flatten(1), 0.5, training=True)))
 
 
-def test_all_there_is_to_say() -> None:
+def test_all_there_is_to_say():
     assert probe(Net(), ImageSize.of(16), channels_last=True) == Probe(
         biases_before_norm=["stem"], unused=["spare.weight", "spare.bias"], frozen=0, odd_widths=["odd", "grouped"]
     )
@@ -56,7 +54,7 @@ def state(model: nn.Module) -> list[object]:
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_the_model_is_what_it_was(channels_last: bool) -> None:
+def test_the_model_is_what_it_was(channels_last):
     model = Net()
     freeze(model, ["stem", "norm2"])
     model.train()
@@ -79,11 +77,11 @@ def test_the_model_is_what_it_was(channels_last: bool) -> None:
         (lambda: timm.create_model("levit_128s", num_classes=3, img_size=64), 64),  # two heads
     ],
 )
-def test_nothing_to_say_of_a_sound_model(model, size: int) -> None:
+def test_nothing_to_say_of_a_sound_model(model, size):
     assert probe(model(), ImageSize.of(size), channels_last=True) == Probe([], [], 0, [])
 
 
-def test_a_compiled_and_checkpointed_model_is_not_compiled_for_it() -> None:
+def test_a_compiled_and_checkpointed_model_is_not_compiled_for_it():
     torch.compiler.reset()
     model = cnn(CnnConfig(), num_classes=3, image_size=32)
     checkpoint_blocks(model)

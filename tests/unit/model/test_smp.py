@@ -1,10 +1,7 @@
 """Models of segmentation_models_pytorch."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +20,7 @@ def build(arch: str = "Unet", encoder: str = "resnet18", channels: int = 3) -> t
     return models.build(SmpConfig(name="smp", arch=arch, encoder=encoder), num_classes=5, channels=channels)
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "segmentation_models_pytorch", None)
     with pytest.raises(ConfigError, match=r"model=smp needs .*pip install 'effloop\[smp\]'"):
         build()
@@ -43,7 +40,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ("DPT", "tu-vit_tiny_patch16_224", 3),
     ],
 )
-def test_any_size(arch: str, encoder: str, channels: int) -> None:
+def test_any_size(arch, encoder, channels):
     model = build(arch, encoder, channels).eval()
     with torch.no_grad():
         assert model(torch.zeros(1, channels, 33, 50)).shape == (1, 5, 33, 50)
@@ -55,14 +52,14 @@ def test_any_size(arch: str, encoder: str, channels: int) -> None:
 
 
 @needs_package
-def test_pan_takes_larger_images() -> None:
+def test_pan_takes_larger_images():
     model = build("PAN")
     with torch.no_grad():
         assert model.eval()(torch.zeros(1, 3, 113, 120)).shape == (1, 5, 113, 120)
 
 
 @needs_package
-def test_names_are_the_package_s() -> None:
+def test_names_are_the_package_s():
     import segmentation_models_pytorch as smp
 
     theirs = smp.FPN("resnet18", encoder_weights=None, classes=5)
@@ -74,7 +71,7 @@ def test_names_are_the_package_s() -> None:
 
 @needs_package
 @pytest.mark.parametrize(("encoder", "channels"), [("resnet18", 1), ("tu-resnet18", 3)])
-def test_backbone_of_a_file(encoder: str, channels: int, tmp_path: Path) -> None:
+def test_backbone_of_a_file(encoder, channels, tmp_path):
     given = torchvision.models.get_model(encoder.removeprefix("tu-"), weights=None).state_dict()
     if channels == 1:  # as in files of torch 0.4, which torchvision still has
         given = {name: each for name, each in given.items() if not name.endswith("num_batches_tracked")}
@@ -100,13 +97,13 @@ def test_backbone_of_a_file(encoder: str, channels: int, tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_there_is_not(arch: str, encoder: str, words: str) -> None:
+def test_what_there_is_not(arch, encoder, words):
     with pytest.raises(ConfigError, match=words):
         build(arch, encoder)
 
 
 @needs_package
-def test_names_of_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_names_of_weights(monkeypatch, tmp_path):
     zoo = SmpConfig(name="smp", encoder="resnet18").backbone_zoo
     assert isinstance(SmpConfig(name="smp"), BackboneConfig)
     assert zoo.names() == ["DEFAULT", "imagenet", "ssl", "swsl"]

@@ -1,7 +1,5 @@
 """What training starts from: the right tensors, or one line that says why not."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path
@@ -53,7 +51,7 @@ SAVED = {
 
 
 @pytest.mark.parametrize("kind", SAVED)
-def test_files(kind: str, tmp_path: Path) -> None:
+def test_files(kind, tmp_path):
     path, given = tmp_path / f"given.{'safetensors' if kind == 'safetensors' else 'pt'}", cnn(1).state_dict()
     (save_file if kind == "safetensors" else torch.save)(SAVED[kind](given), path)
     model = cnn(2)
@@ -61,7 +59,7 @@ def test_files(kind: str, tmp_path: Path) -> None:
     assert differing(model, given) == set()
 
 
-def test_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folder(tmp_path, monkeypatch):
     """Its best checkpoint, else the last."""
     (tmp_path / "checkpoints").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path.parent))
@@ -72,7 +70,7 @@ def test_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert differing(model, cnn(seed).state_dict()) == set()
 
 
-def test_a_damaged_checkpoint(finished: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint(finished, tmp_path):
     path, sound = tmp_path / "best.ckpt", finished / "checkpoints/best.ckpt"
     data, largest = bytearray(sound.read_bytes()), max(ZipFile(sound).infolist(), key=lambda each: each.file_size)
     data[largest.header_offset + largest.file_size] ^= 1
@@ -83,7 +81,7 @@ def test_a_damaged_checkpoint(finished: Path, tmp_path: Path) -> None:
     refused(str(path), "it is a FIFO, not a file")
 
 
-def test_another_number_of_classes_leaves_the_head_alone(tmp_path: Path) -> None:
+def test_another_number_of_classes_leaves_the_head_alone(tmp_path):
     path, given, model = tmp_path / "given.pt", cnn(1, classes=5).state_dict(), cnn(2)
     torch.save(given, path)
     before = {name: each.clone() for name, each in model.state_dict().items()}
@@ -94,7 +92,7 @@ def test_another_number_of_classes_leaves_the_head_alone(tmp_path: Path) -> None
     assert differing(model, before | {name: given[name] for name in given.keys() - HEAD}) == set()
 
 
-def test_modules_that_read_their_part_by_themselves(tmp_path: Path) -> None:
+def test_modules_that_read_their_part_by_themselves(tmp_path):
     path, given = tmp_path / "given.pt", zoo.mnasnet0_5(num_classes=3)
     for module in (given, nn.DataParallel(given)):
         torch.save(module.state_dict(), path)
@@ -105,7 +103,7 @@ def test_modules_that_read_their_part_by_themselves(tmp_path: Path) -> None:
     refused(str(path), "can't be taken: version should be set", model=zoo.mnasnet0_5(num_classes=3))
 
 
-def test_tensors_are_the_models_own(tmp_path: Path) -> None:
+def test_tensors_are_the_models_own(tmp_path):
     """They are copied from the mapped file, in the model's types, so that it may change or go."""
     path, given = tmp_path / "given.pt", cnn(1).state_dict()
     torch.save({name: each.half() if each.is_floating_point() else each for name, each in given.items()}, path)
@@ -134,7 +132,7 @@ UNFIT = (
 )
 
 
-def test_files_that_do_not_fit(tmp_path: Path) -> None:
+def test_files_that_do_not_fit(tmp_path):
     for content, words in UNFIT:
         torch.save(content(), tmp_path / "given.pt")
         refused(str(tmp_path / "given.pt"), words)
@@ -152,7 +150,7 @@ class Evil:
         return (pytest.fail, ("a pickle was run",))
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path):
     path = tmp_path / "given.pt"
     torch.save({"model": Evil()}, path)
     refused(str(path), "is refused")
@@ -184,7 +182,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("name", "zipped"), [("DEFAULT", True), ("IMAGENET1K_V1", False)])
-def test_torchvisions_weights_by_name(name: str, zipped: bool, hub: Path) -> None:
+def test_torchvisions_weights_by_name(name, zipped, hub):
     given = zoo.mobilenet_v3_small().state_dict()
     torch.save(given, hub / "mobilenet_v3_small-047dcff4.pth", _use_new_zipfile_serialization=zipped)
     model = zoo.mobilenet_v3_small(num_classes=10)
@@ -195,7 +193,7 @@ def test_torchvisions_weights_by_name(name: str, zipped: bool, hub: Path) -> Non
     assert torch.equal(model.features[0][0].weight, given["features.0.0.weight"])
 
 
-def test_densenets_old_names(hub: Path) -> None:
+def test_densenets_old_names(hub):
     model = zoo.densenet121(num_classes=3)
     given = model.state_dict()
     old = {"norm1.": "norm.1.", "norm2.": "norm.2.", "conv1.": "conv.1.", "conv2.": "conv.2."}
@@ -212,7 +210,7 @@ def test_densenets_old_names(hub: Path) -> None:
     assert differing(fresh, given) == set()
 
 
-def test_googlenets_second_outputs_and_inputs(hub: Path) -> None:
+def test_googlenets_second_outputs_and_inputs(hub):
     given = zoo.googlenet(init_weights=False, aux_logits=True).state_dict()
     torch.save(given, hub / "googlenet-1378be20.pth")
     model = models.build(TorchvisionConfig(name="torchvision", arch="googlenet"), num_classes=3, image_size=64)
@@ -221,7 +219,7 @@ def test_googlenets_second_outputs_and_inputs(hub: Path) -> None:
     assert torch.equal(model.conv1.conv.weight, given["conv1.conv.weight"])
 
 
-def test_without_network_or_with_a_damaged_download(hub: Path) -> None:
+def test_without_network_or_with_a_damaged_download(hub):
     model = zoo.resnet18(num_classes=3)
     words = (
         rf"DEFAULT of resnet18 could not be downloaded from https://\S+: .*; "
@@ -267,7 +265,7 @@ def download(folder: Path, repository: str, state: dict[str, Tensor]) -> None:
         ),
     ],
 )
-def test_timms_weights_by_name(arch: str, name: str, repository: str, expects: str, huggingface: Path) -> None:
+def test_timms_weights_by_name(arch, name, repository, expects, huggingface):
     given = timm.create_model(arch.partition(".")[0]).state_dict()
     download(huggingface, repository, given)
     config = TimmConfig(name="timm", arch=arch)
@@ -282,7 +280,7 @@ def test_timms_weights_by_name(arch: str, name: str, repository: str, expects: s
     assert differ == {key for key in given if key.startswith(("head.", "fc."))} | resampled
 
 
-def test_timms_weights_without_network(huggingface: Path) -> None:
+def test_timms_weights_without_network(huggingface):
     words = (
         r"test_resnet could not be downloaded from huggingface.co/timm/test_resnet.r160_in1k: .*; .* model.weights=FILE"
     )
@@ -292,7 +290,7 @@ def test_timms_weights_without_network(huggingface: Path) -> None:
         models.build(TimmConfig(name="timm", arch="test_resnet.a1"), num_classes=3, image_size=32)
 
 
-def test_pretrained_is_short_for_default() -> None:
+def test_pretrained_is_short_for_default():
     for weights in (None, "", "DEFAULT"):  # "" is what an experiment has where weights are required
         assert TimmConfig(name="timm", arch="test_vit", pretrained=True, weights=weights).weights == "DEFAULT"
     with pytest.raises(ConfigError, match=r"model.pretrained: true contradicts model.weights=a1_in1k"):

@@ -1,7 +1,5 @@
 """Compiling the shared library: what the compiler is told, and what happens without one."""
 
-from __future__ import annotations
-
 import platform
 import runpy
 import sys
@@ -34,7 +32,7 @@ def compiler(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_digest_is_of_the_sources_names_and_contents(folder: Path) -> None:
+def test_the_digest_is_of_the_sources_names_and_contents(folder):
     def digest() -> str:
         found: str = runpy.run_path(str(folder / "sources.py"))["digest"]()
         return found
@@ -50,7 +48,7 @@ def test_the_digest_is_of_the_sources_names_and_contents(folder: Path) -> None:
     assert digest() == seen[-1]
 
 
-def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(folder, monkeypatch):
     """By a compiler that writes down what it is told, as its output."""
     told = "pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).write_text('\\n'.join(sys.argv[1:]))"
     monkeypatch.setenv("CC", compiler(folder, told) + " -g")
@@ -66,14 +64,14 @@ def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["sys.exit(1)", ""], ids=["refuses", "writes nothing"])
-def test_a_compiler_that_fails_leaves_what_is_there(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_leaves_what_is_there(text, folder, monkeypatch):
     monkeypatch.setenv("CC", compiler(folder, text))
     with pytest.raises(SystemExit, match="effloop: the C parts can't be compiled: "):
         build.compile_library(folder / "_native.so")
     assert (folder / "_native.so").read_bytes() == b"as before"
 
 
-def test_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler(folder, monkeypatch):
     monkeypatch.setenv("CC", str(folder / "none"))
     with pytest.raises(SystemExit, match=r"can't be compiled: .*none"):
         build.compile_library(folder / "_native.so")

@@ -1,7 +1,5 @@
 """Loading the shared library: one of other sources is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -20,12 +18,12 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "_native.so"
 
 
-def test_one_that_is_not_there(library: Path) -> None:
+def test_one_that_is_not_there(library):
     with pytest.raises(EffLoopError, match=r"No such file.*; install effloop \(again\)"):
         LOAD()
 
 
-def test_one_of_other_sources(library: Path) -> None:
+def test_one_of_other_sources(library):
     other = WHOLE.replace(digest().encode(), b"0123456789abcdef")
     library.write_bytes(other)
     with pytest.raises(EffLoopError, match=r"compiled from other sources; install effloop \(again\)"):

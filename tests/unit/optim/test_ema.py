@@ -1,7 +1,5 @@
 """The weights' moving average, against sums done by hand."""
 
-from __future__ import annotations
-
 import io
 
 import pytest
@@ -43,7 +41,7 @@ def by_hand(values: list[int], decay: float, *, warmup: bool) -> float:
 @pytest.mark.parametrize(
     ("decay", "warmup", "every"), [(0.0, True, 1), (0.15, True, 1), (0.999, True, 2), (0.4, False, 1), (0.4, False, 5)]
 )
-def test_average_by_hand(decay: float, warmup: bool, every: int) -> None:
+def test_average_by_hand(decay, warmup, every):
     model = Odd()
     average = EMA(model, decay, warmup=warmup, every=every)
     values = [4, 8, 1, 0, 16, 3]
@@ -74,7 +72,7 @@ def train(model: nn.Module, average: NoEMA, optimizer: torch.optim.Optimizer, st
         average.update()
 
 
-def test_averages_of_timm_and_torchvision() -> None:
+def test_averages_of_timm_and_torchvision():
     """As their training scripts update them: timm's after each, torchvision's after every third update."""
     model = network()
     each, third = EMA(model, 0.9, warmup=False), EMA(model, 0.9, warmup=False, every=3)
@@ -92,7 +90,7 @@ def test_averages_of_timm_and_torchvision() -> None:
         torch.testing.assert_close(third.model.get_parameter(name), wanted, rtol=1e-6, atol=1e-8)
 
 
-def test_going_on_is_equal_to_the_bit() -> None:
+def test_going_on_is_equal_to_the_bit():
     def start() -> tuple[nn.Module, EMA, torch.optim.Optimizer]:
         model = network()
         return model, EMA(model, 0.99, every=3), torch.optim.SGD(model.parameters(), lr=0.1)
@@ -113,7 +111,7 @@ def test_going_on_is_equal_to_the_bit() -> None:
         assert torch.equal(value, resumed[1].model.state_dict()[name]), name
 
 
-def test_going_on_from_a_run_without_an_average() -> None:
+def test_going_on_from_a_run_without_an_average():
     model = network()
     average = EMA(model, 0.99)
     before = NoEMA(model)
@@ -123,7 +121,7 @@ def test_going_on_from_a_run_without_an_average() -> None:
     torch.testing.assert_close(average.model.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
-def test_a_compiled_model_and_shared_weights() -> None:
+def test_a_compiled_model_and_shared_weights():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
     model.compile(backend="eager")

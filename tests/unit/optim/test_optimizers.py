@@ -1,7 +1,5 @@
 """Optimizers: what they are told, and what reaches the weights."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -15,7 +13,7 @@ from effloop.optim import OptimConfig, optimizers, restore, scaled_lr, schedules
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_every_optimizer_descends(name: str) -> None:
+def test_every_optimizer_descends(name):
     config = effloop.compose([f"optim={name}", "lr=0.05", "optim.weight_decay=0"])
     weight = nn.Parameter(torch.tensor([3.0]))
     optimizer = optimizers.build(config.optim, [weight])
@@ -35,13 +33,13 @@ def test_every_optimizer_descends(name: str) -> None:
         ("schedule.final=1.5", "schedule.final: 1.5 is not allowed; set a share from 0 to 1"),
     ],
 )
-def test_settings_that_cannot_be(override: str, words: str) -> None:
+def test_settings_that_cannot_be(override, words):
     with pytest.raises(ConfigError, match=words) as caught:
         effloop.compose([override])
     assert "\n" not in str(caught.value)
 
 
-def test_the_rate_grows_with_the_images_of_an_update() -> None:
+def test_the_rate_grows_with_the_images_of_an_update():
     assert scaled_lr(OptimConfig(lr=0.1, scale_lr=256), 256) == 0.1
     assert scaled_lr(OptimConfig(lr=0.1, scale_lr=256), 8192) == pytest.approx(3.2)
     assert scaled_lr(OptimConfig(lr=0.1, scale_lr=256), 64) == pytest.approx(0.025)
@@ -50,7 +48,7 @@ def test_the_rate_grows_with_the_images_of_an_update() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 @pytest.mark.parametrize("fused", ["null", "true"])
-def test_groups_keep_their_own_settings(name: str, fused: str) -> None:
+def test_groups_keep_their_own_settings(name, fused):
     config = effloop.compose([f"optim={name}", "lr=0.1", "optim.weight_decay=0.5", f"optim.fused={fused}"])
     first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     optimizer = optimizers.build(config.optim, [{"params": (first,)}, {"params": iter([second]), "weight_decay": 0.0}])
@@ -88,7 +86,7 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> N
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_fused_is_unfused_to_rounding(name: str) -> None:
+def test_fused_is_unfused_to_rounding(name):
     models = []
     for fused in ("null", "true"):
         model = small_network()
@@ -103,7 +101,7 @@ def test_fused_is_unfused_to_rounding(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "fused"), [("adamw", "true"), ("sgd", "false")])
-def test_moments_take_the_layout_of_their_parameters(name: str, fused: str) -> None:
+def test_moments_take_the_layout_of_their_parameters(name, fused):
     """A run that goes on in another memory layout, and by the other kernels, is the same run."""
     config = effloop.compose([f"optim={name}", "lr=0.01", f"optim.fused={fused}"])
     other = effloop.compose([f"optim={name}", "lr=0.01", f"optim.fused={str(fused == 'false').lower()}"])
@@ -131,7 +129,7 @@ class Inheriting(torch.optim.SGD):
         super().__init__(params, **settings)
 
 
-def test_settings_of_a_resume_are_kept_by_a_subclass_too() -> None:
+def test_settings_of_a_resume_are_kept_by_a_subclass_too():
     saved, built = (Inheriting(small_network().parameters(), lr=0.1, weight_decay=decay) for decay in (0.5, 0.25))
     first, second = (torch.optim.lr_scheduler.ConstantLR(each, 1) for each in (saved, built))
     restore(built, second, saved.state_dict(), first.state_dict())

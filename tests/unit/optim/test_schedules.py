@@ -1,8 +1,5 @@
 """Learning rates, update by update, beside those of timm's and torchvision's scripts."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -40,13 +37,13 @@ def rates(name: str, **fields: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("name", schedules.names())
-def test_warmup_rises_evenly_to_the_height(name: str) -> None:
+def test_warmup_rises_evenly_to_the_height(name):
     found = rates(name, warmup_ratio=0.2)
     assert found[:20] == pytest.approx([(step + 1) / 21 for step in range(20)])
     assert found[20] == 1.0 == max(found)
 
 
-def test_step_drops_at_its_milestones() -> None:
+def test_step_drops_at_its_milestones():
     found = rates("step", warmup_ratio=0.1, milestones=[0.3, 0.6, 0.9], gamma=0.5)
     drops = [step for step in range(11, 100) if found[step] != found[step - 1]]
     assert drops == [30, 60, 90]
@@ -70,7 +67,7 @@ WARM = {"warmup_epochs": 3, "warmup_start": 0.1}
         ("constant", WARM, TIMM),
     ],
 )
-def test_timms_rates(name: str, fields: dict[str, Any], more: dict[str, Any], prefix: bool, per_epoch: bool) -> None:
+def test_timms_rates(name, fields, more, prefix, per_epoch):
     optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.5, weight_decay=0)
     given = {"num_epochs": 20, "warmup_prefix": prefix, "step_on_epochs": per_epoch, "updates_per_epoch": UPDATES}
     schedule, epochs = timm.scheduler.create_scheduler_v2(optimizer, name, **{**given, **more})
@@ -94,13 +91,7 @@ LINEAR, CONSTANT = (torchs.LinearLR, "start_factor"), (torchs.ConstantLR, "facto
     ],
 )
 @pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # of SequentialLR itself
-def test_rates_are_those_of_torchvision(
-    name: str,
-    fields: dict[str, Any],
-    warm: tuple[Callable[..., Any], str],
-    kind: Callable[..., Any],
-    more: dict[str, Any],
-) -> None:
+def test_rates_are_those_of_torchvision(name, fields, warm, kind, more):
     """Schedules as its references/classification/train.py makes them, which steps after each epoch."""
     optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.5, weight_decay=0)
     parts = [warm[0](optimizer, **{warm[1]: 0.1}, total_iters=3), kind(optimizer, **more)]
@@ -110,7 +101,7 @@ def test_rates_are_those_of_torchvision(
     assert difference(found, wanted) < 1e-13
 
 
-def test_triangle_of_airbench() -> None:
+def test_triangle_of_airbench():
     """As `get_lr` of KellerJordan/cifar10-airbench's legacy/airbench94.py defines it."""
     found = rates("linear", warmup_steps=23, warmup_start=0.2, final=0.07)
     rising, falling = (step / 23 for step in range(23)), (step / 77 for step in range(77))
@@ -129,12 +120,12 @@ def test_triangle_of_airbench() -> None:
         ({"cycles": 0}, "a number of at least 1"),
     ],
 )
-def test_refused(fields: dict[str, Any], line: str) -> None:
+def test_refused(fields, line):
     with pytest.raises(ConfigError, match=f"^schedule.*{line}"):
         ours(config("cosine", 10, **fields), MODEL, UPDATES)
 
 
-def test_a_plugin_of_before_gets_no_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_of_before_gets_no_epochs(monkeypatch):
     def halving(config: ScheduleConfig, optimizer: torch.optim.Optimizer, **counts: int) -> torchs.LRScheduler:
         """A schedule that knows nothing of epochs."""
         (updates,) = counts.values()

@@ -1,7 +1,5 @@
 """What ranks do together, by two real processes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """One process, several GPUs: the arithmetic, on chunks made by hand."""
 
-from __future__ import annotations
-
 import emulator
 import pytest
 import torch

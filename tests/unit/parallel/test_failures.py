@@ -1,7 +1,5 @@
 """How ranks say why they end, and which of them is believed."""
 
-from __future__ import annotations
-
 import threading
 from io import StringIO
 
@@ -53,7 +51,7 @@ def test_whose_line_it_is():
     assert report(1, "crash", 0).sentence == "rank 1 on here: crash of 1"
 
 
-def test_a_folder_that_hangs_does_not_hold_the_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_hangs_does_not_hold_the_line_up(monkeypatch):
     monkeypatch.setattr("effloop.parallel.failures._SAY_S", 0.05)
     reporter, back = FailureReporter(), threading.Event()
     reporter.record = lambda line: back.wait(60)

@@ -1,7 +1,5 @@
 """Split weights, gradients and optimizer state are what one process has; on any number of ranks."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import zlib
@@ -118,7 +116,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object
     return [json.loads(out) for _, out, _ in ended], folder
 
 
-def test_ranks_compute_what_one_process_does_across_a_checkpoint(ran: tuple[list[dict[str, object]], Path]) -> None:
+def test_ranks_compute_what_one_process_does_across_a_checkpoint(ran):
     first, second = ran[0]
     assert first["far"] < 1e-6
     for out in (first, second):
@@ -136,9 +134,7 @@ class Code:
         return print, ("run",)
 
 
-def test_an_index_runs_no_code_and_damage_is_found(
-    ran: tuple[list[dict[str, object]], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_index_runs_no_code_and_damage_is_found(ran, capsys):
     folder = next((ran[1] / "checkpoints").glob("shards-*"))
     index, rank1 = folder / ".metadata", folder / "__1_0.distcp"
     shards = {"folder": folder, "crc32": zlib.crc32(whole := index.read_bytes())}
@@ -198,7 +194,7 @@ OPTIMIZERS = f"""
 
 
 @pytest.mark.nightly
-def test_optimizers_that_are_not_refused_are_the_same_on_split_weights(tmp_path: Path) -> None:
+def test_optimizers_that_are_not_refused_are_the_same_on_split_weights(tmp_path):
     pytest.importorskip("timm")
     (code, out, err), _ = run_script(OPTIMIZERS, tmp_path)
     assert code == 0, err
@@ -215,6 +211,6 @@ def test_optimizers_that_are_not_refused_are_the_same_on_split_weights(tmp_path:
         (["optim=muon"], "optim: muon needs whole weights, .*; set optim=adamw, or another that updates each"),
     ],
 )
-def test_what_needs_whole_weights_is_refused(words: list[str], line: str) -> None:
+def test_what_needs_whole_weights_is_refused(words, line):
     with pytest.raises(ConfigError, match=line):
         compose(["parallel=fsdp", *words])

@@ -2,8 +2,6 @@
 has given to them, so that all the rest is as it is among 512.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import resource

@@ -1,7 +1,5 @@
 """Where a process stands among others."""
 
-from __future__ import annotations
-
 import pytest
 
 from effloop.errors import ConfigError

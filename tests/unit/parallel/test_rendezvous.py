@@ -1,7 +1,5 @@
 """What a rank knows of the others."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

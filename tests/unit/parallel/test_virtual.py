@@ -1,12 +1,9 @@
 """Parts of an update on several ranks: threads of this process, by torch's own process group for them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,9 +86,7 @@ def digits(values: Any) -> Any:
 
 
 @pytest.mark.parametrize(("parts", "counts"), [(6, (1, 2, 3, 6)), (8, (1, 4)), (5, (1, 5))])
-def test_all_is_the_same_on_any_number_of_ranks(
-    parts: int, counts: tuple[int, ...], on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_is_the_same_on_any_number_of_ranks(parts, counts, on_ranks, monkeypatch):
     monkeypatch.setattr("effloop.parallel.virtual._BUCKET", 80)  # several, which end within a layer
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, parts, 4, 3, 6, 6, generator=generator) * 10
@@ -130,7 +125,7 @@ def test_all_is_the_same_on_any_number_of_ranks(
     assert [each is None for each in first[0][0][:9]] == [parts < 5, *[False] * 6, True, True]
 
 
-def test_one_part_is_what_there_is_without(on_ranks: Callable[..., list[Any]]) -> None:
+def test_one_part_is_what_there_is_without(on_ranks):
     images = torch.randn(2, 4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
     def train(virtual: bool) -> list[Any]:
@@ -149,7 +144,7 @@ def test_one_part_is_what_there_is_without(on_ranks: Callable[..., list[Any]]) -
     assert train(True) == train(False)
 
 
-def test_a_skipped_update_leaves_no_statistics(photos: Path, here: Path) -> None:
+def test_a_skipped_update_leaves_no_statistics(photos, here):
     words = (f"data.root={photos}", *TINY, "batch_size=4", "parallel.virtual=2", "nan=skip", "optim.ema=0.9")
     trainer = effloop.build_trainer(effloop.compose([*words, "record=none", "run=x"]))
     batches = [*itertools.islice(trainer.train.epoch(0), 2)]
@@ -161,7 +156,7 @@ def test_a_skipped_update_leaves_no_statistics(photos: Path, here: Path) -> None
 
 @pytest.mark.parametrize("tail", list(Tail))
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_a_part_has_the_batches_of_a_rank(tail: Tail, repeats: int) -> None:
+def test_a_part_has_the_batches_of_a_rank(tail, repeats):
     rows = {"num_samples": 103, "batch_per_rank": 4, "seed": 5, "tail": tail, "repeats": repeats}
     real = [Order(**rows, rank=rank, world_size=6) for rank in range(6)]
     for count in (1, 2, 3, 6):

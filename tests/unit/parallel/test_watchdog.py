@@ -1,7 +1,5 @@
 """Who is to blame when the ranks don't go on."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -49,9 +47,7 @@ SUM = {"waits": True, "collective": "for a sum", "at": "after training batch 17"
         ([BEAT, None], [after(BEAT), None], None, "rank 1 has sent no heartbeat"),
     ],
 )
-def test_who_is_to_blame(
-    earlier: list[Heartbeat | None], later: list[Heartbeat | None], blamed: int | None, words: str
-) -> None:
+def test_who_is_to_blame(earlier, later, blamed, words):
     found = find_stalled_rank(earlier, later, 30)
     assert (found[1] and found[1].pid) == blamed
     assert words in found[0]
@@ -113,7 +109,7 @@ def test_who_waits_in_a_collective_names_the_rank_that_does_not_come():
     assert "wait for it before the first batch, to begin with the same weights; raise" in said[0]
 
 
-def test_a_store_that_is_slow_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_slow_has_not_ended(monkeypatch):
     """Heartbeats go on, without which the others would blame this rank for the next slow step."""
     monkeypatch.setattr(watchdog, "_WINDOW_S", 0.0)
     dog = Watchdog(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0, 1, 0.5, lambda stall: None)
@@ -166,13 +162,13 @@ def window(*own_s: float, batches: int = 20) -> tuple[list[Heartbeat], list[Hear
         ((0.2,), None),
     ],
 )
-def test_who_holds_the_others_up(own: tuple[float, ...], found: int | None) -> None:
+def test_who_holds_the_others_up(own, found):
     straggler = find_straggler(*window(*own))
     assert (straggler and straggler[0]) == found
     assert find_straggler(*window(*own, batches=5)) is None  # too few to tell
 
 
-def test_it_is_said_once_and_not_at_once() -> None:
+def test_it_is_said_once_and_not_at_once():
     said: list[str] = []
     stragglers = Stragglers(said.append)
     total = [BEAT, replace(BEAT, host="b", pid=2)]

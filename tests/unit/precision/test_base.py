@@ -1,7 +1,5 @@
 """What a step does with its gradients."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -31,7 +29,7 @@ def scaled() -> Precision:
 @pytest.mark.parametrize(("name", "fused"), OPTIMIZERS)
 @pytest.mark.parametrize("max_norm", [None, 1.0, 1e9])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_an_overflow_updates_nothing(name: str, fused: bool | None, max_norm: float | None, bad: float) -> None:
+def test_an_overflow_updates_nothing(name, fused, max_norm, bad):
     precision, weights = scaled(), [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
     optimizer = optimizer_of(name, fused, weights)
 
@@ -52,7 +50,7 @@ def test_an_overflow_updates_nothing(name: str, fused: bool | None, max_norm: fl
     assert not any(torch.equal(*pair) for pair in zip(before, weights, strict=True))
 
 
-def test_schedule_and_average_do_not_step_then() -> None:
+def test_schedule_and_average_do_not_step_then():
     """As the loop does it: three updates, of which the second overflows."""
     precision, model = scaled(), nn.Linear(3, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -72,7 +70,7 @@ def test_schedule_and_average_do_not_step_then() -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_without_a_scale_every_step_is_one(dtype: torch.dtype | None) -> None:
+def test_without_a_scale_every_step_is_one(dtype):
     precision, weight = Precision(CPU, dtype), nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     for value in (1.0, float("inf")):
@@ -83,7 +81,7 @@ def test_without_a_scale_every_step_is_one(dtype: torch.dtype | None) -> None:
 
 @pytest.mark.parametrize("make", [lambda: Precision(CPU), scaled])
 @pytest.mark.parametrize(("max_norm", "wanted"), [(None, [3.0, 4.0]), (10.0, [3.0, 4.0]), (1.0, [0.6, 0.8])])
-def test_gradients_are_cut_to_their_length_unscaled(make: object, max_norm: float | None, wanted: list[float]) -> None:
+def test_gradients_are_cut_to_their_length_unscaled(make, max_norm, wanted):
     precision: Precision = make()  # type: ignore[operator]
     weights = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
     optimizer = torch.optim.SGD([{"params": weights[:1]}, {"params": weights[1:]}], lr=1.0)  # one length for all groups
@@ -93,7 +91,7 @@ def test_gradients_are_cut_to_their_length_unscaled(make: object, max_norm: floa
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_scaled_steps_are_unscaled_ones(name: str) -> None:
+def test_scaled_steps_are_unscaled_ones(name):
     found = []
     for precision, fused in ((Precision(CPU), None), (scaled(), None), (scaled(), True)):
         torch.manual_seed(0)
@@ -108,7 +106,7 @@ def test_scaled_steps_are_unscaled_ones(name: str) -> None:
     torch.testing.assert_close(found[2], found[0], rtol=1e-4, atol=1e-5)
 
 
-def test_which_are_mixed() -> None:
+def test_which_are_mixed():
     assert {name for name in precisions if precisions[name].config.mixed} == {"amp", "bf16", "fp16"}
 
 
@@ -118,7 +116,7 @@ SWITCHES = [MATMUL, CUDNN.conv, CUDNN.rnn, torch.backends.mkldnn.matmul, torch.b
 
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("before", ["default", "old", "new", "of all", "mixed"])
-def test_whatever_a_script_has_set_tf32_is_as_asked_for(before: str, tf32: bool) -> None:
+def test_whatever_a_script_has_set_tf32_is_as_asked_for(before, tf32):
     """Also for what reads torch's old switches, which raise where the new ones say something else."""
     with process_state_restored():
         if before in ("old", "mixed"):

@@ -1,7 +1,5 @@
 """Profilers, on a CPU; what they say of a GPU is tested on one."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pstats
@@ -45,7 +43,7 @@ LINE = update.__code__.co_firstlineno + 1
 
 
 @pytest.mark.parametrize("wait", [0, 1, 3])
-def test_torch(tmp_path: Path, wait: int) -> None:
+def test_torch(tmp_path, wait):
     """The multiplications of two updates, and then one update whose reads of tensors are found."""
     profiler, updates = profiled("torch", tmp_path, wait)
     assert updates == wait + 3
@@ -58,7 +56,7 @@ def test_torch(tmp_path: Path, wait: int) -> None:
     assert (tmp_path / "profile" / "operators.txt").read_text().startswith("operators of 2 updates")
 
 
-def test_cprofile(tmp_path: Path) -> None:
+def test_cprofile(tmp_path):
     profiler, updates = profiled("cprofile", tmp_path)
     assert updates == 3
     stats = pstats.Stats(str(tmp_path / "profile" / "cprofile.pstats"))
@@ -67,7 +65,7 @@ def test_cprofile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "cprofile"])
-def test_other_ranks_and_loops_that_stop(tmp_path: Path, name: str) -> None:
+def test_other_ranks_and_loops_that_stop(tmp_path, name):
     """Other ranks do as many updates and write nothing; nothing stays switched on."""
     assert profiled(name, tmp_path)[1] == profiled(name, tmp_path / "none", rank=1)[1]
     assert not (tmp_path / "none").exists()
@@ -79,7 +77,7 @@ def test_other_ranks_and_loops_that_stop(tmp_path: Path, name: str) -> None:
         assert not torch._C._len_torch_dispatch_stack()
 
 
-def test_what_cannot_be_profiled() -> None:
+def test_what_cannot_be_profiled():
     config("none").check(0, CPU, in_place=True)
     config("torch").check(4, CPU, in_place=False)
     with pytest.raises(ConfigError, match=r"wait=1 and steps=2 need 4 updates, and 3 are left; set profile.wait=0"):
@@ -93,7 +91,7 @@ def test_what_cannot_be_profiled() -> None:
             ProfileConfig("torch", **{key: value})
 
 
-def test_where_values_are_read() -> None:
+def test_where_values_are_read():
     """Lines of whoever calls torch; not the counters of an optimizer, which are on the host."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight], lr=0.1)

@@ -3,8 +3,6 @@
 The table is that of torch's own test of `set_sync_debug_mode` (test_cuda_sync_warning), and copies beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,10 +98,10 @@ def wrong(name: str) -> list[tuple[str, int, list[str]]]:
     return found
 
 
-def test_on_a_cpu() -> None:
+def test_on_a_cpu():
     assert wrong("cpu") == []
 
 
 @pytest.mark.slow
-def test_on_a_gpu() -> None:
+def test_on_a_gpu():
     assert emulator.call(wrong, "cuda:0", schedule="latest") == []

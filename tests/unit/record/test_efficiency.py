@@ -1,11 +1,8 @@
 """Where a run's time went."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +19,7 @@ from effloop.train.trainer import Trainer
 BESIDES = {"evaluation": 3.0, "checkpoint": 0.5, "other": 0.0}
 
 
-def test_the_first_interval_is_warm_up() -> None:
+def test_the_first_interval_is_warm_up():
     """Three intervals of 100 images: 5, 2 and 2 seconds, of which half a second each is waiting."""
     intervals = [Span(seconds, 0.5, 100, 10, idle_s=0.9) for seconds in (5.0, 2.0, 2.0)]
     found = Efficiency.of(sum(intervals, Span()), intervals, BESIDES, {"start": 0.0, "build": 1.0, "compile": 7.0})
@@ -39,7 +36,7 @@ def test_the_first_interval_is_warm_up() -> None:
 
 
 @pytest.mark.parametrize("intervals", [[], [Span(2.0, 0.1, 100, 10)]])
-def test_too_short_to_tell(intervals: list[Span]) -> None:
+def test_too_short_to_tell(intervals):
     found = Efficiency.of(sum(intervals, Span()), intervals, BESIDES, {"start": 0.0, "build": 0.0, "compile": 0.0})
     assert found.seconds["warm_up"] == 0
 
@@ -54,7 +51,7 @@ def slowed(call: Callable[..., Any]) -> Callable[..., Any]:
     return slow
 
 
-def test_the_parts_of_a_run(photos: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_a_run(photos, here, monkeypatch):
     """They are all of the command's time, and what is slow is seen in its part."""
     monkeypatch.setattr(training, "train", slowed(training.train))
     monkeypatch.setattr(building, "build_learner", slowed(building.build_learner))
@@ -75,7 +72,7 @@ def test_the_parts_of_a_run(photos: Path, here: Path, monkeypatch: pytest.Monkey
     assert "speed  " in (here / "outputs/r/log.txt").read_text()
 
 
-def test_a_cpu_is_idle_while_it_waits() -> None:
+def test_a_cpu_is_idle_while_it_waits():
     def batches() -> Iterator[Batch]:
         ids = torch.arange(4)
         for _ in range(2):
@@ -91,7 +88,7 @@ def test_a_cpu_is_idle_while_it_waits() -> None:
     assert (span + span - span).idle_s == span.idle_s
 
 
-def test_when_a_command_began() -> None:
+def test_when_a_command_began():
     assert seconds_of_command() == 0
     with command_timed(whole_process=True):
         assert seconds_of_command() >= process_age_s() - 0.1 > 0.1

@@ -1,12 +1,8 @@
 """Sinks that fail, and files that a full disk leaves readable."""
 
-from __future__ import annotations
-
 import io
 import resource
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -46,7 +42,7 @@ def tell(sinks: Sinks, *lines: str) -> None:
         sinks.for_each(lambda sink, line=line: sink.note(line))
 
 
-def test_one_that_fails_is_dropped_and_the_others_hear_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_fails_is_dropped_and_the_others_hear_all(capsys):
     sinks, good, bad, late = Sinks(), Heard(), Heard(OSError(28, "No space left on device"), limit=1), Heard()
     for name, sink in {"good": good, "one.jsonl": bad, "late": late}.items():
         sinks.open(name, lambda sink=sink: sink)
@@ -59,7 +55,7 @@ def test_one_that_fails_is_dropped_and_the_others_hear_all(capsys: pytest.Captur
     assert late.lines == ["a", line, "b", "c"]
 
 
-def test_one_that_cannot_be_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_cannot_be_opened(tmp_path, capsys):
     sinks = Sinks()
     sinks.open("log.txt", lambda: LogFile(tmp_path / "log.txt"))
     sinks.open("four.jsonl", lambda: MetricsFile(tmp_path / "no" / "four.jsonl", 0))
@@ -70,7 +66,7 @@ def test_one_that_cannot_be_opened(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BrokenPipeError()])
-def test_what_passes(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_passes(error, capsys):
     sinks, sink = Sinks(), Heard(error)
     sink.is_output = True  # its reader is gone, which is no fault of ours
     sinks.open("output", lambda: sink)
@@ -79,7 +75,7 @@ def test_what_passes(error: BaseException, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == ""
 
 
-def test_a_record_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+def test_a_record_that_does_not_fit_leaves_nothing(tmp_path):
     file, limits = AppendFile(tmp_path / "x"), resource.getrlimit(resource.RLIMIT_FSIZE)
     file.write(b"whole\n")
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # the system takes four bytes more
@@ -100,7 +96,7 @@ def test_a_record_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
         (partial(EpochTable, names=["loss"]), "0,{},0.1,1\n"),
     ],
 )
-def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path, kind: Any, row: str) -> None:
+def test_rows_after_the_checkpoint_are_dropped(tmp_path, kind, row):
     path = tmp_path / "rows"
     kind(path, Resumed()).close()
     header = path.read_text()
@@ -110,7 +106,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path, kind: Any, row: s
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_terminal_shows_lines_as_they_are() -> None:
+def test_a_terminal_shows_lines_as_they_are():
     out = io.StringIO()
     sink = StandardOutput(Console(file=out, force_terminal=True, width=80), [LOSS])
     line = "frozen: [conv1,*.bn1], in outputs/[red]x :smile: [/x]"
@@ -119,14 +115,14 @@ def test_a_terminal_shows_lines_as_they_are() -> None:
     assert line in out.getvalue()
 
 
-def test_any_line_can_be_logged(tmp_path: Path) -> None:
+def test_any_line_can_be_logged(tmp_path):
     log = LogFile(tmp_path / "log.txt")
     log.note("\udcff.jpg")
     log.close()
     assert (tmp_path / "log.txt").read_text() == "\\udcff.jpg\n"
 
 
-def test_a_validations_line_has_its_own_times() -> None:
+def test_a_validations_line_has_its_own_times():
     """And counts no padding."""
     clock = Clock(world_size=2, padded=True)
     ids = torch.arange(4)
@@ -138,7 +134,7 @@ def test_a_validations_line_has_its_own_times() -> None:
     assert line == "Epoch: [0] validation  Loss 0.5000  Data 25.0  Wait 50.0%"
 
 
-def test_nothing_is_written_after_closing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_written_after_closing(capsys):
     """Ctrl-C may leave a span's generator to be collected when the files are closed."""
     sinks, sink = Sinks(), Heard()
     sinks.open("log.txt", lambda: sink)

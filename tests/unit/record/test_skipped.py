@@ -1,10 +1,7 @@
 """The list of skipped samples, whatever it is."""
 
-from __future__ import annotations
-
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,7 @@ def line(sample: int) -> str:
     return json.dumps({"split": "train", "epoch": 0, "id": sample, "name": "x", "reason": "y", "instead": None}) + "\n"
 
 
-def test_only_what_is_new_is_read(tmp_path: Path) -> None:
+def test_only_what_is_new_is_read(tmp_path):
     file, listed = tmp_path / SKIPPED, SkippedFile(tmp_path)
     assert listed.read() == []
     file.write_text(line(1) + line(2)[:9])
@@ -27,7 +24,7 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", ["[" * 200_000, '{"split": "train", "id": 1, "epoch": Infinity}', "3", "\0", "[]"])
-def test_hostile_rows_are_passed_over(row: str, tmp_path: Path) -> None:
+def test_hostile_rows_are_passed_over(row, tmp_path):
     (tmp_path / SKIPPED).write_text(f"{row}\n{line(3)}{line(4).replace('null', 'Infinity')}")
     assert [each.id for each in SkippedFile(tmp_path).read()] == [3]
     ledger = Ledger("train", "x", 9, 2)
@@ -36,7 +33,7 @@ def test_hostile_rows_are_passed_over(row: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_no_file(make: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file(make, tmp_path, capsys):
     make(tmp_path / SKIPPED)  # type: ignore[operator]
     assert SkippedFile(tmp_path).read() == []
     ledger = Ledger("train", "x", 9, 2)

@@ -1,7 +1,5 @@
 """Pictures of runs, by what is on their axes."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
@@ -48,7 +46,7 @@ def legend(figure: Any) -> list[str]:
 
 
 class TestAgainst:
-    def test_one_key_of_numbers(self) -> None:
+    def test_one_key_of_numbers(self):
         left, right = plot_sweep(compare_runs(jobs("lr=0.01", "lr=1", "lr=0.1"), "val/top1"), "a title").axes
         assert points(left) == {0: (0.01, 0.1), 1: (1.0, 0.2), 2: (0.1, pytest.approx(0.3))}
         assert points(right) == {0: (0.01, 100), 1: (1.0, 101), 2: (0.1, 102)}
@@ -61,19 +59,19 @@ class TestAgainst:
         ("values", "scale"),
         [("0.001 0.003 0.01", "log"), ("16 32 64", "log"), ("1 2 3 4", "linear"), ("0 1 2 4", "linear")],
     )
-    def test_what_grows_by_factors_has_a_logarithmic_axis(self, values: str, scale: str) -> None:
+    def test_what_grows_by_factors_has_a_logarithmic_axis(self, values, scale):
         axes = plot_sweep(compare_runs(jobs(*(f"lr={value}" for value in values.split())), "val/top1")).axes[0]
         assert axes.get_xscale() == scale
         assert [text.get_text() for text in axes.get_xticklabels()] == values.split()
 
-    def test_seeds_are_one_point(self) -> None:
+    def test_seeds_are_one_point(self):
         words = [f"lr={lr} seed={seed}" for lr in (0.1, 0.2) for seed in (1, 2)]
         figure = plot_sweep(compare_runs(jobs(*words, top1=[0.1, 0.3, 0.2, 0.6]), "val/top1"))
         axes = figure.axes[0]
         assert (axes.get_xlabel(), legend(figure), len(points(axes))) == ("lr", [], 4)
         assert list(axes.lines[0].get_ydata()) == [pytest.approx(0.2), pytest.approx(0.4)]
 
-    def test_a_grid_is_lines(self) -> None:
+    def test_a_grid_is_lines(self):
         words = [f"num_workers={workers} batch_size={size}" for workers in (0, 1, 2) for size in (32, 64)]
         figure = plot_sweep(compare_runs(jobs(*words), "images/s"))
         assert [axes.get_title(loc="left") for axes in figure.axes] == ["images/s", "val/top1"]
@@ -81,17 +79,17 @@ class TestAgainst:
         assert legend(figure) == ["32", "64"]
         assert figure.axes[0].get_ylim()[0] == 0
 
-    def test_runs_without_numbers_are_named(self) -> None:
+    def test_runs_without_numbers_are_named(self):
         figure = plot_sweep(compare_runs(jobs("model=a", "model=b", "model=c", top1=[0.1, None, 0.3]), "val/top1"))
         assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["0: model=a", "2: model=c"]
         assert points(figure.axes[0]) == {0: (0, 0.1), 2: (2, pytest.approx(0.3))}
 
-    def test_hundred_runs_are_numbered(self) -> None:
+    def test_hundred_runs_are_numbered(self):
         axes = plot_sweep(compare_runs(jobs(*(f"lr={n} wd={n % 60}" for n in range(100))), "val/top1")).axes[0]
         assert axes.get_xlabel() == "run"
         assert len(points(axes)) == 100
 
-    def test_what_failed_is_counted_and_left_out(self, tmp_path: Path) -> None:
+    def test_what_failed_is_counted_and_left_out(self, tmp_path):
         figure = plot_sweep(compare_runs(jobs("lr=1", "lr=2", "lr=3", top1=[0.1, 0.2, None]), "val/top1"), "a title")
         assert figure.get_suptitle() == "a title\n3 runs: 3 done; 1 without val/top1; best, ringed: 1: lr=2"
         figure = plot_sweep(compare_runs(jobs("lr=1", "lr=2", state="failed"), "val/top1"), "$ \\nothing")
@@ -118,7 +116,7 @@ def curves_of(runs: list[RunRecord]) -> dict[str, Any]:
 
 
 class TestCurves:
-    def test_over_epochs_whatever_their_length(self) -> None:
+    def test_over_epochs_whatever_their_length(self):
         figures = curves_of([trained(2, 5), trained(2, 10)])
         assert list(figures) == ["train/loss", "val/loss", "val/top1"]  # no perf.jsonl, no images/s
         first, other = figures["train/loss"].axes[0].lines
@@ -126,14 +124,14 @@ class TestCurves:
         assert other.get_xdata() == pytest.approx(np.arange(1, 21) / 10)
         assert list(figures["val/loss"].axes[0].lines[0].get_xdata()) == [1, 2]
 
-    def test_goes_on_behind_the_last_evaluation(self) -> None:
+    def test_goes_on_behind_the_last_evaluation(self):
         run = trained(2, 4)
         more = [{"split": "train", "epoch": 2, "step": 10, "loss": 1.0}]
         longer = RunRecord(path=Path("/run"), metrics=[*run.metrics, *more])
         x = curves_of([longer])["train/loss"].axes[0].lines[0].get_xdata()
         assert x[-1] == 2.5
 
-    def test_long_ones_are_thinned_and_gaps_stay(self) -> None:
+    def test_long_ones_are_thinned_and_gaps_stay(self):
         run = trained(10, 2000)
         metrics = [{**row, "loss": None} if row["step"] == 1 else row for row in run.metrics]
         (line,) = curves_of([RunRecord(path=Path("/run"), metrics=metrics)])["train/loss"].axes[0].lines
@@ -143,7 +141,7 @@ class TestCurves:
 
     @pytest.mark.filterwarnings("error")
     @pytest.mark.parametrize("worst", [1e28, pytest.param(math.inf, marks=pytest.mark.nightly)])
-    def test_one_that_diverges_flattens_no_other(self, tmp_path: Path, worst: float) -> None:
+    def test_one_that_diverges_flattens_no_other(self, tmp_path, worst):
         """Neither in the curves, nor against what was swept; and matplotlib warns of nothing."""
         runs = [trained(3, 5, job={"number": n, "overrides": [f"lr={n + 1}"], "state": "done"}) for n in range(3)]
         rows = [{**row, "loss": worst} if row["step"] > 9 else row for row in runs[2].metrics]
@@ -157,7 +155,7 @@ class TestCurves:
 
 
 class TestSvg:
-    def test_is_an_element_with_runs(self) -> None:
+    def test_is_an_element_with_runs(self):
         text = to_svg(curves_of([trained(2, 5), trained(2, 5)])["val/top1"], "scores")
         root = ElementTree.fromstring(text.replace("xlink:href", "href"))
         assert root.get("aria-label") == "scores"
@@ -167,7 +165,7 @@ class TestSvg:
         assert all(f"#{name}" in text for name in ids)  # none but those that are pointed at
         assert text == to_svg(curves_of([trained(2, 5), trained(2, 5)])["val/top1"], "scores")
 
-    def test_names_are_text(self) -> None:
+    def test_names_are_text(self):
         hostile = "model=<script>alert(1)</script>&$x^2$"
         text = to_svg(plot_sweep(compare_runs(jobs(hostile, "model=b"), "val/top1")), "scores")
         assert "<script" not in text

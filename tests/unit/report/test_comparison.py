@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace
@@ -27,7 +25,7 @@ def job(number: int, *overrides: str, state: str = "done", top1: float | None = 
 
 
 class TestBest:
-    def test_all_scores_are_of_the_epoch_that_the_checkpoint_is_of(self) -> None:
+    def test_all_scores_are_of_the_epoch_that_the_checkpoint_is_of(self):
         """Before there is a summary, too."""
         scores = [(0.5, 0.2), (0.7, 0.4), (0.7, 0.3), (None, 0.1)]
         rows = [
@@ -39,7 +37,7 @@ class TestBest:
             shown = (found.best["epoch"], found.value("val/top1"), found.value("val/loss"))
             assert shown == pytest.approx(best, nan_ok=True)
 
-    def test_of_those_that_count(self) -> None:
+    def test_of_those_that_count(self):
         states = ("done", "failed", "killed", "running", "pruned")
         jobs = [job(number, state=state, top1=0.1 * number) for number, state in enumerate(states)]
         assert compare_runs(jobs, "val/top1").best == 4
@@ -48,7 +46,7 @@ class TestBest:
         assert compare_runs(jobs[:3], "val/top1").best is None  # of one
         assert compare_runs(jobs, "images/s").best is None
 
-    def test_order_and_series(self) -> None:
+    def test_order_and_series(self):
         jobs = [job(n, f"lr={lr}", f"seed={n}", top1=t) for n, (lr, t) in enumerate([(1, 0.2), (2, 0.9), (1, 0.4)])]
         jobs += [job(3, "lr=2", "seed=9", state="failed", top1=1.0)]
         found = compare_runs(jobs, "val/top1")
@@ -58,7 +56,7 @@ class TestBest:
         assert [found.counted(runs) for runs in found.series] == ["1/2", "2"]
         assert compare_runs(jobs, "val/loss").order == [1, 2, 0, 3]
 
-    def test_folds(self) -> None:
+    def test_folds(self):
         words = [(lr, fold) for lr in (1, 2) for fold in (0, 1)]
         jobs = [
             replace(job(n, f"lr={lr}", f"data.fold={fold}", top1=n / 10), data={"val": {"sha256": str(fold)}})
@@ -76,7 +74,7 @@ class TestBest:
         assert found.spread("val/top1", found.series[0]) == "15.00% ± 12.91%"
 
 
-def test_names() -> None:
+def test_names():
     assert compare_runs([job(0), job(1)], "val/top1").names == ["0", "1"]
     paths = [Path(f"/runs/{day}/{time}/0") for day in "ab" for time in "cd"]
     assert compare_runs([run(path=path, job={"number": 0, "state": "done"}) for path in paths], "wait").names == [
@@ -85,7 +83,7 @@ def test_names() -> None:
     ]
 
 
-def test_label() -> None:
+def test_label():
     comparison = compare_runs([job(0, "optim.lr=1", "a=b"), job(1, "optim.lr=2")], "wait")
     assert [comparison.label(index) for index in (0, 1)] == ["0: lr=1 a=b", "1: lr=2"]
     assert comparison.counts() == "2 runs: 2 done"
@@ -94,12 +92,12 @@ def test_label() -> None:
 
 
 class TestTimeSplit:
-    def test_of_the_summary(self) -> None:
+    def test_of_the_summary(self):
         times = {"wait": 1.0, "step": 2, "evaluation": 0.5, "checkpoint": 0, "other": None, "more": 9}
         rows = [{"span": "train", "seconds": 100, "wait_s": 1}]
         assert time_by_part(run(summary={"time": times}, perf=rows)) == {"wait": 1.0, "step": 2.0, "evaluation": 0.5}
 
-    def test_so_far(self) -> None:
+    def test_so_far(self):
         rows: list[dict[str, Any]] = [
             {"span": "train", "seconds": 3.0, "wait_s": 1.0},
             {"span": "train", "seconds": 2.0, "wait_s": 0.5},
@@ -112,7 +110,7 @@ class TestTimeSplit:
         assert time_by_part(run()) == {}
 
 
-def test_words() -> None:
+def test_words():
     assert [to_text(value) for value in (None, True, 0.1, [1, None], "a\nb", "\x1b[31m", "\udcff")] == [
         *("-", "true", "0.1", "[1,null]", "a\\nb", "\\x1b[31m", "\\udcff")
     ]
@@ -131,7 +129,7 @@ def job_differences(*overrides: str) -> RunRecord:
 
 
 class TestSwept:
-    def test_overrides_of_jobs(self) -> None:
+    def test_overrides_of_jobs(self):
         jobs = [
             job_differences("seed=1", "+optim.lr=1e-5", "amp=true"),
             job_differences("seed=1", "+optim.lr=0.1", "amp=auto"),
@@ -139,7 +137,7 @@ class TestSwept:
         assert swept_values(jobs) == {"optim.lr": [1e-5, 0.1], "amp": ["true", "auto"]}
         assert swept_values(jobs[:1]) == {}
 
-    def test_config_keys_of_any_runs(self) -> None:
+    def test_config_keys_of_any_runs(self):
         first = {"lr": 0.1, "seed": 1, "run": "a", "resume": None, "objective": "wait", "sweep": {"prune": False}}
         other = {"lr": 0.2, "seed": 1, "run": "b", "resume": "a", "objective": "seconds", "sweep": {"prune": True}}
         runs = [
@@ -149,7 +147,7 @@ class TestSwept:
         ]
         assert swept_values(runs) == {"lr": [0.1, 0.2, None]}
 
-    def test_a_part_stands_for_what_only_it_has(self) -> None:
+    def test_a_part_stands_for_what_only_it_has(self):
         sgd = {"optim": {"name": "sgd", "lr": 1, "momentum": 0.9}}
         adamw = {"optim": {"name": "adamw", "lr": 2, "betas": [0.9, 0.99]}}
         assert swept_values([run_differences(sgd), run_differences(adamw)]) == {
@@ -157,7 +155,7 @@ class TestSwept:
             "optim.lr": [1, 2],
         }
 
-    def test_models_are_told_apart(self) -> None:
+    def test_models_are_told_apart(self):
         runs = [run_differences({"model": {"name": "torchvision", "arch": arch}}) for arch in ("resnet18", "resnet50")]
         assert swept_values(runs) == {"model.arch": ["resnet18", "resnet50"]}
         cnn = run_differences({"model": {"name": "cnn", "width": 8}})
@@ -167,7 +165,7 @@ class TestSwept:
         }
 
 
-def test_short_names_and_differences() -> None:
+def test_short_names_and_differences():
     assert differences([{"a": 1, "b": 1}, {}, {"a": 2, "b": 1}]) == {"a": [1, None, 2]}  # one that never began
     assert short_names(["lr", "optim.eps", "optim.name", "model.name"]) == {
         **{"lr": "lr", "optim.eps": "eps"},

@@ -1,7 +1,5 @@
 """`eval`'s files: written, and read again."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace
@@ -44,7 +42,7 @@ def size(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 100])
-def test_what_is_written_is_read_again(tmp_path: Path, count: int) -> None:
+def test_what_is_written_is_read_again(tmp_path, count):
     names = [f"class {label}" for label in range(count)]
     found, folder = make_evaluation(names), tmp_path / "eval/val"
     written = write(folder, found)
@@ -68,14 +66,14 @@ def test_what_is_written_is_read_again(tmp_path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "named", "counted"), [(20, True, True), (51, False, False)])
-def test_names_and_counts_where_there_is_room(count: int, named: bool, counted: bool) -> None:
+def test_names_and_counts_where_there_is_room(count, named, counted):
     axes = plot_confusion(np.eye(count, dtype=np.int64), [f"n{label}" for label in range(count)]).axes[0]
     assert any(text.get_text() == "n7" for text in axes.get_yticklabels()) == named
     assert bool(axes.texts) == counted
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.slow)])
-def test_numbers(tmp_path: Path, count: int) -> None:
+def test_numbers(tmp_path, count):
     """A plot of the first nine, its points with six digits."""
     targets = np.random.default_rng(0).normal(size=(50, count))
     names = [f"n{place}" for place in range(count)]
@@ -96,13 +94,13 @@ def test_numbers(tmp_path: Path, count: int) -> None:
     assert drawn == names[:9]
 
 
-def test_very_many_classes(tmp_path: Path) -> None:
+def test_very_many_classes(tmp_path):
     """Without a matrix, which would have more than a million cells."""
     found = make_evaluation([f"c{label}" for label in range(MAX_CLASSES + 1)])
     assert not {"confusion.png", "confusion.csv"} & {*write(tmp_path, found)}
 
 
-def test_names_can_do_nothing(tmp_path: Path) -> None:
+def test_names_can_do_nothing(tmp_path):
     """Neither in a spreadsheet, nor in a terminal, nor to a file's lines."""
     names = ["=1+1", "@SUM(A1)", "a\nb\x1b[31m", "-1", "ä, \"'", "\udcff"]
     write(tmp_path / "eval/val", make_evaluation(names))
@@ -124,7 +122,7 @@ def test_names_can_do_nothing(tmp_path: Path) -> None:
     assert in_cell("a;=1; -x") == "a;'=1;' -x"
 
 
-def test_damaged_files_are_left_out(tmp_path: Path) -> None:
+def test_damaged_files_are_left_out(tmp_path):
     (tmp_path / "eval/val").mkdir(parents=True)
     (tmp_path / "eval/val" / SCORES).write_text(make_evaluation(["a", "b"]).to_json())
     outside = {"names": ["a"], "rows": [{"class": "a"}], "worst": [], "confusion": [[0, 1, 1]]}

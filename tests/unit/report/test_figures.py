@@ -1,12 +1,9 @@
-from __future__ import annotations
-
 import csv
-from pathlib import Path
 
 from effloop.report.values import write_csv
 
 
-def test_csv(tmp_path: Path) -> None:
+def test_csv(tmp_path):
     write_csv(tmp_path / "a.csv", [{"name": "ä, b", "s": 1.5, "told": None}, {"name": "c", "s": 2, "told": 3}])
     assert (tmp_path / "a.csv").read_bytes().startswith(b"name,s,told\n")
     with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
@@ -14,6 +11,6 @@ def test_csv(tmp_path: Path) -> None:
     assert rows == [{"name": "ä, b", "s": "1.5", "told": ""}, {"name": "c", "s": "2", "told": "3"}]
 
 
-def test_texts_are_no_formulas(tmp_path: Path) -> None:
+def test_texts_are_no_formulas(tmp_path):
     write_csv(tmp_path / "a.csv", [{"@x": "=1+1", "y": "-1e3", "z": -1.5, "path": "=a/b"}])
     assert (tmp_path / "a.csv").read_text() == "'@x,y,z,path\n'=1+1,-1e3,-1.5,./=a/b\n"

@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import fcntl
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,18 +18,18 @@ from effloop.runs.folder import LOCK
 @pytest.mark.parametrize(
     "words", ["model=resnet18,resnet50 model.pretrained=true", "data=folder data.root=/a,/b seed=range(1,4)"]
 )
-def test_keys_may_need_a_value_that_is_swept(words: str) -> None:
+def test_keys_may_need_a_value_that_is_swept(words):
     hydra, config = compose_shared(["-m"], OverridesParser.create().parse_overrides(words.split()))
     assert hydra.runtime.choices["hydra/sweeper"] == "basic"
     assert config.objective == "val/top1"
 
 
-def test_what_no_job_can_have_is_refused() -> None:
+def test_what_no_job_can_have_is_refused():
     with pytest.raises(ConfigError, match="is not a key of the model chosen"):
         compose_shared(["-m"], OverridesParser.create().parse_overrides(["seed=1,2", "model.pretrained=true"]))
 
 
-def test_the_lock_is_of_a_file_that_is_open_for_writing(here: Path) -> None:
+def test_the_lock_is_of_a_file_that_is_open_for_writing(here):
     """Else it would be of one machine alone on NFS."""
     with owned_folder(["seed=1,2"], {}, compose(["run=x"]), 2) as folder:
         with (folder / LOCK).open("a") as file, pytest.raises(BlockingIOError):
@@ -42,7 +39,7 @@ def test_the_lock_is_of_a_file_that_is_open_for_writing(here: Path) -> None:
             pass
 
 
-def test_data_is_not_kept_open_for_all_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_is_not_kept_open_for_all_of_a_sweep(monkeypatch):
     found: list[object] = []
     monkeypatch.setattr(
         "effloop.run.sweep.sweep", lambda *_, debug: found.extend([once("x", object), once("x", object)])
@@ -68,7 +65,7 @@ except PreemptedRunError as error:
 
 
 @pytest.mark.nightly
-def test_a_sweep_that_waits_for_slurm_ends(tmp_path: Path) -> None:
+def test_a_sweep_that_waits_for_slurm_ends(tmp_path):
     command = [sys.executable, "-c", WAITS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stdout

@@ -1,7 +1,5 @@
 """When a run of a sweep is ended early."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +36,7 @@ def write(folder: Path, losses: Sequence[float | None]) -> Path:
         ([0.6, SKIPPED], [[0.5, 0.5]] * 4, False),
     ],
 )
-def test_by_the_loss(mine: list[float | None], others: list[list[float | None]], ends: bool, tmp_path: Path) -> None:
+def test_by_the_loss(mine, others, ends, tmp_path):
     for number, losses in enumerate(others):
         write(tmp_path / str(number), losses)
     assert should_prune(write(tmp_path / "mine", mine), LOSS, 2, 8) is ends

@@ -1,7 +1,5 @@
 """What a process runs on and from."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -38,7 +36,7 @@ def written(folder: Path) -> Path:
     return folder
 
 
-def test_a_clean_checkout(repo: Path) -> None:
+def test_a_clean_checkout(repo):
     (repo / "outputs").mkdir()
     (repo / "outputs/x").write_text("where runs land is no change")
     found = find_checkout(repo / "sub")
@@ -57,7 +55,7 @@ def test_a_clean_checkout(repo: Path) -> None:
     assert find_checkout(repo, out=str(repo / ".runs")) == found
 
 
-def test_what_was_changed_can_be_applied(repo: Path, tmp_path: Path) -> None:
+def test_what_was_changed_can_be_applied(repo, tmp_path):
     git(tmp_path, "clone", str(repo), "clean")
     (repo / "a.py").write_text("two\n")
     (repo / "b.bin").write_bytes(bytes(range(256)))
@@ -71,7 +69,7 @@ def test_what_was_changed_can_be_applied(repo: Path, tmp_path: Path) -> None:
         assert (tmp_path / "clean" / name).read_bytes() == (repo / name).read_bytes()
 
 
-def test_a_package_twice_is_the_one_that_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_twice_is_the_one_that_is_imported(tmp_path, monkeypatch):
     for folder, version in {"first": "1.0", "second": "2.0", "_vendor": "3.0"}.items():
         monkeypatch.syspath_prepend(tmp_path / folder)
         info = tmp_path / folder / "some.dist-info"
@@ -80,14 +78,14 @@ def test_a_package_twice_is_the_one_that_is_imported(tmp_path: Path, monkeypatch
     assert environment.describe_environment({"git": None, "effloop": None})["packages"]["some"] == "2.0"
 
 
-def test_a_huge_change_is_cut(repo: Path) -> None:
+def test_a_huge_change_is_cut(repo):
     (repo / "a.py").write_text("x\n" * 3_000_000)
     changes = (written(repo / "outputs/run") / "changes.diff").read_text()
     assert len(changes) < 5_001_000
     assert "cut: 9,000,1" in changes
 
 
-def test_no_checkout(here: Path) -> None:
+def test_no_checkout(here):
     assert find_checkout(here) is None
     git(here, "init")
     assert find_checkout(here) is None  # without a commit
@@ -95,7 +93,7 @@ def test_no_checkout(here: Path) -> None:
     assert environment.describe_environment(find_checkouts())["git"] is None
 
 
-def test_an_installed_effloop_is_of_nobodys_checkout(repo: Path) -> None:
+def test_an_installed_effloop_is_of_nobodys_checkout(repo):
     (repo / "sub/package.py").write_text("in a virtual environment")
     assert find_checkout(repo / "sub", tracked="package.py") is None
     git(repo, "add", ".")
@@ -103,7 +101,7 @@ def test_an_installed_effloop_is_of_nobodys_checkout(repo: Path) -> None:
     assert find_checkout(repo / "sub", tracked="package.py") is not None
 
 
-def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables(monkeypatch):
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     monkeypatch.setenv("API_TOKEN", "hunter2")
     found = environment.describe_environment({"git": None, "effloop": None}, ranks=3)
@@ -121,7 +119,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         "NVIDIA UNIX Open Kernel Module for x86_64  580.9  Release",
     ],
 )
-def test_driver(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver(module, tmp_path, monkeypatch):
     (tmp_path / "version").write_text(f"NVRM version: {module}\nGCC version:  gcc version 12.3.0\n")
     monkeypatch.setattr(environment, "NVIDIA_MODULE", tmp_path / "version")
     assert environment.nvidia_driver() == module.split()[-2 if "Tue" not in module else -3]

@@ -1,7 +1,5 @@
 """What was found on this machine for this data."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_rows_are_kept_by_pipeline_and_data(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_kept_by_pipeline_and_data(cache, monkeypatch):
     other = effloop.compose(["batch_size=7"])
     assert not findings.any_here(COMPOSED)
     findings.keep(COMPOSED, FINGERPRINT, number=1)
@@ -46,7 +44,7 @@ def test_rows_are_kept_by_pipeline_and_data(cache: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("folder", ["file", ""])
-def test_no_place_for_them_is_no_error(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_place_for_them_is_no_error(folder, tmp_path, monkeypatch):
     def nowhere(*_: object) -> Path:
         if folder:
             return tmp_path / folder
@@ -59,7 +57,7 @@ def test_no_place_for_them_is_no_error(folder: str, tmp_path: Path, monkeypatch:
     assert not findings.any_here(COMPOSED)
 
 
-def test_speed_does_not_depend_on_all() -> None:
+def test_speed_does_not_depend_on_all():
     words = [
         *("seed=3", "epochs=9", "lr=0.1", "run=other", "out=elsewhere", "optim.weight_decay=0.1", "data.check=0"),
         *("record.log_every=1", "checkpoint=none", "schedule=constant", "objective=val/loss", "amp=false"),
@@ -75,7 +73,7 @@ def test_speed_does_not_depend_on_all() -> None:
         *(("decode.dct_scaling", True), ("data.cache", Cache.bytes), ("augment.ops.crop.scale", [0.2, 1.0])),
     ],
 )
-def test_speed_depends_on(key: str, value: Any) -> None:
+def test_speed_depends_on(key, value):
     changed: Any = copy.deepcopy(COMPOSED)
     part, *names, last = changed, *key.split(".")
     for name in names:
@@ -87,11 +85,11 @@ def test_speed_depends_on(key: str, value: Any) -> None:
     assert pipeline_key(changed) != pipeline_key(COMPOSED)
 
 
-def test_keys_that_do_not_count() -> None:
+def test_keys_that_do_not_count():
     chosen = copy.deepcopy(COMPOSED)
     chosen.num_workers, chosen.engine.prefetch = 3, 7
     assert pipeline_key(chosen) == pipeline_key(COMPOSED)
 
 
-def test_findings_of_an_earlier_version_still_count() -> None:
+def test_findings_of_an_earlier_version_still_count():
     assert pipeline_key(effloop.compose([])) == "ecb0dea5de378b71"

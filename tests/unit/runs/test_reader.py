@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,5 +19,5 @@ GONE = {**describe_process(), "started": ["another boot", "", 1]}
         ({"state": "running", **describe_process()}, {"state": "failed"}, "running"),
     ],
 )
-def test_a_job_that_is_continued_alone(job: dict[str, Any], process: dict[str, Any], state: str) -> None:
+def test_a_job_that_is_continued_alone(job, process, state):
     assert RunRecord(Path(), job={"number": 0, **job}, process=process).state == state

@@ -16,13 +16,13 @@ class Slow:
         return 3
 
 
-def test_it_is_computed_once() -> None:
+def test_it_is_computed_once():
     one = Slow()
     one.go_on.set()
     assert (one.value, one.value, one.count) == (3, 3, 1)
 
 
-def test_a_process_forked_while_a_thread_computes_it_does_not_wait() -> None:
+def test_a_process_forked_while_a_thread_computes_it_does_not_wait():
     slow, quick = Slow(), Slow()
     thread = threading.Thread(target=lambda: slow.value)
     thread.start()

@@ -1,7 +1,5 @@
 """What is printed does nothing to a terminal."""
 
-from __future__ import annotations
-
 import io
 import sys
 
@@ -23,7 +21,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
-def test_only_colours_and_bars_pass(kind: type[io.StringIO]) -> None:
+def test_only_colours_and_bars_pass(kind):
     stream = kind()
     print(TITLE, CLEAR, CLIPBOARD, "ä\u202e\udcff", "two\nlines\t", file=EscapedStream(stream))  # type: ignore[type-var]
     written = stream.getvalue()
@@ -35,7 +33,7 @@ def test_only_colours_and_bars_pass(kind: type[io.StringIO]) -> None:
     assert stream.getvalue().endswith(coloured) == (kind is Terminal)
 
 
-def test_rich_writes_through() -> None:
+def test_rich_writes_through():
     plain, ours = Terminal(), Terminal()
     for file in (plain, EscapedStream(ours)):
         console = Console(file=file, force_terminal=True, color_system="standard")  # type: ignore[arg-type]
@@ -44,19 +42,19 @@ def test_rich_writes_through() -> None:
     assert ours.getvalue() == plain.getvalue()
 
 
-def test_streams_are_put_back() -> None:
+def test_streams_are_put_back():
     before = sys.stdout, sys.stderr
     with escaped_output():
         assert isinstance(sys.stdout, EscapedStream)
     assert (sys.stdout, sys.stderr) == before
 
 
-def test_a_line_is_one_line() -> None:
+def test_a_line_is_one_line():
     assert printable("a b/ü.jpg") == "a b/ü.jpg"
     assert printable("a\nb\x1b[31m\u2028") == r"a\nb\x1b[31m\u2028"
 
 
-def test_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug(monkeypatch, capsys):
     def broken(args: list[str]) -> int:
         raise ZeroDivisionError("by\x1b]0;0\nor so")
 
@@ -70,7 +68,7 @@ def test_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         main(["--debug"])
 
 
-def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c(monkeypatch, capsys):
     def interrupted(args: list[str]) -> int:
         raise KeyboardInterrupt
 

@@ -1,7 +1,5 @@
 """Files that appear whole or not at all, numbered folders, and locks."""
 
-from __future__ import annotations
-
 import os
 from itertools import islice
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from effloop.system import files
 
 
-def test_an_exception_leaves_the_old_file(tmp_path: Path) -> None:
+def test_an_exception_leaves_the_old_file(tmp_path):
     path = tmp_path / "x"
     files.write_text(path, "old")
     with pytest.raises(KeyboardInterrupt), files.replacing(path) as file:  # noqa: PT012  the write comes before it
@@ -21,7 +19,7 @@ def test_an_exception_leaves_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_a_new_file_takes_the_place_when_it_is_complete(tmp_path: Path) -> None:
+def test_a_new_file_takes_the_place_when_it_is_complete(tmp_path):
     path = tmp_path / "x"
     with files.replacing(path, sync=True) as file:
         file.write(b"new")
@@ -30,11 +28,11 @@ def test_a_new_file_takes_the_place_when_it_is_complete(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_numbered() -> None:
+def test_numbered():
     assert [*islice(files.numbered(Path("a/b")), 3)] == [Path("a/b"), Path("a/b-2"), Path("a/b-3")]
 
 
-def test_empty_folders_go_up_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_folders_go_up_to_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a/b/c").mkdir(parents=True)
     Path("a/file").touch()
@@ -45,7 +43,7 @@ def test_empty_folders_go_up_to_the_working_directory(tmp_path: Path, monkeypatc
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_lock_is_held_until_the_file_is_closed(tmp_path: Path) -> None:
+def test_a_lock_is_held_until_the_file_is_closed(tmp_path):
     first, second = os.open(tmp_path, os.O_RDONLY), os.open(tmp_path, os.O_RDONLY)
     assert files.try_lock(first)
     assert not files.try_lock(second)
@@ -54,7 +52,7 @@ def test_a_lock_is_held_until_the_file_is_closed(tmp_path: Path) -> None:
     os.close(second)
 
 
-def test_rows_that_are_none_are_left_out(tmp_path: Path) -> None:
+def test_rows_that_are_none_are_left_out(tmp_path):
     path = tmp_path / "rows.jsonl"
     files.keep_rows(path, lambda row: True)  # nothing is there
     kept = ['{"step": 1}', '{"step": 2}']
@@ -65,7 +63,7 @@ def test_rows_that_are_none_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_lock_is_held_for_the_block(tmp_path: Path, kind: str) -> None:
+def test_a_lock_is_held_for_the_block(tmp_path, kind):
     path = tmp_path / "lock" if kind == "file" else tmp_path
     with files.locked(path) as first, files.locked(path) as second, files.locked(path, 0.1, shared=True) as third:
         assert (first, second, third) == (True, False, False)

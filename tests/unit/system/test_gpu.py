@@ -1,7 +1,5 @@
 """The second of two GPUs, while the first is the current one: all that is done is done there."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,7 +54,7 @@ def resolved() -> list[str]:
     return found
 
 
-def test_nothing_is_done_on_the_first(finished: Path, photos: Path) -> None:
+def test_nothing_is_done_on_the_first(finished, photos):
     found = emulator.call(on_the_second, str(photos), str(finished))
     for engine in ("threads", "processes"):
         assert found[engine] == ({"cuda:1"}, [0, 1]), engine
@@ -65,5 +63,5 @@ def test_nothing_is_done_on_the_first(finished: Path, photos: Path) -> None:
     assert found["resolved"] == ["cuda:0", "cuda:1", "cuda:1", "cpu"]
 
 
-def test_the_cpu_has_no_number() -> None:
+def test_the_cpu_has_no_number():
     assert gpu.find_device("cpu:0").index is None

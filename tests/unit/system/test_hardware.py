@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +16,14 @@ MOUNTS = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
 """
 
 
-def test_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system(tmp_path, monkeypatch):
     (tmp_path / "mounts").write_text(MOUNTS)
     monkeypatch.setattr(hardware, "MOUNTS", tmp_path / "mounts")
     kinds = {"/data/x/y": "nfs4", "/data/my sets/x": "fuse.sshfs", "/data/my setsx": "nfs4", "/database": "ext4"}
     assert {path: hardware.file_system(Path(path)) for path in kinds} == kinds  # a later mount hides the earlier one
 
 
-def test_a_warning_comes_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_comes_once(capsys):
     for line in ("first", "second", "first"):
         warn(line)
     assert capsys.readouterr().err == "effloop: warning: first\neffloop: warning: second\n"
@@ -90,16 +88,7 @@ MANY = 1000  # cores, so that this machine's own number doesn't come into it
         (FIRST, "/../job", {"memory/job": 4 * GB}, {"cpu/job": 200_000}, 2, 2),
     ],
 )
-def test_limits_of_groups(
-    listed: str,
-    path: str,
-    memory: dict[str, int],
-    cores: dict[str, int],
-    free: int,
-    count: int,
-    groups: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_limits_of_groups(listed, path, memory, cores, free, count, groups, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(MANY)))
     (groups / "cgroup").write_text(listed.format(path))
     if listed == SECOND:
@@ -112,7 +101,7 @@ def test_limits_of_groups(
     assert hardware.available_cores() == count
 
 
-def test_without_groups(groups: Path) -> None:
+def test_without_groups(groups):
     for _ in range(2):
         assert hardware.available_memory() == 50 * GB
         assert hardware.available_cores() == len(os.sched_getaffinity(0))
@@ -128,7 +117,7 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_as_it_was")
-def test_reproducible_is_set_both_ways() -> None:
+def test_reproducible_is_set_both_ways():
     hardware.set_reproducible(deterministic=False, cudnn_benchmark=True)
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     assert torch.backends.cudnn.benchmark
@@ -145,7 +134,7 @@ def test_reproducible_is_set_both_ways() -> None:
 
 
 @pytest.mark.usefixtures("_as_it_was")
-def test_reproducible_leaves_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproducible_leaves_what_the_user_has_set(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     hardware.set_reproducible(deterministic=True, cudnn_benchmark=False)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"

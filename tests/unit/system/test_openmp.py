@@ -1,7 +1,5 @@
 """How long OpenMP's threads spin: set before torch is imported, however a process starts, unless users choose it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -60,7 +58,7 @@ RANK = {
     ("words", "env", "found"),
     [(SCRIPT, {}, OURS), (TRAIN, RANK, OURS), *[(TRAIN, chosen, chosen) for chosen in CHOSEN[:2]]],
 )
-def test_of_a_command(words: list[str], env: dict[str, str], found: dict[str, str], tmp_path: Path) -> None:
+def test_of_a_command(words, env, found, tmp_path):
     assert read_by_libgomp(tmp_path, words, env) == found
 
 
@@ -69,12 +67,12 @@ def job_environment(threads: dict[str, str] | None) -> dict[str, str]:
     return JobRunner(**values, resume=False, parallel=True, debug=False, threads=threads).environment()
 
 
-def test_of_a_job(tmp_path: Path) -> None:
+def test_of_a_job(tmp_path):
     assert read_by_libgomp(tmp_path, JOB, job_environment(None)) == OURS
 
 
 @pytest.mark.parametrize("chosen", CHOSEN)
-def test_of_a_job_by_the_users_choice(chosen: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_job_by_the_users_choice(chosen, monkeypatch):
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     limit_spinning()  # as the command that starts the sweep

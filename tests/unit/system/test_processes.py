@@ -1,7 +1,5 @@
 """How processes end, which one is which, and whose lines are whose."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -21,11 +19,11 @@ from effloop.system.processes import PrefixedStream
         (-63, "was killed by signal 63"),
     ],
 )
-def test_how_a_child_ended(code: int, line: str) -> None:
+def test_how_a_child_ended(code, line):
     assert processes.how_ended(code) == line
 
 
-def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+def test_a_process_is_told_from_a_later_one_of_its_number():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     facts = processes.describe_process(child.pid)
     boot, namespace, start = facts["started"]

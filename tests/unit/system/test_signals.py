@@ -1,7 +1,5 @@
 """Who gets Ctrl-C, and when."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -11,7 +9,7 @@ import pytest
 from effloop.system import signals
 
 
-def test_ctrl_c_waits_for_the_end_of_a_write() -> None:
+def test_ctrl_c_waits_for_the_end_of_a_write():
     done = False
     with pytest.raises(KeyboardInterrupt), signals.interrupts_deferred():  # noqa: PT012  what follows the signal is the point
         signal.raise_signal(signal.SIGINT)
@@ -21,7 +19,7 @@ def test_ctrl_c_waits_for_the_end_of_a_write() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_is_blocked_in_a_child_until_it_lets_it_through() -> None:
+def test_ctrl_c_is_blocked_in_a_child_until_it_lets_it_through():
     code = (
         "import signal; from effloop.system.signals import unblock_interrupts; signal.raise_signal(signal.SIGINT); "
         "print('blocked', flush=True); unblock_interrupts()"

@@ -1,9 +1,6 @@
 """Classification: its sums and scores against counting by hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +29,7 @@ def samples(metrics: Metrics) -> float:
 
 
 @pytest.mark.parametrize("classes", [2, 5, 20])
-def test_metrics(classes: int) -> None:
+def test_metrics(classes):
     torch.manual_seed(classes)
     logits, targets = torch.randn(50, classes), torch.randint(classes, (50,))
     losses, valid = torch.rand(50), torch.rand(50) < 0.7
@@ -45,7 +42,7 @@ def test_metrics(classes: int) -> None:
     )
 
 
-def test_five_classes_have_no_top5() -> None:
+def test_five_classes_have_no_top5():
     """Nor a sign before a zero: the loss of a sure model is -0."""
     assert [meter.name for meter in TASK.for_outputs(5).meters] == ["top1", "loss"]
     assert TASK.for_outputs(6).meters == TASK.meters
@@ -54,7 +51,7 @@ def test_five_classes_have_no_top5() -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 5, 20])
-def test_metrics_of_mixed_samples(classes: int) -> None:
+def test_metrics_of_mixed_samples(classes):
     """MixUp's authors weigh a hit of either class by its share."""
     torch.manual_seed(classes)
     logits, first, second = torch.randn(50, classes), torch.randint(classes, (50,)), torch.randint(classes, (50,))
@@ -75,7 +72,7 @@ def test_metrics_of_mixed_samples(classes: int) -> None:
     assert TASK.scores(hard.read()) == pytest.approx(naive_scores(losses[valid].tolist(), logits[valid], first[valid]))
 
 
-def test_label_smoothing_is_for_training_only() -> None:
+def test_label_smoothing_is_for_training_only():
     logits, targets = torch.randn(6, 4), torch.randint(4, (6,))
     smooth, valid = build(0.1), torch.ones(6, dtype=torch.bool)
     assert smooth.loss(logits, targets) != TASK.loss(logits, targets)
@@ -86,7 +83,7 @@ def test_label_smoothing_is_for_training_only() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_loss_of_shares_is_the_classes_losses_by_their_shares(smoothing: float, dtype: torch.dtype) -> None:
+def test_the_loss_of_shares_is_the_classes_losses_by_their_shares(smoothing, dtype):
     torch.manual_seed(0)
     task, logits = build(smoothing), torch.randn(6, 4).to(dtype).float()
     first, second, lam = torch.randint(4, (6,)), torch.randint(4, (6,)), torch.rand(6, 1)
@@ -100,7 +97,7 @@ def test_the_loss_of_shares_is_the_classes_losses_by_their_shares(smoothing: flo
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_weights_are_those_of_cross_entropy(smoothing: float) -> None:
+def test_weights_are_those_of_cross_entropy(smoothing):
     """Of mixed samples by their shares of the weights; of training only."""
     source = Tabled("abcd", [0, 0, 0, 1])
     task = Classification(ClassificationConfig("classification", smoothing, "balanced"))
@@ -119,7 +116,7 @@ def test_weights_are_those_of_cross_entropy(smoothing: float) -> None:
 
 
 @pytest.mark.parametrize("weights", [3, "even", [1, -1], [0, 1], [], [True, 1]])
-def test_what_are_no_weights(weights: object) -> None:
+def test_what_are_no_weights(weights):
     with pytest.raises(ConfigError, match=r"^task\.class_weights: .* set null, balanced, or"):
         ClassificationConfig("classification", 0.0, weights)
 
@@ -146,9 +143,7 @@ def built(**fields: object) -> Classification:
         ({"class_weights": WEIGHTS}, {"weight": torch.tensor(WEIGHTS)}),
     ],
 )
-def test_binary_cross_entropy_is_timms(
-    smoothing: float, dtype: torch.dtype, fields: dict[str, Any], theirs: dict[str, Any]
-) -> None:
+def test_binary_cross_entropy_is_timms(smoothing, dtype, fields, theirs):
     """Also with the targets of its `Mixup`, which smooths them."""
     timm, mixup = pytest.importorskip("timm.loss"), pytest.importorskip("timm.data.mixup")
     task, logits = built(loss="bce", label_smoothing=smoothing, **fields), LOGITS.to(dtype)
@@ -161,7 +156,7 @@ def test_binary_cross_entropy_is_timms(
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_is_timms_too(smoothing: float) -> None:
+def test_cross_entropy_is_timms_too(smoothing):
     timm, mixup = pytest.importorskip("timm.loss"), pytest.importorskip("timm.data.mixup")
     dense = mixup.mixup_target(TARGETS, K, MIXED.gather(1, TARGETS[:, None]), smoothing)
     got = [build(smoothing).loss(LOGITS, each) for each in (TARGETS, MIXED)]
@@ -171,7 +166,7 @@ def test_cross_entropy_is_timms_too(smoothing: float) -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("gamma_pos", "gamma_neg"), [(0.0, 4.0), (1.0, 4.0), (0.5, 0.5)])
-def test_the_asymmetric_loss_is_timms(smoothing: float, gamma_pos: float, gamma_neg: float) -> None:
+def test_the_asymmetric_loss_is_timms(smoothing, gamma_pos, gamma_neg):
     timm = pytest.importorskip("timm.loss")
     task = built(loss="asymmetric", label_smoothing=smoothing, gamma_pos=gamma_pos, gamma_neg=gamma_neg)
     oracle = timm.AsymmetricLossSingleLabel(gamma_pos, gamma_neg, smoothing)
@@ -179,7 +174,7 @@ def test_the_asymmetric_loss_is_timms(smoothing: float, gamma_pos: float, gamma_
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
-def test_the_focal_loss_of_two_classes_is_torchvisions(gamma: float) -> None:
+def test_the_focal_loss_of_two_classes_is_torchvisions(gamma):
     oracle = pytest.importorskip("torchvision.ops").sigmoid_focal_loss
     task, weighted = built(loss="focal", gamma=gamma), built(loss="focal", gamma=gamma)
     logits, targets = LOGITS[:, :2], TARGETS % 2
@@ -193,7 +188,7 @@ def test_the_focal_loss_of_two_classes_is_torchvisions(gamma: float) -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_losses_without_focus_are_cross_entropy(smoothing: float, weights: list[float] | None) -> None:
+def test_losses_without_focus_are_cross_entropy(smoothing, weights):
     """Of mixed samples, too: so their targets, smoothing and weights mean the same."""
     given = {"label_smoothing": smoothing, "class_weights": weights}
     plain, focal = built(**given), built(loss="focal", gamma=0.0, **given)
@@ -205,7 +200,7 @@ def test_losses_without_focus_are_cross_entropy(smoothing: float, weights: list[
 
 
 @pytest.mark.parametrize("loss", ["bce", "focal", "asymmetric"])
-def test_losses_of_sure_models(loss: str) -> None:
+def test_losses_of_sure_models(loss):
     """Gradients are finite wherever the network is; an evaluation's loss and facts are cross-entropy's."""
     fields = {"focal": {"gamma": 0.5}, "asymmetric": {"gamma_pos": 0.5, "gamma_neg": 0.5}}.get(loss, {})
     task = built(loss=loss, label_smoothing=0.1, **fields)
@@ -240,7 +235,7 @@ def test_losses_of_sure_models(loss: str) -> None:
         ),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], wanted: str) -> None:
+def test_what_is_refused(fields, wanted):
     with pytest.raises(ConfigError, match=wanted):
         built(**fields)
 
@@ -253,7 +248,7 @@ class OwnConfig(ClassificationConfig):
     gamma: float = -1.0
 
 
-def test_a_plugin_may_have_a_loss_of_its_own() -> None:
+def test_a_plugin_may_have_a_loss_of_its_own():
     assert Classification(OwnConfig("own", 0.1)).label_smoothing == 0.1
     with pytest.raises(ConfigError, match=r"^task\.gamma_neg: "):
         OwnConfig("own", gamma_neg=-1.0)

@@ -1,7 +1,5 @@
 """Where an evaluation's scores come from, against torchmetrics and counting by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -32,7 +30,7 @@ def details_of(logits: Tensor, targets: Tensor) -> Details:
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
-def test_the_same_as_torchmetrics(classes: int) -> None:
+def test_the_same_as_torchmetrics(classes):
     logits, targets = outputs_of(classes)
     found = details_of(logits, targets)
     assert found.confusion is not None
@@ -51,7 +49,7 @@ def test_the_same_as_torchmetrics(classes: int) -> None:
         assert [rows[f"c{label}"][name] or 0.0 for label in range(classes)] == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_same_as_the_scores() -> None:
+def test_the_same_as_the_scores():
     """Also where logits are equal, as they often are in half precision."""
     logits, targets = outputs_of(10)
     logits = (logits * 2).round().bfloat16()
@@ -63,7 +61,7 @@ def test_the_same_as_the_scores() -> None:
     assert TASK.facts(logits, targets)[:, 0].double().mean().item() == pytest.approx(scores["loss"], abs=1e-12)
 
 
-def test_rows_by_hand() -> None:
+def test_rows_by_hand():
     """a: two of three right, one taken for c. b: all taken for others. c: all right. d: none, and never predicted."""
     targets, predicted = np.array([0, 0, 0, 1, 1, 1, 2]), np.array([0, 0, 2, 0, 2, 2, 2])
     ones = np.ones(7, np.float32)
@@ -78,7 +76,7 @@ def test_rows_by_hand() -> None:
     assert found.mistakes.tolist() == [[1, 2, 2], [0, 2, 1], [1, 0, 1]]
 
 
-def test_a_sure_model_is_in_the_last_bin() -> None:
+def test_a_sure_model_is_in_the_last_bin():
     """As Guo et al. have it; torchmetrics gives a probability of 1 a bin of its own."""
     bins = calibration_bins(np.array([1, 1, 0.95, 0, 0.5], np.float32), np.array([True, False, True, False, True]))
     assert bins.shape == (NUM_BINS, 3)
@@ -90,7 +88,7 @@ def test_a_sure_model_is_in_the_last_bin() -> None:
     assert Details([], []).calibration_error is None
 
 
-def test_outputs_that_are_no_numbers_say_nothing() -> None:
+def test_outputs_that_are_no_numbers_say_nothing():
     logits, targets = outputs_of(4)
     logits[3] = torch.nan
     assert details_of(logits, targets).calibration_error is None
@@ -102,7 +100,7 @@ def test_outputs_that_are_no_numbers_say_nothing() -> None:
     assert {row["class"] for row in found.rows if row["ap"] is None} == {"b", "d"}  # nobody has d
 
 
-def test_the_worst_samples() -> None:
+def test_the_worst_samples():
     logits, targets = outputs_of(10)
     losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     worst = details_of(logits, targets).worst
@@ -114,7 +112,7 @@ def test_the_worst_samples() -> None:
     assert first["loss"] == pytest.approx(float(losses.max()))
 
 
-def test_flags_are_the_same_as_torchmetrics() -> None:
+def test_flags_are_the_same_as_torchmetrics():
     """And as the scores; a class that no sample has, has no average precision."""
     generator = torch.Generator().manual_seed(0)
     flags = (torch.rand(300, 6, generator=generator) < 0.3).int()
@@ -146,7 +144,7 @@ def test_flags_are_the_same_as_torchmetrics() -> None:
 
 
 @pytest.mark.parametrize("outputs", [1, 3, NUM_PLOTTED + 2])
-def test_numbers_are_the_same_as_torchmetrics(outputs: int) -> None:
+def test_numbers_are_the_same_as_torchmetrics(outputs):
     """And as the scores, which are the outputs' means."""
     generator = torch.Generator().manual_seed(0)
     targets = 100 + 7 * torch.randn(2500, outputs, generator=generator)

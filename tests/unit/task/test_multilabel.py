@@ -1,7 +1,5 @@
 """Several labels for each image: losses and scores against torchmetrics and the papers' formulas."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -23,7 +21,7 @@ def build(labels: int, **fields: object) -> Multilabel:
 
 @pytest.mark.parametrize("labels", [2, 6])
 @pytest.mark.parametrize("ties", [False, True])
-def test_scores_are_those_of_torchmetrics(labels: int, ties: bool) -> None:
+def test_scores_are_those_of_torchmetrics(labels, ties):
     """Also where samples have the same score, and of labels that no sample has."""
     oracle = pytest.importorskip("torchmetrics.functional.classification")
     torch.manual_seed(labels)
@@ -49,7 +47,7 @@ def test_scores_are_those_of_torchmetrics(labels: int, ties: bool) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_infinite_scores_are_equal() -> None:
+def test_infinite_scores_are_equal():
     """As samples of any other score: they count together."""
     scores = np.float32([np.inf, np.inf, 0, -np.inf, -np.inf])
     found = Ranking.of(scores, np.uint8([1, 0, 1, 0, 1]))
@@ -59,7 +57,7 @@ def test_infinite_scores_are_equal() -> None:
     assert np.isnan(Ranking.of(np.zeros(0), np.zeros(0)).average_precision)
 
 
-def test_thresholds_have_the_best_f1_there_is() -> None:
+def test_thresholds_have_the_best_f1_there_is():
     """Tried one by one, on few samples with equal scores among them."""
     random = np.random.default_rng(0)
     scores, flags = random.integers(1, 6, (9, 30)) / 6, random.integers(0, 2, (9, 30))
@@ -76,7 +74,7 @@ def test_thresholds_have_the_best_f1_there_is() -> None:
     assert chosen[3] == 0.5
 
 
-def test_tuned_thresholds_score_predict_and_are_kept() -> None:
+def test_tuned_thresholds_score_predict_and_are_kept():
     task = build(2)
     outputs, targets = np.float32([[-3, 5], [-2, 4], [-1, 3], [-4, 2]]), np.float32([[0, 1], [1, 0], [1, 0], [0, 0]])
     assert task.scores_of(outputs, targets)["f1_tuned"] == pytest.approx((0 + 2 / 5) / 2)
@@ -90,7 +88,7 @@ def test_tuned_thresholds_score_predict_and_are_kept() -> None:
 
 
 @pytest.mark.parametrize(("gamma_pos", "gamma_neg", "clip"), [(0.0, 4.0, 0.05), (1.0, 2.0, 0.0), (0.5, 0.5, 0.2)])
-def test_the_asymmetric_loss_is_the_papers(gamma_pos: float, gamma_neg: float, clip: float) -> None:
+def test_the_asymmetric_loss_is_the_papers(gamma_pos, gamma_neg, clip):
     """Written as its equations are, and its gradients are finite wherever the network is."""
     x = torch.linspace(-6, 6, 49, dtype=torch.float64)
     p, shifted = x.sigmoid(), (x.sigmoid() - clip).clamp(min=0)
@@ -105,7 +103,7 @@ def test_the_asymmetric_loss_is_the_papers(gamma_pos: float, gamma_neg: float, c
 
 
 @pytest.mark.parametrize("weight", [None, [1.0, 2.0, 0.5, 3.0]])
-def test_losses_are_timms_and_torchvisions(weight: list[float] | None) -> None:
+def test_losses_are_timms_and_torchvisions(weight):
     """Of flags; of shares timm's focuses by their mean, and the paper says nothing."""
     timm, torchvision = pytest.importorskip("timm.loss"), pytest.importorskip("torchvision.ops")
     generator = torch.Generator().manual_seed(0)
@@ -131,7 +129,7 @@ BALANCED = [3.0, 1 / 3, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(("weight", "wanted"), [("balanced", BALANCED), (2, [2.0] * 4), ([1, 2, 3, 4], [1.0, 2, 3, 4])])
-def test_weights_of_what_is_set(weight: object, wanted: list[float]) -> None:
+def test_weights_of_what_is_set(weight, wanted):
     """Of training only; balanced, a label that one of four has weighs 3, and one that nobody or everybody has 1."""
     source = Tabled("abcd", np.uint8([[1, 1, 0, 1], [0, 1, 0, 1], [0, 1, 0, 1], [0, 0, 0, 1]]))
     task = build(4, pos_weight=weight).fitted(source, lambda: class_counts(source))
@@ -141,7 +139,7 @@ def test_weights_of_what_is_set(weight: object, wanted: list[float]) -> None:
     assert task.scores_of(logits.numpy(), flags.numpy()) == build(4).scores_of(logits.numpy(), flags.numpy())
 
 
-def test_a_mixed_image_counts_by_its_shares() -> None:
+def test_a_mixed_image_counts_by_its_shares():
     flags = torch.tensor([[0.25, 0.75]])
     found = build(2).scores(build(2).sums(torch.tensor([[1.0, 1.0]]), flags, torch.tensor([True])).tolist())
     assert found["f1_micro"] == pytest.approx(2 * 1 / (2 * 1 + 1))
@@ -161,12 +159,12 @@ def test_a_mixed_image_counts_by_its_shares() -> None:
         ({"clip": 1.0}, r"task\.clip: 1\.0 "),
     ],
 )
-def test_what_is_refused(fields: dict[str, object], wanted: str) -> None:
+def test_what_is_refused(fields, wanted):
     with pytest.raises(ConfigError, match=wanted):
         MultilabelConfig("multilabel", **fields)
 
 
-def test_each_task_names_the_one_that_fits() -> None:
+def test_each_task_names_the_one_that_fits():
     from effloop.task import Classification, ClassificationConfig, Regression, RegressionConfig
 
     made = {

@@ -1,7 +1,5 @@
 """Numbers for each image: scores against torchmetrics, and the scale that they are learned in."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -24,7 +22,7 @@ def build(targets: np.ndarray, **fields: object) -> Regression:
 
 @pytest.mark.parametrize("shift", [0, 1e4])
 @pytest.mark.parametrize("standardise", [True, False])
-def test_scores_are_those_of_torchmetrics(shift: float, standardise: bool) -> None:
+def test_scores_are_those_of_torchmetrics(shift, standardise):
     """Of targets far from 0, too, in batches; an output's scores are averaged over outputs."""
     oracle = pytest.importorskip("torchmetrics.functional.regression")
     torch.manual_seed(0)
@@ -45,7 +43,7 @@ def test_scores_are_those_of_torchmetrics(shift: float, standardise: bool) -> No
 
 
 @pytest.mark.parametrize("shift", [0, 5, 1e5])
-def test_r2_of_targets_that_are_equal_is_unknown(shift: float) -> None:
+def test_r2_of_targets_that_are_equal_is_unknown(shift):
     """Whatever rounding leaves of their spread; of others it is known, also where one output's are equal."""
     task = build(np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32))
     targets, valid = torch.full((37, 2), 0.1 + shift), torch.ones(37, dtype=torch.bool)
@@ -64,7 +62,7 @@ def test_r2_of_targets_that_are_equal_is_unknown(shift: float) -> None:
     assert both != both
 
 
-def test_the_model_learns_what_is_standardised() -> None:
+def test_the_model_learns_what_is_standardised():
     """Its loss is that of z-scores; finished, it is in the targets' units, with the same names of weights."""
     task, targets = build(YEARS), torch.from_numpy(YEARS)
     z = (targets[:, :1].double() - targets[:, :1].double().mean()) / targets[:, :1].double().std(correction=0)
@@ -83,7 +81,7 @@ def test_the_model_learns_what_is_standardised() -> None:
     assert torch.equal(plain.scored_outputs(images[:, :2]), images[:, :2])
 
 
-def test_the_scale_is_kept() -> None:
+def test_the_scale_is_kept():
     task, again = build(YEARS), Regression(RegressionConfig("regression")).for_outputs(2)
     again.load_state_dict(task.state_dict())
     outputs = torch.randn(4, 2)
@@ -93,14 +91,14 @@ def test_the_scale_is_kept() -> None:
 
 
 @pytest.mark.parametrize("loss", RegressionLoss)
-def test_losses(loss: RegressionLoss) -> None:
+def test_losses(loss):
     error = torch.tensor([[0.5], [-3.0]])
     task = build(np.float32([[0.0], [1.0]]), loss=loss, delta=2.0, standardise=False)
     wanted = {"mse": (0.25 + 9) / 2, "l1": 1.75, "huber": (0.125 + 2 * (3 - 1)) / 2}
     assert task.loss(error, torch.zeros(2, 1)).item() == pytest.approx(wanted[loss.value])
 
 
-def test_moments_are_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_are_read_piece_by_piece(monkeypatch):
     """In float64: float32 would lose what differs far from 0."""
     monkeypatch.setattr("effloop.task.regression._ROWS", 7)
     targets = (1e6 + np.random.default_rng(0).normal(size=(100, 2))).astype(np.float32)
@@ -110,7 +108,7 @@ def test_moments_are_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> Non
     assert deviation == pytest.approx([targets[:, 0].astype(np.float64).std(), 1])
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused():
     with pytest.raises(ConfigError, match=r"task\.delta: 0\.0 "):
         RegressionConfig("regression", delta=0.0)
     with pytest.raises(DataError, match=r"table has targets that aren't finite"):

@@ -1,7 +1,5 @@
 """Classes of pixels: losses beside their definitions, the confusion matrix beside others', windows, details."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -69,7 +67,7 @@ def berman(shares: Any, has: Any) -> float:
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("missing", [None, 2])
-def test_losses_are_as_defined(name: str, missing: int | None) -> None:
+def test_losses_are_as_defined(name, missing):
     """Of a batch, and of each image by itself; in bfloat16 nearly."""
     logits, masks = batch(missing=missing)
     loss = pixel_losses(GAMMA)[name]
@@ -82,7 +80,7 @@ def test_losses_are_as_defined(name: str, missing: int | None) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_pixels_that_are_not_counted_do_not_count(name: str) -> None:
+def test_pixels_that_are_not_counted_do_not_count(name):
     """Whatever their logits are; they have no gradient, and a batch without others has a loss of 0."""
     logits, masks = batch()
     task = made(loss=name, gamma=0.5)
@@ -101,7 +99,7 @@ def test_pixels_that_are_not_counted_do_not_count(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_certain_outputs_have_finite_gradients(name: str) -> None:
+def test_certain_outputs_have_finite_gradients(name):
     """Right ones cost nothing, wrong ones a lot."""
     masks = batch()[1]
     right = F.one_hot(masks.long().clamp(max=K - 1), K).permute(0, 3, 1, 2) * 1000.0
@@ -113,7 +111,7 @@ def test_certain_outputs_have_finite_gradients(name: str) -> None:
         assert (loss.item() < 1e-6) == (logits is right)
 
 
-def test_gradients_of_lovasz_are_the_authors() -> None:
+def test_gradients_of_lovasz_are_the_authors():
     """Of the definition in torch, differentiated through the sort."""
     logits, masks = batch()
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
@@ -131,7 +129,7 @@ def test_gradients_of_lovasz_are_the_authors() -> None:
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_cross_entropy_with_weights_is_torchs() -> None:
+def test_cross_entropy_with_weights_is_torchs():
     logits, masks = batch()
     weights = [0.5, 1.0, 2.0, 3.0, 4.0]
     task = made(class_weights=weights).fitted(_Masks(K), lambda: np.empty(0))
@@ -150,7 +148,7 @@ class _Masks:
         self.classes = self.target_names = tuple("abcdefghij"[:count])
 
 
-def test_several_losses_and_heads_add_up() -> None:
+def test_several_losses_and_heads_add_up():
     logits, masks = batch()
     both = made(loss={"cross_entropy": 1, "dice": 0.5})
     one, half = (made(loss=name).loss(logits, masks) for name in ("cross_entropy", "dice"))
@@ -162,7 +160,7 @@ def test_several_losses_and_heads_add_up() -> None:
     assert task.scored_outputs(heads) is task.scored_outputs(logits)
 
 
-def test_confusion_and_scores_are_those_of_others() -> None:
+def test_confusion_and_scores_are_those_of_others():
     """torchmetrics' matrix, torchvision's references, exact sums over any division of a batch."""
     logits, masks = batch(8)
     task, valid = made(), torch.ones(8, dtype=torch.bool)
@@ -182,7 +180,7 @@ def test_confusion_and_scores_are_those_of_others() -> None:
     assert torch.equal(torch.stack(parts).sum(0)[1:], sums[1:])
 
 
-def test_classes_that_do_not_occur() -> None:
+def test_classes_that_do_not_occur():
     """A class that is only predicted has an IoU of 0; one that is neither there nor predicted isn't averaged."""
     matrix = np.array([[6.0, 2, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
     assert pixel_scores(matrix) == {"miou": (0.75 + 0.5) / 2, "accuracy": 0.8, "mean_accuracy": (0.75 + 1) / 2}
@@ -191,7 +189,7 @@ def test_classes_that_do_not_occur() -> None:
     assert np.isnan([*pixel_scores(np.zeros((4, 4))).values()]).all()
 
 
-def test_details_are_of_the_confusion_matrix() -> None:
+def test_details_are_of_the_confusion_matrix():
     """A row for each class, the worst first; the worst images; pixels that aren't counted nowhere."""
     logits, masks = batch(40)
     masks[7] = IGNORED
@@ -221,7 +219,7 @@ class _Position(nn.Module):
         return torch.cat([images[:, :1], left], dim=1)
 
 
-def test_windows_cover_an_image() -> None:
+def test_windows_cover_an_image():
     """Where they overlap the logits are averaged; smaller images are seen as a whole."""
     assert starts(10, 6, 4) == [0, 4]
     assert starts(11, 6, 4) == [0, 4, 5]
@@ -255,6 +253,6 @@ def test_windows_cover_an_image() -> None:
         ({"stride": 0.0}, "task.stride: 0.0"),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], words: str) -> None:
+def test_what_is_refused(fields, words):
     with pytest.raises(ConfigError, match=words):
         SegmentationConfig(name="segmentation", **fields)

@@ -1,7 +1,5 @@
 """Outputs of an evaluation, collected; test-time augmentation against averages computed by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,7 +30,7 @@ def batch(ids: list[int], filled: int) -> Batch:
     return Batch(torch.zeros(len(ids), 3, 1, 1), numbers.clone(), numbers, torch.arange(len(ids)) < filled)
 
 
-def test_each_sample_once_and_in_order_whatever_ranks_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_sample_once_and_in_order_whatever_ranks_have_it(monkeypatch):
     """What was added stays, though a loader fills its batches again."""
     outputs = torch.randn(7, 2)
     one, other, whole = collector(), collector(), collector()
@@ -67,7 +65,7 @@ def by_hand(model: nn.Module, views: Sequence[Tensor], targets: Tensor) -> dict[
     return {name: float(value.double().mean()) for name, value in means.items()}
 
 
-def test_flip() -> None:
+def test_flip():
     torch.manual_seed(0)
     model, batches = nn.Sequential(nn.Flatten(), nn.Linear(48, 7)), [batch_views(1), batch_views(2, valid=4)]
     scorers = [Scorer(TASK, Metrics(TASK.num_sums, CPU)) for _ in range(2)]
@@ -80,7 +78,7 @@ def test_flip() -> None:
     assert both["loss"] != pytest.approx(alone["loss"], rel=1e-2)
 
 
-def test_shift_weighs_as_published() -> None:
+def test_shift_weighs_as_published():
     """airbench94.py, tta_level 2: half of the weight for the image, a quarter for each of two that are moved."""
     torch.manual_seed(0)
     model, images = nn.Sequential(nn.Flatten(), nn.Linear(48, 7)), torch.randn(6, 3, 4, 4)
@@ -92,7 +90,7 @@ def test_shift_weighs_as_published() -> None:
         assert torch.equal(view[:, :, 1:-1, 1:-1], images[:, :, 1:-1, 1:-1])
 
 
-def test_the_worst_samples_are_those_whose_images_can_be_loaded() -> None:
+def test_the_worst_samples_are_those_whose_images_can_be_loaded():
     scorer, targets = Scorer(TASK, Metrics(TASK.num_sums, CPU), keeps=True), torch.tensor([0, 0, 0, 0])
     images, valid = torch.zeros(4, 3, 1, 1), torch.tensor([True, False, True, True])
     outputs = torch.tensor([[2.0, 0, 0], [0, 9, 0], [0, 1, 0], [0, 5, 0]])

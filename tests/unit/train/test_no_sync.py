@@ -5,8 +5,6 @@ but the asking: first by a watch over all that asks a tensor for its values, the
 shapes and has no values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -106,20 +104,20 @@ class Nosy(Recorder):
 
 
 @pytest.mark.parametrize("knobs", KNOBS[:2], ids=" ".join)
-def test_nothing_is_read_before_the_line(photos: Path, here: Path, knobs: list[str]) -> None:
+def test_nothing_is_read_before_the_line(photos, here, knobs):
     trainer = build(photos, *knobs, "record.log_every=1000")
     reads, updates = train_watched(trainer), trainer.progress.step
     assert updates == 5 // trainer.loop.accumulate
     assert reads == [updates]  # an epoch ends with a line
 
 
-def test_a_line_is_one_read(photos: Path, here: Path) -> None:
+def test_a_line_is_one_read(photos, here):
     trainer = build(photos, "record.log_every=2", "run=x")
     assert train_watched(trainer) == [2, 4, 5]
     assert [row["step"] for row in rows(here / "outputs/x")] == [2, 4, 5]
 
 
-def test_evaluation_reads_once(photos: Path, here: Path) -> None:
+def test_evaluation_reads_once(photos, here):
     trainer = build(photos, "record=none", "optim.ema=0.9")
     batches = list(trainer.val.epoch(0))
     with Watch(trainer) as watch:
@@ -127,13 +125,13 @@ def test_evaluation_reads_once(photos: Path, here: Path) -> None:
     assert len(watch.reads) == 1
 
 
-def test_a_meter_that_is_read_in_the_loop_is_seen(photos: Path, here: Path) -> None:
+def test_a_meter_that_is_read_in_the_loop_is_seen(photos, here):
     trainer = build(photos, "record=none")
     trainer.recorder = Nosy()
     assert train_watched(trainer) == [1, 2, 3, 4, 5]
 
 
-def test_float16_waits_once_an_update(photos: Path, here: Path) -> None:
+def test_float16_waits_once_an_update(photos, here):
     """Whether its scaled gradients overflowed decides what comes next."""
     trainer = build(photos, "record=none", "max_grad_norm=1")
     trainer.precision = trainer.train_step.precision = Precision(CPU, torch.float16, scale=True)
@@ -178,7 +176,7 @@ def bodiless(overrides: Sequence[str], device: torch.device) -> Trainer:
 
 
 @pytest.mark.parametrize("knobs", KNOBS, ids=" ".join)
-def test_training_needs_no_values(knobs: list[str]) -> None:
+def test_training_needs_no_values(knobs):
     trainer = bodiless([each for each in knobs if each != "optim.fused=true"], META)  # has no kernel for `meta`
     trainer.train_epoch(trainer.train.epoch(0))
     assert trainer.progress.step == 5 // trainer.loop.accumulate

@@ -1,7 +1,5 @@
 """When a run ends before its last epoch."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -35,11 +33,11 @@ def epochs_until_stopped(stop: EarlyStop, values: list[float], first: int = 0) -
         (ACCURACY, StopConfig(), [0.3, 0.2, 0.1], 0),
     ],
 )
-def test_patience(meter: Meter, config: StopConfig, values: list[float], done: int) -> None:
+def test_patience(meter, config, values, done):
     assert epochs_until_stopped(EarlyStop(config, meter), values) == done
 
 
-def test_it_goes_on_from_its_state() -> None:
+def test_it_goes_on_from_its_state():
     config, values = StopConfig(patience=3, min_delta=0.1), [0.1, 0.3, 0.35, 0.2, 0.39, 0.0]
     stop, again = EarlyStop(config, ACCURACY), EarlyStop(config, ACCURACY)
     assert not epochs_until_stopped(stop, values[:3])
@@ -47,7 +45,7 @@ def test_it_goes_on_from_its_state() -> None:
     assert epochs_until_stopped(again, values[3:], first=3) == epochs_until_stopped(EarlyStop(config, ACCURACY), values)
 
 
-def test_patience_that_begins_with_a_resume_counts_from_the_best_epoch() -> None:
+def test_patience_that_begins_with_a_resume_counts_from_the_best_epoch():
     stop = EarlyStop(StopConfig(patience=3), ACCURACY)
     stop.load_state_dict({}, {"top1": 0.5, "epoch": 7})
     assert [bool(stop.out_of_patience(done)) for done in (9, 10, 11)] == [False, False, True]
@@ -62,6 +60,6 @@ def test_patience_that_begins_with_a_resume_counts_from_the_best_epoch() -> None
         ({"min_delta": 0.1}, "needs stop.patience"),
     ],
 )
-def test_what_is_refused(options: dict[str, float], names: str) -> None:
+def test_what_is_refused(options, names):
     with pytest.raises(ConfigError, match=names):
         StopConfig(**options)  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """The loop and its sums, against computations that anybody can follow."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from effloop.train.trainer import LoopConfig, Step, Trainer
 CPU = torch.device("cpu")
 
 
-def test_a_finished_trainer_has_nothing_left_to_do(photos: Path, here: Path) -> None:
+def test_a_finished_trainer_has_nothing_left_to_do(photos, here):
     trainer = effloop.build_trainer(effloop.compose([f"data.root={photos}", *TINY, "epochs=1"]))
     trainer.fit()
     summary = (here / trainer.checkpoints.folder.parent / "summary.json").read_bytes()
@@ -39,7 +37,7 @@ def test_a_finished_trainer_has_nothing_left_to_do(photos: Path, here: Path) -> 
     assert (here / trainer.checkpoints.folder.parent / "summary.json").read_bytes() == summary
 
 
-def test_a_run_folder_is_known_as_soon_as_it_is_claimed(photos: Path, here: Path) -> None:
+def test_a_run_folder_is_known_as_soon_as_it_is_claimed(photos, here):
     config, seen = effloop.compose([f"data.root={photos}", *TINY, "epochs=1", "run=x"]), []
 
     def begun(run_dir: Path) -> None:
@@ -58,7 +56,7 @@ def build(photos: Path, *overrides: str) -> Trainer:
 
 
 @pytest.mark.parametrize("batch_size", [8, 40])
-def test_each_validation_sample_counts_once(here: Path, photos: Path, batch_size: int) -> None:
+def test_each_validation_sample_counts_once(here, photos, batch_size):
     trainer = build(photos, f"batch_size={batch_size}")
     scores = trainer.evaluate(trainer.val.epoch(0))
     assert trainer.metrics.read()[1] == 13
@@ -102,7 +100,7 @@ def plain_trainer(batch_size: int, accumulate: int) -> Trainer:
     )
 
 
-def test_accumulating_two_batches_is_one_of_twice_the_size() -> None:
+def test_accumulating_two_batches_is_one_of_twice_the_size():
     weights = []
     for trainer in (plain_trainer(10, accumulate=2), plain_trainer(20, accumulate=1)):
         trainer.fit()
@@ -111,7 +109,7 @@ def test_accumulating_two_batches_is_one_of_twice_the_size() -> None:
     torch.testing.assert_close(*weights)
 
 
-def test_ranks_share_their_statistics_after_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_their_statistics_after_each_epoch(monkeypatch):
     """Whether it is evaluated or not: a checkpoint has those of one rank."""
     trainer, seen = plain_trainer(20, accumulate=1), []
     monkeypatch.setattr(trainer.parallel, "average_buffers", lambda model: seen.append(trainer.progress.epoch))
@@ -121,7 +119,7 @@ def test_ranks_share_their_statistics_after_each_epoch(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("mixup", "cutmix", "dtype"), [(0.4, 0.0, None), (0.4, 1.0, torch.bfloat16)])
-def test_training_on_mixed_images(mixup: float, cutmix: float, dtype: torch.dtype | None) -> None:
+def test_training_on_mixed_images(mixup, cutmix, dtype):
     mix, trainer = mixing(mixup, cutmix, 5), plain_trainer(10, accumulate=1)
     trainer.precision = trainer.train_step.precision = Precision(CPU, dtype)
     trainer.train = Preloaded(
@@ -148,7 +146,7 @@ def test_training_on_mixed_images(mixup: float, cutmix: float, dtype: torch.dtyp
     assert trainer.evaluate(trainer.val.epoch(0))["loss"] < before  # on whole images and hard targets
 
 
-def test_a_short_group_is_dropped() -> None:
+def test_a_short_group_is_dropped():
     trainer = plain_trainer(10, accumulate=3)  # four batches: one group, and one batch over
     trainer.train_epoch(trainer.train.epoch(0))
     assert trainer.progress.step == 1
@@ -157,7 +155,7 @@ def test_a_short_group_is_dropped() -> None:
     torch.testing.assert_close(trainer.model[1].weight, reference.model[1].weight)
 
 
-def test_a_bug_keeps_its_traceback(here: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_keeps_its_traceback(here, photos, monkeypatch):
     def broken(*_: object) -> Tensor:
         raise ValueError("a bug")
 

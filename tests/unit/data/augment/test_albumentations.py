@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import inspect
 import os
 import pickle
@@ -89,7 +87,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_what_the_library_makes_of_whole_images_by_the_same_generators(name: str) -> None:
+def test_a_recipe_is_what_the_library_makes_of_whole_images_by_the_same_generators(name):
     augment = build(name=name)
     plain = RECIPES[name]()
     assert len(augment.steps) == len(plain)
@@ -102,7 +100,7 @@ def test_a_recipe_is_what_the_library_makes_of_whole_images_by_the_same_generato
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_only_the_box_is_decoded_where_a_crop_comes_first() -> None:
+def test_only_the_box_is_decoded_where_a_crop_comes_first():
     augment = build()
     assert augment.at_least == (SIDE, SIDE)
     assert augment.at_least is augment.at_least  # not computed for each image
@@ -117,7 +115,7 @@ def test_only_the_box_is_decoded_where_a_crop_comes_first() -> None:
 
 
 @pytest.mark.nightly
-def test_the_library_is_imported_when_the_part_is_built_and_asks_no_network() -> None:
+def test_the_library_is_imported_when_the_part_is_built_and_asks_no_network():
     code = """
 import socket, sys, os
 def refuse(*args, **kwargs): print("network", args); os._exit(3)
@@ -141,7 +139,7 @@ assert cv2.getNumThreads() <= 1
 # Operations
 
 
-def test_every_transform_of_images_may_be_named_or_is_left_out() -> None:
+def test_every_transform_of_images_may_be_named_or_is_left_out():
     bases = {A.ImageOnlyTransform, A.DualTransform}
     kinds = {name: kind for name, kind in vars(A).items() if inspect.isclass(kind) and kind not in bases}
     known = {name for name, kind in kinds.items() if issubclass(kind, tuple(bases))}
@@ -173,7 +171,7 @@ def global_generators() -> Any:
 
 
 @pytest.mark.parametrize("name", albumentations.names())
-def test_an_operation_depends_on_the_key_alone(name: str, global_generators: None) -> None:
+def test_an_operation_depends_on_the_key_alone(name, global_generators):
     made = recipe.build_operation(name, {"p": 0.9, **NEEDED.get(name, {})}, albumentations.operations(), "here", SQUARE)
     image = photo(60, 80)
     image.flags.writeable = False
@@ -218,7 +216,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def test_bad_input_is_one_line() -> None:
+def test_bad_input_is_one_line():
     for operation, message in REFUSED:
         with pytest.raises(ConfigError) as raised:
             build({"size": {"op": "Resize"}, "bad": operation, "end": {"op": "Resize"}})
@@ -226,7 +224,7 @@ def test_bad_input_is_one_line() -> None:
         assert "\n" not in str(raised.value)
 
 
-def test_sizes_of_outputs_are_checked() -> None:
+def test_sizes_of_outputs_are_checked():
     for last, message in (
         ({"op": "RandomScale", "p": 0.01}, "the recipe leaves images of several sizes, which make no batch; "),
         ({"op": "Resize", "width": 40}, "the recipe gives images of 32x40, and image_size is 32; "),
@@ -235,7 +233,7 @@ def test_sizes_of_outputs_are_checked() -> None:
             build({"size": {"op": "Resize"}, "last": last})
 
 
-def test_libraries_run_on_the_host() -> None:
+def test_libraries_run_on_the_host():
     for name in ("albumentations", "torchvision"):
         config = effloop.compose([f"augment={name}", "augment.device=gpu"]).augment
         message = (
@@ -245,7 +243,7 @@ def test_libraries_run_on_the_host() -> None:
             augments.build(config, size=SQUARE, train=True)
 
 
-def test_a_container_may_give_images_their_size() -> None:
+def test_a_container_may_give_images_their_size():
     crop, resize, nothing = {"op": "RandomResizedCrop"}, {"op": "Resize", "p": 1}, {"op": "NoOp"}
     for some in (
         {"op": "OneOf", "transforms": {"a": crop, "b": resize}, "p": 1},
@@ -261,7 +259,7 @@ def test_a_container_may_give_images_their_size() -> None:
 GENERATED = np.array([0, 1, 12345678901234567, 2**64 - 1], np.uint64)
 
 
-def test_pythons_numbers_are_the_keys() -> None:
+def test_pythons_numbers_are_the_keys():
     for key in GENERATED:
         generator = albumentations.KeyedRandom(int(key))
         assert [generator.random() for _ in range(9)] == uniforms(np.array([key]), 9)[0].tolist()
@@ -272,7 +270,7 @@ def test_pythons_numbers_are_the_keys() -> None:
         assert generator.getrandbits(0) == 0
 
 
-def test_nothing_is_left_of_the_key_before() -> None:
+def test_nothing_is_left_of_the_key_before():
     generators = albumentations.Generators()
     generators.seed(7)
     wanted = generators.numpy.integers(1000, dtype=np.uint32), generators.python.gauss()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -32,7 +30,7 @@ FLIPS = np.array([True, False, False, True, True])
 
 
 @pytest.mark.parametrize("size", [(32, 24), (61, 47), (1, 1)])
-def test_crops_and_flips(images: torch.Tensor, size: tuple[int, int]) -> None:
+def test_crops_and_flips(images, size):
     where = boxes(*size)
     got = framing.crop_and_flip_batch(images, with_target(where, *size), FLIPS)
     assert got.is_contiguous(memory_format=torch.channels_last)
@@ -41,7 +39,7 @@ def test_crops_and_flips(images: torch.Tensor, size: tuple[int, int]) -> None:
         assert torch.equal(one, wanted.flip(2) if flip else wanted)
 
 
-def test_beyond_the_image_it_is_black(images: torch.Tensor) -> None:
+def test_beyond_the_image_it_is_black(images):
     corners = [[-4, -3], [50, 40], [0, 0], [-2, 30], [20, -19]]
     where = with_target(np.array([[*corner, 20, 20] for corner in corners]), 20, 20)
     got = framing.crop_and_flip_batch(images, where, np.zeros(N, np.bool_))
@@ -58,7 +56,7 @@ def test_beyond_the_image_it_is_black(images: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("size", [(32, 24), (61, 47), (7, 40)])
 @pytest.mark.parametrize("target", [(16, 16), (64, 48)])
-def test_resized_is_torchvisions(images: torch.Tensor, size: tuple[int, int], target: tuple[int, int]) -> None:
+def test_resized_is_torchvisions(images, size, target):
     where = boxes(*size)
     got = framing.crop_and_flip_batch(images, with_target(where, *target), FLIPS)
     assert got.is_contiguous(memory_format=torch.channels_last)

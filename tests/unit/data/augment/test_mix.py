@@ -1,7 +1,5 @@
 """MixUp and CutMix against torchvision's, by hand, and against the laws they follow."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -43,7 +41,7 @@ def torchvisions(images: Tensor, targets: Tensor, draws: MixDraws) -> tuple[Tens
 
 
 @pytest.mark.parametrize(("kind", "layout"), [*((kind, LAYOUTS[0]) for kind in KINDS), ("both", LAYOUTS[1])])
-def test_pixels_and_shares_are_torchvisions(kind: str, layout: torch.memory_format) -> None:
+def test_pixels_and_shares_are_torchvisions(kind, layout):
     mix = mixing(*KINDS[kind], CLASSES)
     images, targets = batch(layout=layout)
     before = images.clone()
@@ -60,14 +58,14 @@ def test_pixels_and_shares_are_torchvisions(kind: str, layout: torch.memory_form
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_strides_of_grey_images_stay(kind: str, layout: torch.memory_format) -> None:
+def test_strides_of_grey_images_stay(kind, layout):
     images = torch.empty(8, 1, 24, 20, memory_format=layout).fill_(1)
     mixed, _ = mixing(*KINDS[kind], CLASSES)(images, torch.arange(8) % CLASSES, keys(8))
     assert mixed.stride() == images.stride()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_uint8_is_rounded(kind: str) -> None:
+def test_uint8_is_rounded(kind):
     mix = mixing(*KINDS[kind], CLASSES)
     images = torch.randint(256, (32, 3, 9, 9), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images = images.contiguous(memory_format=torch.channels_last)
@@ -81,7 +79,7 @@ def test_uint8_is_rounded(kind: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(24, 24), (17, 40)])
-def test_the_share_is_the_area_that_stayed(size: tuple[int, int]) -> None:
+def test_the_share_is_the_area_that_stayed(size):
     mix = mixing(0.0, 1.0, 1000)
     images = torch.arange(1000.0)[:, None, None, None].expand(1000, 3, *size).contiguous()
     mixed, shares = mix(images, torch.arange(1000), keys(1000))
@@ -93,7 +91,7 @@ def test_the_share_is_the_area_that_stayed(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.4, 1.0, 3.0])
-def test_shares_follow_numpys_beta_law(alpha: float) -> None:
+def test_shares_follow_numpys_beta_law(alpha):
     shares = mixing(alpha, 0.0, CLASSES).draw(keys(10_000), 8, 8).shares
     wanted = np.random.default_rng(0).beta(alpha, alpha, 300_000)
     # Rounded, as an eighth of alpha 0.05 lies where float64 has few numbers left, or one: next to 1.
@@ -102,7 +100,7 @@ def test_shares_follow_numpys_beta_law(alpha: float) -> None:
     assert np.abs(np.corrcoef(shares[:-1], shares[1:])[0, 1]) < 0.03  # neighbours have nothing to do with each other
 
 
-def test_boxes_follow_torchvisions_law() -> None:
+def test_boxes_follow_torchvisions_law():
     alpha, count = 0.7, 4000
     torch.manual_seed(0)
     transform = v2.CutMix(alpha=alpha, num_classes=CLASSES)
@@ -115,7 +113,7 @@ def test_boxes_follow_torchvisions_law() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 5e-324, 1e-3, 1e6, 1e300])
-def test_extreme_alphas(alpha: float) -> None:
+def test_extreme_alphas(alpha):
     numbers = np.concatenate(
         [uniforms(keys(1000), 2).T, [[0.0, 0.0, 1 - 2**-53, 1 - 2**-53], [0, 0.25, 0.25, 0.75]]], 1
     )
@@ -126,7 +124,7 @@ def test_extreme_alphas(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_draw_depends_on_its_key_only(kind: str) -> None:
+def test_a_draw_depends_on_its_key_only(kind):
     mix = mixing(*KINDS[kind], CLASSES)
     together = mix.draw(keys(67), 224, 200)
     order = np.random.default_rng(0).permutation(67)
@@ -140,7 +138,7 @@ def test_a_draw_depends_on_its_key_only(kind: str) -> None:
     assert not np.array_equal(together.shares, mix.draw(keys(67, 1), 224, 200).shares)
 
 
-def test_mixing_hangs_on_nothing_else_that_a_key_draws() -> None:
+def test_mixing_hangs_on_nothing_else_that_a_key_draws():
     draws = mixing(0.4, 1.0, CLASSES).draw(keys(10_000), 224, 224)
     crop = uniforms(keys(10_000), 23)  # of native's flip and box
     assert draws.cut.mean() == pytest.approx(0.5, abs=0.015)
@@ -149,7 +147,7 @@ def test_mixing_hangs_on_nothing_else_that_a_key_draws() -> None:
         assert np.abs(found).max() < 0.04
 
 
-def test_draws_are_what_they_always_were() -> None:
+def test_draws_are_what_they_always_were():
     """Changing these values changes everybody's batches: it needs a new major version."""
     draws = mixing(0.2, 1.0, CLASSES).draw(keys(6), 224, 224)
     assert draws.cut.tolist() == [True, True, True, True, False, False]
@@ -164,7 +162,7 @@ def test_draws_are_what_they_always_were() -> None:
     ]
 
 
-def test_the_partner_is_the_image_before() -> None:
+def test_the_partner_is_the_image_before():
     images = torch.zeros(4, 3, 8, 8)
     images[1] = 1.0
     mixed, shares = mixing(1.0, 0.0, 4)(images, torch.arange(4), keys(4))
@@ -175,7 +173,7 @@ def test_the_partner_is_the_image_before() -> None:
 @pytest.mark.parametrize("mode", ["pair", "batch"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_pairs_and_batches_are_timms(kind: str, layout: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_and_batches_are_timms(kind, layout, mode, monkeypatch):
     """Pixels and targets by the same shares and boxes, some of which mix nothing."""
     module = pytest.importorskip("timm.data.mixup")
     for seed in range(6 if mode == "batch" else 1):
@@ -202,7 +200,7 @@ def test_pairs_and_batches_are_timms(kind: str, layout: Any, mode: str, monkeypa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_of_two_is_torchvisions(kind: str) -> None:
+def test_a_batch_of_two_is_torchvisions(kind):
     """Where the image before is the one as far from the other end."""
     images, targets = batch(2)
     for seed in range(6):
@@ -215,7 +213,7 @@ def test_a_batch_of_two_is_torchvisions(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(224, 224), (33, 60)])
-def test_pairs_and_batches_follow_timms_law(size: tuple[int, int]) -> None:
+def test_pairs_and_batches_follow_timms_law(size):
     module, count = pytest.importorskip("timm.data.mixup"), 100_000
     np.random.seed(0)  # noqa: NPY002  timm draws from it
     theirs, cut = module.Mixup(0.2, 0.7, prob=0.8, switch_prob=0.3)._params_per_elem(count)
@@ -239,7 +237,7 @@ def test_pairs_and_batches_follow_timms_law(size: tuple[int, int]) -> None:
         assert (single.boxes == draws.boxes[row]).all()
 
 
-def test_an_image_in_the_middle_is_its_own_pair() -> None:
+def test_an_image_in_the_middle_is_its_own_pair():
     images, targets = batch(5)
     for kind in KINDS.values():
         mixed, shares = mixing(*kind, CLASSES, mix="pair")(images, targets, keys(5))
@@ -249,14 +247,14 @@ def test_an_image_in_the_middle_is_its_own_pair() -> None:
         assert len(mixing(0.2, 1.0, CLASSES, mix="batch")(images[:count], targets[:count], keys(count))[0]) == count
 
 
-def test_mixing_ends() -> None:
+def test_mixing_ends():
     images, targets = batch()
     mix = mixing(0.2, 1.0, CLASSES, mix="pair", mix_epochs=2)
     assert not torch.equal(mix(images, targets, keys(32), 1)[0], images)
     assert mix(images, targets, keys(32), 2) == (images, targets)
 
 
-def test_config_refuses() -> None:
+def test_config_refuses():
     for key, value, allowed in (
         ("mixup", -0.1, "a number above 0, or 0 for none"),
         ("mixup", math.inf, "a number above 0, or 0 for none"),

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -32,20 +30,20 @@ def read(ops: dict[str, Any], order: list[str] | None = None) -> list[recipe.Ste
     return recipe.build_steps(RecipeConfig(name="some", ops=ops, order=order), OPERATIONS, ImageSize(32, 32))
 
 
-def test_the_order_is_the_recipes() -> None:
+def test_the_order_is_the_recipes():
     steps = read({"turn": {"op": "Turn"}, "Grow": {}, "more": {"op": "Grow", "size": 7, "by": 3.0}})
     assert [(step.label, step.name) for step in steps] == [("turn", "Turn"), ("Grow", "Grow"), ("more", "Grow")]
     assert [(step.op.size, step.op.by) for step in steps[1:]] == [(32, 2.0), (7, 3.0)]
 
 
-def test_null_leaves_out_and_order_reorders() -> None:
+def test_null_leaves_out_and_order_reorders():
     ops = {"turn": {"op": "Turn"}, "Grow": None, "more": {"op": "Grow"}}
     assert [step.label for step in read(ops)] == ["turn", "more"]
     assert [step.label for step in read(ops, ["more", "turn"])] == ["more", "turn"]
     assert [step.label for step in read(ops, ["more"])] == ["more"]
 
 
-def test_random_numbers_are_an_operations_own_wherever_it_stands() -> None:
+def test_random_numbers_are_an_operations_own_wherever_it_stands():
     keys = np.arange(9, dtype=np.uint64)
     first, second, third = read({"a": {"op": "Turn"}, "b": {"op": "Grow"}, "c": {"op": "Grow"}})
     streams = [step.keys(keys) for step in (first, second, third)]
@@ -73,7 +71,7 @@ REFUSED: tuple[tuple[dict[str, Any], list[str] | None, str], ...] = (
 )
 
 
-def test_refuses() -> None:
+def test_refuses():
     for ops, order, message in REFUSED:
         with pytest.raises(ConfigError) as caught:
             read(ops, order)
@@ -81,7 +79,7 @@ def test_refuses() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_what_comes_out_has_one_size() -> None:
+def test_what_comes_out_has_one_size():
     recipe.check_output_sizes(np.array([[32, 32], [32, 32]]), ImageSize(32, 32))
     with pytest.raises(ConfigError, match="leaves images of several sizes"):
         recipe.check_output_sizes(np.array([[32, 32], [32, 40]]), ImageSize(32, 32))
@@ -91,7 +89,7 @@ def test_what_comes_out_has_one_size() -> None:
         recipe.check_output_sizes(np.array([[32, 40]]), ImageSize(32, 32))
 
 
-def test_what_is_no_number_is_refused() -> None:
+def test_what_is_no_number_is_refused():
     for value in ("1", None, True, math.nan, math.inf, -math.inf, 10**320, -(10**320)):
         with pytest.raises(BadParameterError, match=r"^p: .* is not allowed; set a number from 0 to 1$"):
             check_number("p", value, 0, 1)
@@ -102,7 +100,7 @@ def test_what_is_no_number_is_refused() -> None:
                 check_range("by", pair, -math.inf, math.inf, above=True)
 
 
-def test_bounds_are_allowed_or_above_them() -> None:
+def test_bounds_are_allowed_or_above_them():
     assert [check_number("by", value, 2, 3) for value in (2, 3.0)] == [2.0, 3.0]
     assert check_range("by", (2, 3), 2, 3) == (2.0, 3.0)
     with pytest.raises(BadParameterError, match=r"^by: 3.5 is not allowed; set a number from 2 to 3$"):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 import re
 import threading
@@ -83,7 +81,7 @@ def made(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_recipe_gives_what_plain_torchvision_gives(name: str) -> None:
+def test_recipe_gives_what_plain_torchvision_gives(name):
     augment = shipped(name)
     got = host(augment)
     for row, size in enumerate(SIZES.tolist()):
@@ -95,7 +93,7 @@ def test_recipe_gives_what_plain_torchvision_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", vision.NAMES)
-def test_operation_draws_from_its_key_alone(name: str) -> None:
+def test_operation_draws_from_its_key_alone(name):
     operation, plain = made(name).op, []
     image = torch.from_numpy(photo(40, 50)).permute(2, 0, 1).contiguous()
     before = image.clone()
@@ -115,7 +113,7 @@ def test_operation_draws_from_its_key_alone(name: str) -> None:
     assert torch.equal(image, before)
 
 
-def test_the_set_is_all_that_makes_an_image_of_an_image() -> None:
+def test_the_set_is_all_that_makes_an_image_of_an_image():
     others = (
         "ClampBoundingBoxes ClampKeyPoints Compose ConvertBoundingBoxFormat ConvertImageDtype CutMix FiveCrop JPEG "
         "Lambda LinearTransformation MixUp Normalize PILToTensor RandomIoUCrop SanitizeBoundingBoxes "
@@ -127,7 +125,7 @@ def test_the_set_is_all_that_makes_an_image_of_an_image() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"antialias": False}, {"interpolation": "bicubic"}, {"size": [48, 40]}])
-def test_crop_before_decoding_is_the_crop_of_the_whole_image(options: dict[str, Any]) -> None:
+def test_crop_before_decoding_is_the_crop_of_the_whole_image(options):
     augment = build({"RandomResizedCrop": options, "CenterCrop": {}})
     crop, step = augment.steps[0].op, augment.steps[0]
     draws = augment.draw(KEYS, SIZES)
@@ -139,13 +137,13 @@ def test_crop_before_decoding_is_the_crop_of_the_whole_image(options: dict[str, 
         np.testing.assert_array_equal(got, wanted.permute(1, 2, 0).numpy())
 
 
-def test_a_line_of_pixels_has_a_box() -> None:
+def test_a_line_of_pixels_has_a_box():
     """Torchvision's has no pixel here, and fails."""
     augment = build({"RandomResizedCrop": {"ratio": [0.1, 0.4], "scale": [0.9, 1.0]}})
     assert augment.draw(KEYS[:1], np.array([[1, 50]])).boxes.tolist() == [[0, 25, 1, 1]]
 
 
-def test_sizes_that_differ_are_seen_however_seldom() -> None:
+def test_sizes_that_differ_are_seen_however_seldom():
     crop = {"op": "RandomResizedCrop"}
     for last in (
         {"op": "RandomZoomOut", "p": 0.001},
@@ -159,14 +157,14 @@ def test_sizes_that_differ_are_seen_however_seldom() -> None:
         build({"crop": crop, "last": last, "end": {"op": "CenterCrop"}})
 
 
-def test_the_smallest_of_several_sizes_must_do() -> None:
+def test_the_smallest_of_several_sizes_must_do():
     ops = {"RandomShortestSize": {"min_size": [40, 30, 50]}, "RandomCrop": {}}
     with pytest.raises(ConfigError, match=r"^augment.ops.RandomCrop: RandomCrop fails: Required crop size \(32, 32\)"):
         build(ops)
     build({**ops, "RandomShortestSize": {"min_size": [40, 32, 50]}})
 
 
-def test_what_is_too_seldom_to_be_seen_is_named_when_it_happens() -> None:
+def test_what_is_too_seldom_to_be_seen_is_named_when_it_happens():
     seldom = {"op": "RandomChoice", "p": [1, 1e-5], "transforms": {"Identity": {}, "CenterCrop": {"size": 8}}}
     augment = build({"crop": {"op": "RandomResizedCrop"}, "last": seldom})
     augment.steps[1].op.op.p = [0.0, 1.0]
@@ -174,7 +172,7 @@ def test_what_is_too_seldom_to_be_seen_is_named_when_it_happens() -> None:
         host(augment)
 
 
-def test_crop_larger_than_an_image_is_named_when_it_happens() -> None:
+def test_crop_larger_than_an_image_is_named_when_it_happens():
     augment = build({"RandomCrop": {}})
     host(augment, KEYS[:2], np.array([[32, 40], [300, 32]]))
     with pytest.raises(DataError, match=r"^can't be augmented: augment.ops.RandomCrop: RandomCrop fails: Required"):
@@ -211,7 +209,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def test_bad_input_is_one_line() -> None:
+def test_bad_input_is_one_line():
     for operation, message in REFUSED:
         pattern = ".*".join(map(re.escape, message.split("...")))
         with pytest.raises(ConfigError, match=f"^augment.ops.bad{pattern}") as caught:
@@ -219,7 +217,7 @@ def test_bad_input_is_one_line() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_threads_share_none() -> None:
+def test_threads_share_none():
     def draw(key: int) -> list[float]:
         with seeded(key):
             meeting.wait()  # both are inside
@@ -234,7 +232,7 @@ def test_threads_share_none() -> None:
         assert list(pool.map(draw, (1, 2))) == alone
 
 
-def test_torch_computes_on_one_thread_in_it_and_elsewhere_as_before() -> None:
+def test_torch_computes_on_one_thread_in_it_and_elsewhere_as_before():
     def inside() -> tuple[int, int, int]:
         torch.set_num_threads(3)
         before = torch.get_num_threads()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle
@@ -59,7 +57,7 @@ KINDS = pytest.mark.parametrize("kind", [Cache.bytes, Cache.pixels])
 
 
 @KINDS
-def test_a_second_read_is_from_memory(photos: Path, kind: Cache, decoder: Decoder, shm: Path, tmp_path: Path) -> None:
+def test_a_second_read_is_from_memory(photos, kind, decoder, shm, tmp_path):
     photos = shutil.copytree(photos, tmp_path / "photos")
     source = open_source("folder", photos)
     kept = cached(source, kind, decoder, MUCH, folder=shm)
@@ -86,9 +84,7 @@ def test_a_second_read_is_from_memory(photos: Path, kind: Cache, decoder: Decode
         (Cache.pixels, MUCH, "inline", 0),
     ],
 )
-def test_the_batches_are_the_same(
-    source: Source, kind: Cache, decoder: Decoder, limit: float, engine: str, num_workers: int, shm: Path
-) -> None:
+def test_the_batches_are_the_same(source, kind, decoder, limit, engine, num_workers, shm):
     wanted = make_engine("inline", make_plan(source))
     kept = cached(source, kind, decoder, limit, folder=shm)
     made = make_engine(engine, make_plan(kept), num_workers)
@@ -112,7 +108,7 @@ class _Heights(FolderSource):
         return np.arange(12, dtype=np.float32)
 
 
-def test_targets_that_are_no_labels(photos: Path, decoder: Decoder, shm: Path) -> None:
+def test_targets_that_are_no_labels(photos, decoder, shm):
     source = _Heights(FolderConfig(name="folder", root=str(photos)), "train")
     source.classes = ()
     del source.labels
@@ -121,7 +117,7 @@ def test_targets_that_are_no_labels(photos: Path, decoder: Decoder, shm: Path) -
     np.testing.assert_array_equal(kept.targets, source.targets)
 
 
-def test_room_is_what_the_data_takes(source: Source, decoder: Decoder, shm: Path) -> None:
+def test_room_is_what_the_data_takes(source, decoder, shm):
     kept = cached(source, Cache.bytes, decoder, MUCH, folder=shm)
     assert isinstance(kept, CachedSource)
     assert kept.region.num_bytes == source.fingerprint()["bytes"]
@@ -130,7 +126,7 @@ def test_room_is_what_the_data_takes(source: Source, decoder: Decoder, shm: Path
     assert kept.region.num_bytes == sum(len(read_bytes(kept, i)) for i in range(len(source)))
 
 
-def test_one_copy_for_threads_and_processes(source: Source, decoder: Decoder, shm: Path) -> None:
+def test_one_copy_for_threads_and_processes(source, decoder, shm):
     kept = cached(source, Cache.bytes, decoder, MUCH, folder=shm)
     assert isinstance(kept, CachedSource)
     with ThreadPoolExecutor(4) as pool:
@@ -155,7 +151,7 @@ def _read_inherited(index: int) -> int:
     return len(_inherited.read(index))
 
 
-def test_nothing_is_left(source: Source, decoder: Decoder, shm: Path) -> None:
+def test_nothing_is_left(source, decoder, shm):
     first, second = (cached(source, Cache.bytes, decoder, MUCH, folder=shm) for _ in range(2))
     first.read(0)
     del first
@@ -165,12 +161,12 @@ def test_nothing_is_left(source: Source, decoder: Decoder, shm: Path) -> None:
     assert regions(shm) == []
 
 
-def test_no_file_can_be_made(shm: Path) -> None:
+def test_no_file_can_be_made(shm):
     with pytest.raises(ConfigError, match="File name too long; set "):
         Region("n" * 300, 10, lambda: 1000, shm)
 
 
-def test_a_folder_that_another_process_has_locked(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_process_has_locked(shm, monkeypatch):
     monkeypatch.setattr(cache, "_LOCKED_S", 0.1)
     with (
         locked(shm),
@@ -179,7 +175,7 @@ def test_a_folder_that_another_process_has_locked(shm: Path, monkeypatch: pytest
         Region("a", 10, lambda: 1000, shm)
 
 
-def test_no_failure_leaves_a_file(shm: Path) -> None:
+def test_no_failure_leaves_a_file(shm):
     def room() -> int:
         raise ConfigError("no room")
 
@@ -188,7 +184,7 @@ def test_no_failure_leaves_a_file(shm: Path) -> None:
     assert regions(shm) == []
 
 
-def test_too_little_for_an_index(source: Source, decoder: Decoder, shm: Path) -> None:
+def test_too_little_for_an_index(source, decoder, shm):
     wanted = (
         r"^data\.cache_gb: 1\.0 kB is too little for 40 samples: their index alone takes 4\.1 kB; [\d.]+ GB of memory "
         r"are free; set data\.cache=none or data\.cache_gb higher$"
@@ -199,7 +195,7 @@ def test_too_little_for_an_index(source: Source, decoder: Decoder, shm: Path) ->
 
 
 @KINDS
-def test_joining_needs_no_memory(source: Source, kind: Cache, decoder: Decoder, shm: Path) -> None:
+def test_joining_needs_no_memory(source, kind, decoder, shm):
     first = cached(source, kind, decoder, 30_000, folder=shm)
     second = cached(source, kind, decoder, 10, folder=shm)  # too little for a new one
     first.read(0)
@@ -209,7 +205,7 @@ def test_joining_needs_no_memory(source: Source, kind: Cache, decoder: Decoder, 
     assert first.describe() == second.describe()  # type: ignore[attr-defined]
 
 
-def test_what_cant_be_read_is_named_at_first_look(photos: Path, decoder: Decoder, tmp_path: Path, shm: Path) -> None:
+def test_what_cant_be_read_is_named_at_first_look(photos, decoder, tmp_path, shm):
     photos = shutil.copytree(photos, tmp_path / "photos")
     bad = sorted(photos.rglob("train/*/*.jpg"))[3]
     bad.write_bytes(b"hello")
@@ -222,7 +218,7 @@ def test_what_cant_be_read_is_named_at_first_look(photos: Path, decoder: Decoder
     assert str(bad.relative_to(photos)) in str(caught.value)
 
 
-def test_nothing_can_be_read(tmp_path: Path, decoder: Decoder, shm: Path) -> None:
+def test_nothing_can_be_read(tmp_path, decoder, shm):
     for name in ("a", "b"):
         (tmp_path / "data" / "train" / name).mkdir(parents=True)
         (tmp_path / "data" / "train" / name / "0.jpg").write_bytes(b"hello")
@@ -232,18 +228,13 @@ def test_nothing_can_be_read(tmp_path: Path, decoder: Decoder, shm: Path) -> Non
     assert kept.region.num_bytes == 0
 
 
-def grey(value: int) -> Listed:
+def grey(value: int) -> list[tuple[bytes, int, bytes]]:
     """Two images of one size, whose file says nothing of their colour."""
     return [(b"%d" % i, 0, pnm_header(4, 4, 3) + bytes([value]) * 48) for i in range(2)]
 
 
-Listed = list[tuple[bytes, int, bytes]]
-
-
 @KINDS
-def test_other_data_of_the_same_name_and_fingerprint(
-    kind: Cache, decoder: Decoder, tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_data_of_the_same_name_and_fingerprint(kind, decoder, tmp_path, shm, monkeypatch):
     opened = []
     for value, name in ((10, "a"), (200, "b")):
         (tmp_path / name).mkdir()
@@ -257,9 +248,7 @@ def test_other_data_of_the_same_name_and_fingerprint(
 
 
 @KINDS
-def test_an_image_overwritten_in_place(
-    kind: Cache, photos: Path, decoder: Decoder, tmp_path: Path, shm: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_image_overwritten_in_place(kind, photos, decoder, tmp_path, shm, capsys):
     """The folder's times stay what they are; a run that begins while another one keeps the images gets the new one."""
     photos = shutil.copytree(photos, tmp_path / "photos")
     for path in (photos, *photos.rglob("*")):
@@ -275,7 +264,7 @@ def test_an_image_overwritten_in_place(
 
 
 @KINDS
-def test_data_that_was_written_anew(kind: Cache, decoder: Decoder, tmp_path: Path, shm: Path) -> None:
+def test_data_that_was_written_anew(kind, decoder, tmp_path, shm):
     path = tmp_path / "data.eff"
     write_records("memmap", path, ["x"], train=grey(10))
     old = cached(open_source("memmap", path), kind, decoder, MUCH, folder=shm)
@@ -287,7 +276,7 @@ def test_data_that_was_written_anew(kind: Cache, decoder: Decoder, tmp_path: Pat
     assert decoder.decode(old.read(0)).mean() == 10
 
 
-def test_a_worker_joins_what_its_parent_keeps(decoder: Decoder, tmp_path: Path, shm: Path) -> None:
+def test_a_worker_joins_what_its_parent_keeps(decoder, tmp_path, shm):
     write_records("memmap", tmp_path / "data.eff", ["x"], train=grey(10))
     kept = cached(open_source("memmap", tmp_path / "data.eff"), Cache.bytes, decoder, MUCH, folder=shm)
     state = pickle.dumps(kept)
@@ -297,7 +286,7 @@ def test_a_worker_joins_what_its_parent_keeps(decoder: Decoder, tmp_path: Path, 
     assert again.region.num_bytes == kept.region.num_bytes  # type: ignore[attr-defined]
 
 
-def test_pixels_are_a_decoders(source: Source, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_are_a_decoders(source, shm, monkeypatch):
     def names(kind: Cache) -> list[str]:
         made = [decoders.build(decoders[name].config(name=name)) for name in ("pillow", "turbojpeg", "auto")]
         made.append(decoders.build(decoders["pillow"].config(name="pillow", max_pixels=10**6)))
@@ -315,7 +304,7 @@ def test_pixels_are_a_decoders(source: Source, shm: Path, monkeypatch: pytest.Mo
     assert [a == b for a, b in zip(names(Cache.pixels), before, strict=True)] == [True, True, False, True]
 
 
-def test_more_than_there_is(shm: Path) -> None:
+def test_more_than_there_is(shm):
     huge = 1 << 50
     wanted = f"data.cache: 1.1 PB of memory can't be allocated in {shm}: "
     with pytest.raises(ConfigError) as caught:
@@ -324,13 +313,13 @@ def test_more_than_there_is(shm: Path) -> None:
     assert regions(shm) == []
 
 
-def test_no_shared_memory(source: Source, decoder: Decoder, tmp_path: Path) -> None:
+def test_no_shared_memory(source, decoder, tmp_path):
     shm = tmp_path / "none"
     with pytest.raises(ConfigError, match=rf"^data\.cache: {shm} can't be used: No such file or directory; "):
         cached(source, Cache.bytes, decoder, None, folder=shm)
 
 
-def test_a_split_gets_its_share(photos: Path) -> None:
+def test_a_split_gets_its_share(photos):
     options = [f"data.root={photos}", "data=folder", "data.cache=bytes", "num_workers=0", "batch_size=4"]
     for limit, all_fits in ((0.1, True), (0.02, False)):
         loaders = [
@@ -346,7 +335,7 @@ def test_a_split_gets_its_share(photos: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_fork_while_all_are_writing(shm: Path) -> None:
+def test_a_fork_while_all_are_writing(shm):
     """Threads of the parent hold the lock at the fork, and several of the child want it at once."""
     made = Region("name", 500_000, lambda: 1 << 22, shm)
     done = threading.Event()
@@ -407,7 +396,7 @@ def _ends(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("engine", "num_workers"), [("threads", 2), ("processes", 2)])
-def test_the_memory_is_given_back(source: Source, decoder: Decoder, engine: str, num_workers: int, shm: Path) -> None:
+def test_the_memory_is_given_back(source, decoder, engine, num_workers, shm):
     kept = cached(source, Cache.bytes, decoder, MUCH, folder=shm)
     made = make_engine(engine, make_plan(kept), num_workers)
     batches = sum(1 for _ in made.stream(0))
@@ -423,7 +412,7 @@ def test_the_memory_is_given_back(source: Source, decoder: Decoder, engine: str,
     assert str(shm) not in Path("/proc/self/maps").read_text()
 
 
-def test_another_process_attaches_and_a_kill_frees(shm: Path) -> None:
+def test_another_process_attaches_and_a_kill_frees(shm):
     """A process that isn't a fork finds the region; what a killed one has had is neither found nor kept."""
     code = (
         "import sys, time; from pathlib import Path; from effloop.data.cache.cached import Region; "

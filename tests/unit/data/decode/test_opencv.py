@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import sys
 
@@ -24,27 +22,27 @@ def decoder() -> OpenCVDecoder:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_is_fast_for_every_plain_format(decoder: OpenCVDecoder, fmt: str) -> None:
+def test_is_fast_for_every_plain_format(decoder, fmt):
     data = encode(PHOTO, fmt)
     pixels = decoder.fast(data, read_header(data))
     assert pixels is not None
     np.testing.assert_array_equal(pixels, decoder.decode(data))
 
 
-def test_runs_no_threads_of_its_own() -> None:
+def test_runs_no_threads_of_its_own():
     cv2.setNumThreads(2)
     OpenCVDecoder(DecodeConfig("opencv"))
     assert cv2.getNumThreads() == 1
 
 
-def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(ConfigError, match=r"decode=opencv needs .* pip install 'opencv-python-headless'"):
         OpenCVDecoder(DecodeConfig("opencv"))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_whole_and_cut_files_make_no_noise(decoder: OpenCVDecoder, fmt: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_whole_and_cut_files_make_no_noise(decoder, fmt, capfd):
     data = encode(PHOTO, fmt)
     for end in range(len(data), 60, -97):
         with contextlib.suppress(DataError):
@@ -52,7 +50,7 @@ def test_whole_and_cut_files_make_no_noise(decoder: OpenCVDecoder, fmt: str, cap
     assert capfd.readouterr() == ("", "")
 
 
-def test_stray_markers_are_seen_and_sound_ones_are_none() -> None:
+def test_stray_markers_are_seen_and_sound_ones_are_none():
     for options in (
         {"progressive": True},
         {"restart_marker_blocks": 2},
@@ -67,7 +65,7 @@ def test_stray_markers_are_seen_and_sound_ones_are_none() -> None:
     assert not jpeg_markers_valid(JPEG[:300] + b"\xff\xd9")
 
 
-def test_every_damaged_byte_of_a_png_is_seen() -> None:
+def test_every_damaged_byte_of_a_png_is_seen():
     data = png(4, 3, 8, 2, bytes(36))
     for at in range(8, len(data)):
         damaged = bytearray(data)

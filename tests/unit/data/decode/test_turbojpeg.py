@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +17,7 @@ simplejpeg = pytest.importorskip("simplejpeg")
 PHOTO = photo()
 
 
-def test_what_libjpeg_warns_about_is_left_to_pillow() -> None:
+def test_what_libjpeg_warns_about_is_left_to_pillow():
     data = bytearray(encode(PHOTO, "JPEG"))
     at = data.index(b"\xff\xda") + 60
     data[at : at + 30] = b"\x11" * 30
@@ -28,7 +26,7 @@ def test_what_libjpeg_warns_about_is_left_to_pillow() -> None:
     np.testing.assert_array_equal(decoder.decode(data), PillowDecoder(DecodeConfig("pillow")).decode(data))
 
 
-def test_auto_takes_the_fastest(capfd: pytest.CaptureFixture[str]) -> None:
+def test_auto_takes_the_fastest(capfd):
     for fmt in FORMATS:
         data = encode(PHOTO, fmt)
         other = turbojpeg.TurboJPEGDecoder if fmt == "JPEG" else OpenCVDecoder
@@ -66,7 +64,7 @@ def by_c(data: bytes, header: Header, box: Box, at_least: tuple[int, int] | None
 @pytest.mark.parametrize(
     ("kind", "channels"), [*((kind, 3) for kind in [*KINDS, *MORE]), ("4:2:0", 1), ("progressive", 1)]
 )
-def test_every_box_is_simplejpegs(kind: str, channels: int) -> None:
+def test_every_box_is_simplejpegs(kind, channels):
     rng, space = np.random.default_rng(0), "RGB" if channels == 3 else "GRAY"
     for size in SIZES:
         data = (KINDS | MORE)[kind](picture(*size, rng))

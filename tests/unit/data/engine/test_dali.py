@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -68,7 +66,7 @@ def images(engine: Engine, epoch: int = 0) -> dict[int, torch.Tensor]:
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("epoch", range(3))
-def test_every_kind_looks_as_elsewhere(train: bool, epoch: int, tmp_path: Path) -> None:
+def test_every_kind_looks_as_elsewhere(train, epoch, tmp_path):
     plan = kinds(tmp_path, PLAIN, train=train)
     wanted = images(make_engine("inline", plan), epoch)
     got = images(make_engine("dali", plan, 2), epoch)
@@ -81,7 +79,7 @@ def test_every_kind_looks_as_elsewhere(train: bool, epoch: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", [0, 7])
-def test_a_batch_with_what_dali_cant_decode(number: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_with_what_dali_cant_decode(number, tmp_path, capfd):
     plan = kinds(tmp_path, {**dict([*PLAIN.items()][:number]), **OTHERS}, train=False)
     wanted, got = images(make_engine("inline", plan)), images(make_engine("dali", plan, 1))
     assert got.keys() == wanted.keys()
@@ -95,7 +93,7 @@ def assert_same(got: list[Batch], wanted: list[Batch]) -> None:
         assert torch.equal(one.images, other.images)
 
 
-def test_batches_outlive_their_engine(photos: Path) -> None:
+def test_batches_outlive_their_engine(photos):
     engine = make_engine("dali", make_plan(open_source("folder", photos)), 2)
     batches = list(engine.stream(0))
     copies = [batch.images.clone() for batch in batches]
@@ -106,14 +104,14 @@ def test_batches_outlive_their_engine(photos: Path) -> None:
     assert all(torch.equal(batch.images, copy) for batch, copy in zip(batches, copies, strict=True))
 
 
-def test_pixels_kept_in_memory(photos: Path) -> None:
+def test_pixels_kept_in_memory(photos):
     plan = make_plan(open_source("folder", photos))
     kept = replace(plan, source=cached(plan.source, Cache.pixels, plan.decoder, 1e6))
     list(make_engine("inline", kept).stream(0))
     assert_same(list(make_engine("dali", kept, 2).stream(0)), list(make_engine("inline", plan).stream(0)))
 
 
-def test_a_batch_of_padding_alone(photos: Path) -> None:
+def test_a_batch_of_padding_alone(photos):
     plan = make_plan(open_source("folder", photos, "val"), train=False)
     plan = replace(plan, order=replace(plan.order, batch_per_rank=5, rank=3, world_size=4))
     (batch,) = make_engine("dali", plan, 1).stream(0)
@@ -121,7 +119,7 @@ def test_a_batch_of_padding_alone(photos: Path) -> None:
     assert not batch.images.any()
 
 
-def test_damage_that_only_decoding_finds(tmp_path: Path) -> None:
+def test_damage_that_only_decoding_finds(tmp_path):
     bad = bytearray(PLAIN["rgb.png"])
     bad[len(bad) // 2] ^= 0x55
     plan = kinds(tmp_path, {**PLAIN, "bad.png": bytes(bad)}, train=False)
@@ -132,7 +130,7 @@ def test_damage_that_only_decoding_finds(tmp_path: Path) -> None:
     assert len(got) == 2
 
 
-def test_a_batch_that_only_dali_refuses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_that_only_dali_refuses(tmp_path, capfd):
     """Our decoders have the last word, and what DALI was given behind that batch isn't lost."""
     whole = PLAIN["420.jpg"]
     odd = whole[:20] + b"\0\0\0" + whole[20:]  # junk between two segments: libjpeg skips it
@@ -157,7 +155,7 @@ class Inverted(NativeAugment):
         out ^= 255
 
 
-def test_an_augmentation_that_does_more_is_refused(photos: Path) -> None:
+def test_an_augmentation_that_does_more_is_refused(photos):
     plan = make_plan(open_source("folder", photos))
     more = replace(plan, augment=Inverted(native_config(), size=ImageSize.of(24), train=True))
     with pytest.raises(ConfigError, match=r"^engine: dali can only crop, resize and flip.*; set engine=threads$"):
@@ -172,7 +170,7 @@ def test_an_augmentation_that_does_more_is_refused(photos: Path) -> None:
         (["RandomGrayscale", "RandomResizedCrop"], ""),
     ],
 )
-def test_the_device_is_named_where_it_helps(photos: Path, ops: list[str], fix: str) -> None:
+def test_the_device_is_named_where_it_helps(photos, ops, fix):
     plan = make_plan(open_source("folder", photos))
     config = native_config(ops={op: {} for op in ops})
     more = replace(plan, augment=NativeAugment(config, size=ImageSize.of(24), train=True))
@@ -186,7 +184,7 @@ def test_the_device_is_named_where_it_helps(photos: Path, ops: list[str], fix: s
             make_engine("dali", on_gpu)
 
 
-def test_without_the_package(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package(photos, monkeypatch):
     plan = make_plan(open_source("folder", photos))
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)  # other packages of NVIDIA's stay
     with pytest.raises(ConfigError, match=r"needs the package 'nvidia.dali'; pip install 'effloop\[dali\]'"):

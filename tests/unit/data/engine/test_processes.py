@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import faulthandler
 import gc
 import itertools
@@ -100,19 +98,19 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("run_length", [1, 3])
-def test_runs_of_any_length_fill_the_same(plan: Plan, run_length: int) -> None:
+def test_runs_of_any_length_fill_the_same(plan, run_length):
     with closing(make(plan, run_length=run_length, prefetch=1)) as engine:
         assert_right(plan, engine.stream(0))
 
 
-def test_more_jobs_than_a_pipe_holds(photos: Path) -> None:
+def test_more_jobs_than_a_pipe_holds(photos):
     plan = make_plan(open_source("folder", photos, "val"), train=False, batch=4000, size=4)
     with closing(make(plan, run_length=1)) as engine:
         for _ in range(2):
             assert_right(plan, engine.stream(0))
 
 
-def test_as_many_slots_as_batches_are_under_way(photos: Path) -> None:
+def test_as_many_slots_as_batches_are_under_way(photos):
     plan = make_plan(open_source("folder", photos), batch=2)
     with closing(make(plan, prefetch=3)) as engine:
         for epoch in range(3):
@@ -126,7 +124,7 @@ def test_as_many_slots_as_batches_are_under_way(photos: Path) -> None:
         assert len(engine.pool.ring) <= 3 + 1 + 3 + 1  # an epoch that was left may have workers at it
 
 
-def test_kept_batches_stay_as_they_are_and_open_no_files(photos: Path) -> None:
+def test_kept_batches_stay_as_they_are_and_open_no_files(photos):
     plan = make_plan(open_source("folder", photos), batch=1)
     with closing(make(plan)) as engine:
         first = next(batches := engine.stream(0))
@@ -140,7 +138,7 @@ def test_kept_batches_stay_as_they_are_and_open_no_files(photos: Path) -> None:
         assert torch.equal(view, wanted[0, :, 3:])
 
 
-def test_left_early_while_workers_write(plan: Plan) -> None:
+def test_left_early_while_workers_write(plan):
     slow = replace(plan, augment=Harmful(lambda: time.sleep(0.002)))
     with closing(make(slow, prefetch=3, run_length=2)) as engine:
         kept = []
@@ -153,7 +151,7 @@ def test_left_early_while_workers_write(plan: Plan) -> None:
         assert torch.equal(batch.images, images(plan, epoch)[0])
 
 
-def test_a_worker_that_is_killed_while_idle(plan: Plan) -> None:
+def test_a_worker_that_is_killed_while_idle(plan):
     with closing(make(plan)) as engine:
         batches = engine.stream(0)
         next(batches)
@@ -176,14 +174,14 @@ def test_a_worker_that_is_killed_while_idle(plan: Plan) -> None:
         (lambda: os._exit(3), "ended with exit code 3"),
     ],
 )
-def test_a_worker_that_ends_at_its_work(plan: Plan, harm: Callable[[], object], told: str) -> None:
+def test_a_worker_that_ends_at_its_work(plan, harm, told):
     with closing(make(replace(plan, augment=Harmful(harm)))) as engine:
         with pytest.raises(WorkerError, match=rf"^engine: worker \d of 2 \(pid \d+\) {told} while it loaded "):
             next(engine.stream(0))
         assert multiprocessing.active_children() == []
 
 
-def test_what_is_raised_in_a_worker_comes_with_its_traceback(plan: Plan) -> None:
+def test_what_is_raised_in_a_worker_comes_with_its_traceback(plan):
     with closing(make(replace(plan, augment=Harmful(fail)))) as engine:
         for _ in range(2):
             with pytest.raises(RuntimeError, match=r"(?s)worker \d \(pid \d+\):\nTrace.*in fail\n.*no such colour"):
@@ -194,13 +192,13 @@ def explain() -> None:
     raise ConfigError("augment: needs the package 'colours'; pip install 'colours'")
 
 
-def test_what_a_line_explains_comes_as_that_line(plan: Plan) -> None:
+def test_what_a_line_explains_comes_as_that_line(plan):
     with closing(make(replace(plan, augment=Harmful(explain)))) as engine, pytest.raises(ConfigError) as caught:
         next(engine.stream(0))
     assert str(caught.value) == "augment: needs the package 'colours'; pip install 'colours'"
 
 
-def test_the_engine_goes_and_its_workers_with_it(plan: Plan) -> None:
+def test_the_engine_goes_and_its_workers_with_it(plan):
     engine = make(plan)
     next(iter(engine.stream(0)))
     assert len(multiprocessing.active_children()) == 2
@@ -209,7 +207,7 @@ def test_the_engine_goes_and_its_workers_with_it(plan: Plan) -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_interrupted_and_begun_anew(plan: Plan) -> None:
+def test_interrupted_and_begun_anew(plan):
     slow = replace(plan, augment=Harmful(lambda: time.sleep(0.01)))
     with closing(make(slow)) as engine:
         batches = engine.stream(0)
@@ -224,7 +222,7 @@ def test_interrupted_and_begun_anew(plan: Plan) -> None:
 ENDED = line("engine: its workers have ended, and this epoch with them; start the epoch again")
 
 
-def test_a_fork_of_the_loops_process_has_workers_of_its_own(plan: Plan) -> None:
+def test_a_fork_of_the_loops_process_has_workers_of_its_own(plan):
     with closing(make(plan)) as engine:
         batches = engine.stream(0)
         held = next(batches)
@@ -246,7 +244,7 @@ def test_a_fork_of_the_loops_process_has_workers_of_its_own(plan: Plan) -> None:
         assert_right(plan, [held, *batches])
 
 
-def test_what_was_asked_for_is_withdrawn_when_the_loop_leaves(plan: Plan, tmp_path: Path) -> None:
+def test_what_was_asked_for_is_withdrawn_when_the_loop_leaves(plan, tmp_path):
     begun = tmp_path / "begun"
 
     def note() -> None:
@@ -262,7 +260,7 @@ def test_what_was_asked_for_is_withdrawn_when_the_loop_leaves(plan: Plan, tmp_pa
         assert begun.stat().st_size <= before + 2  # one of each worker
 
 
-def test_closed_in_the_middle(plan: Plan) -> None:
+def test_closed_in_the_middle(plan):
     engine = make(plan)
     batches = engine.stream(0)
     next(batches)
@@ -272,7 +270,7 @@ def test_closed_in_the_middle(plan: Plan) -> None:
         next(batches)
 
 
-def test_closed_by_another_thread_while_the_loop_waits(plan: Plan) -> None:
+def test_closed_by_another_thread_while_the_loop_waits(plan):
     slow = replace(plan, augment=Harmful(lambda: time.sleep(0.1)))
     with closing(make(slow, run_length=2)) as engine:
         batches = engine.stream(0)
@@ -285,7 +283,7 @@ def test_closed_by_another_thread_while_the_loop_waits(plan: Plan) -> None:
         assert multiprocessing.active_children() == []
 
 
-def test_interrupted_twice(plan: Plan, tmp_path: Path) -> None:
+def test_interrupted_twice(plan, tmp_path):
     """The second time while the workers are waited for, which then end at once."""
     slow = tmp_path / "slow"
     harm = Harmful(lambda: slow.exists() and time.sleep(10))
@@ -304,7 +302,7 @@ def test_interrupted_twice(plan: Plan, tmp_path: Path) -> None:
         assert_right(plan, engine.stream(2), 2)
 
 
-def test_too_little_memory(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory(plan, tmp_path, monkeypatch):
     told = "engine: 13.8 kB of shared memory for a batch can't be allocated, beside 0 others: {}; "
     told += "set batch_size or engine.prefetch lower, or keep fewer batches"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -323,7 +321,7 @@ def test_too_little_memory(plan: Plan, tmp_path: Path, monkeypatch: pytest.Monke
         assert_right(plan, engine.stream(0))
 
 
-def test_a_ring_of_shared_slots() -> None:
+def test_a_ring_of_shared_slots():
     ring = SharedRing(SharedSlots((2, 4, 4, 3)), torch.device("cpu"))
     number, memory = ring.numbered((2, 4, 4, 3))
     assert (number, memory.shape, memory.dtype) == (0, (2, 4, 4, 3), torch.uint8)
@@ -368,14 +366,14 @@ class TestProcessesOfTheirOwn:
             process.communicate()
 
     @pytest.mark.slow
-    def test_killed_in_the_middle(self, start: Any) -> None:
+    def test_killed_in_the_middle(self, start):
         process, workers = start("for epoch in range(10**9): list(engine.stream(epoch))")
         assert len(workers) == 4
         process.kill()
         wait_for(lambda: all(map(has_ended, workers)))
 
     @pytest.mark.slow
-    def test_killed_while_workers_wait_for_room(self, start: Any) -> None:
+    def test_killed_while_workers_wait_for_room(self, start):
         """Each failure is 10,000 characters: seven fill a pipe that nobody reads from."""
         process, workers = start(
             """
@@ -398,7 +396,7 @@ class TestProcessesOfTheirOwn:
         process.kill()
         wait_for(lambda: all(map(has_ended, workers)))
 
-    def test_killed_while_another_fork_of_it_lives(self, start: Any) -> None:
+    def test_killed_while_another_fork_of_it_lives(self, start):
         process, workers = start(
             """
             if os.fork() == 0:
@@ -413,13 +411,13 @@ class TestProcessesOfTheirOwn:
         wait_for(lambda: all(map(has_ended, workers)))
 
     @pytest.mark.slow
-    def test_ends_without_closing(self, start: Any) -> None:
+    def test_ends_without_closing(self, start):
         process, workers = start("batches = engine.stream(0); next(batches)", forked=False)
         assert process.communicate(timeout=120) == ("", "")
         assert process.returncode == 0
         assert all(map(has_ended, workers))
 
-    def test_interrupted(self, start: Any) -> None:
+    def test_interrupted(self, start):
         process, workers = start(
             """
             try:

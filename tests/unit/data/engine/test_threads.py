@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 import shutil
 from collections.abc import Iterator
@@ -21,14 +19,14 @@ from effloop.registry import Entry
 
 
 @pytest.mark.parametrize("run_length", [1, 3])
-def test_runs_of_any_length_fill_the_same(photos: Path, run_length: int) -> None:
+def test_runs_of_any_length_fill_the_same(photos, run_length):
     plan = make_plan(open_source("folder", photos))
     wanted = [batch.images for batch in make_engine("inline", plan).stream(0)]
     got = [batch.images for batch in make_engine("threads", plan, 2, run_length=run_length, prefetch=1).stream(0)]
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
-def test_a_bad_sample_in_a_batchs_last_run(photos: Path, tmp_path: Path) -> None:
+def test_a_bad_sample_in_a_batchs_last_run(photos, tmp_path):
     plan = make_plan(open_source("folder", shutil.copytree(photos, tmp_path / "copy")))
     bad = int(next(plan.requests(0)).ids[-1])
     Path(plan.source.where, plan.source.key(bad)).write_bytes(b"")
@@ -36,9 +34,7 @@ def test_a_bad_sample_in_a_batchs_last_run(photos: Path, tmp_path: Path) -> None
         next(make_engine("threads", plan, 2, run_length=3).stream(0))
 
 
-def test_an_engine_of_a_plugin_that_takes_pin_memory(
-    photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_of_a_plugin_that_takes_pin_memory(photos, capsys, monkeypatch):
     def mine(config: EngineConfig, plan: Plan, *, num_workers: int, pin_memory: bool) -> Engine:
         assert not pin_memory
         return make_engine("inline", plan)
@@ -49,13 +45,13 @@ def test_an_engine_of_a_plugin_that_takes_pin_memory(
 
 
 @pytest.mark.parametrize("name", ["threads", "processes"])
-def test_runs_of_nothing_are_refused(name: str) -> None:
+def test_runs_of_nothing_are_refused(name):
     wanted = "engine.run_length: 0 is not allowed; set a number of samples above 0, or null"
     with pytest.raises(ConfigError, match=line(wanted)):
         engines[name].config(name=name, run_length=0)
 
 
-def test_a_run_is_a_workers_share_of_a_batch() -> None:
+def test_a_run_is_a_workers_share_of_a_batch():
     config = engines["threads"].config()
     assert [config.resolve_run_length(batch, workers) for batch, workers in ((64, 2), (256, 2), (64, 16), (8, 3))] == [
         *(32, 32, 4, 4)
@@ -75,7 +71,7 @@ def fresh() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", engines.names())
-def test_nothing_grows_from_epoch_to_epoch(name: str, photos: Path, fresh: ProcessPoolExecutor) -> None:
+def test_nothing_grows_from_epoch_to_epoch(name, photos, fresh):
     """15 epochs are 46 MB of pixels in 75 batches; one batch kept per epoch would be 9 MB.
 
     A library's own pool may still grow by some MB in one of the two stretches, what is kept grows in both.
@@ -88,7 +84,7 @@ def test_nothing_grows_from_epoch_to_epoch(name: str, photos: Path, fresh: Proce
 
 
 @pytest.mark.parametrize(("prefetch", "held"), [(1, True), (2, False), (5, True)])
-def test_the_rings_size(held: bool, prefetch: int, photos: Path) -> None:
+def test_the_rings_size(held, prefetch, photos):
     """What is filled ahead, the batch handed out, and the last one if the loop has it until the next comes."""
     engine = make_engine("threads", make_plan(open_source("folder", photos), batch=4), 2, prefetch=prefetch)
     places = [_places(engine.stream(epoch), held=held) for epoch in range(20)]
@@ -109,7 +105,7 @@ def _places(batches: Iterator[Batch], *, held: bool) -> set[int]:
 SHAPE = (2, 4, 4, 3)
 
 
-def test_memory_is_used_again() -> None:
+def test_memory_is_used_again():
     ring = Ring(torch.device("cpu"))
     first = ring.take(SHAPE)
     assert first.shape == SHAPE
@@ -120,7 +116,7 @@ def test_memory_is_used_again() -> None:
     assert len(ring) == 1
 
 
-def test_what_is_held_is_not_written_over() -> None:
+def test_what_is_held_is_not_written_over():
     ring = Ring(torch.device("cpu"))
     whole, view, array = ring.take(SHAPE), ring.take(SHAPE)[1:].permute(0, 3, 1, 2), ring.take(SHAPE).numpy()
     taken = {ring.take(SHAPE).data_ptr() for _ in range(3)}
@@ -133,7 +129,7 @@ def test_what_is_held_is_not_written_over() -> None:
     assert len(ring) == 4
 
 
-def test_another_shape() -> None:
+def test_another_shape():
     ring = Ring(torch.device("cpu"))
     ring.take(SHAPE)
     assert ring.take((3, 4, 4, 3)).shape == (3, 4, 4, 3)

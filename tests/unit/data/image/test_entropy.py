@@ -1,7 +1,5 @@
 """Crops of indexed JPEGs: the pixels of the whole inside the box, to the bit, or None."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -53,7 +51,7 @@ def inside(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_crop_is_cut_from_the_whole(kind: str) -> None:
+def test_a_crop_is_cut_from_the_whole(kind):
     decoder, rng, cut = build(), np.random.default_rng(7), 0
     for height, width in SIZES:
         data = KINDS[kind](picture(height, width, rng))
@@ -66,7 +64,7 @@ def test_a_crop_is_cut_from_the_whole(kind: str) -> None:
 
 @pytest.mark.parametrize("share", [0.015, 0.04])
 @pytest.mark.parametrize("kind", ["4:2:0", "grey"])
-def test_a_coarser_grid(kind: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coarser_grid(kind, share, monkeypatch):
     decoder, rng = build(), np.random.default_rng(1)
     data = KINDS[kind](picture(240, 410, rng))
     whole, finest = decoder.decode(data), indexed(data)
@@ -78,7 +76,7 @@ def test_a_coarser_grid(kind: str, share: float, monkeypatch: pytest.MonkeyPatch
         np.testing.assert_array_equal(decode(decoder, data, found, box), inside(whole, box), str(box))
 
 
-def test_only_what_is_needed() -> None:
+def test_only_what_is_needed():
     """The box, two pixels around it for chroma, what fills up the MCUs, and a column of dummies."""
     data = by_opencv(picture(400, 480, np.random.default_rng(0)))
     part = crop_indexed(data, indexed(data), (100, 110, 30, 40))
@@ -88,7 +86,7 @@ def test_only_what_is_needed() -> None:
 
 
 @pytest.mark.parametrize("orientation", [2, 5, 6, 8])
-def test_turned_images(orientation: int) -> None:
+def test_turned_images(orientation):
     turning, rng = build(exif=True), np.random.default_rng(orientation)
     data = with_orientation(KINDS["4:2:0"](picture(200, 272, rng)), orientation)
     whole, found = turning.decode(data), indexed(data)
@@ -99,7 +97,7 @@ def test_turned_images(orientation: int) -> None:
 @pytest.mark.parametrize(
     "box", [(-1, 0, 9, 9), (0, -1, 9, 9), (0, 0, 0, 9), (0, 0, 9, 0), (195, 0, 9, 9), (0, 0, 9, 273)]
 )
-def test_boxes_outside_are_refused(box: Box) -> None:
+def test_boxes_outside_are_refused(box):
     data = KINDS["4:2:0"](picture(200, 272, np.random.default_rng(0)))
     assert crop_indexed(data, indexed(data), box) is None
 
@@ -161,7 +159,7 @@ def check_indexes_of_damage(kind: str, count: int, rng: np.random.Generator) -> 
     [*((kind, 1) for kind in ("4:2:0", "grey", "optimised"))]
     + [pytest.param(kind, 6, marks=pytest.mark.nightly) for kind in KINDS],
 )
-def test_damage(kind: str, turns: int) -> None:
+def test_damage(kind, turns):
     rng = np.random.default_rng(5)
     for _ in range(turns):
         check_damaged_indexes(kind, 60, rng)
@@ -171,7 +169,7 @@ def test_damage(kind: str, turns: int) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_crops(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_crops(kind, monkeypatch):
     rng, decoder = np.random.default_rng(8), build()
     for number in range(100):
         height, width = (int(side) for side in rng.integers(1, 500, 2))

@@ -1,7 +1,5 @@
 """Building indexes: which files get one, and how large it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from images import encode, photo
@@ -15,7 +13,7 @@ PIXELS = photo(240, 360)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_small_share_of_the_file(kind: str) -> None:
+def test_a_small_share_of_the_file(kind):
     data = KINDS[kind](picture(480, 640, np.random.default_rng(0)))
     found = build_index(data)
     if kind in ("worst", "optimised, plain", "optimised grey"):  # some 10 bytes of an MCU
@@ -54,7 +52,7 @@ def _in_two_scans(data: bytes) -> bytes:
     ],
     ids=range(15),
 )
-def test_what_gets_none(data: bytes) -> None:
+def test_what_gets_none(data):
     assert build_index(data) is None
 
 
@@ -75,14 +73,14 @@ def _by_hand(size: int) -> bytes:
     return b"\xff\xd8" + header + scan + b"\xff\xd9"
 
 
-def test_a_symbol_of_no_baseline_jpeg_is_not_taken_for_its_neighbour() -> None:
+def test_a_symbol_of_no_baseline_jpeg_is_not_taken_for_its_neighbour():
     for size in (10, 11):
         assert PillowDecoder(DecodeConfig()).decode(_by_hand(size)).shape == (128, 128, 3)
     assert build_index(_by_hand(10)) is not None
     assert build_index(_by_hand(11)) is None
 
 
-def test_what_it_matches() -> None:
+def test_what_it_matches():
     data, other = by_opencv(PIXELS), by_opencv(photo(240, 360, seed=1))
     found = build_index(data)
     assert found is not None

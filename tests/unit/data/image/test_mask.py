@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import struct
 import zlib
@@ -29,7 +27,7 @@ def palette(values: NDArray[np.uint8], bits: int) -> bytes:
     return as_png(image, bits=bits)
 
 
-def test_values_are_as_they_are_stored() -> None:
+def test_values_are_as_they_are_stored():
     generator = np.random.default_rng(0)
     for bits in (1, 2, 4, 8):
         values = generator.integers(0, 1 << bits, (37, 53), dtype=np.uint8)
@@ -42,7 +40,7 @@ def test_values_are_as_they_are_stored() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-def test_colours(mode: str) -> None:
+def test_colours(mode):
     classes = np.random.default_rng(1).integers(0, 3, (9, 11))
     data = as_png(Image.fromarray(np.array(COLOURS, np.uint8)[classes]).convert(mode))
     np.testing.assert_array_equal(decode_mask(data, MaskFormat(colors=COLOURS)), classes)
@@ -54,14 +52,14 @@ def test_colours(mode: str) -> None:
         decode_mask(data)
 
 
-def test_zero_may_be_what_is_not_counted() -> None:
+def test_zero_may_be_what_is_not_counted():
     values = np.array([[0, 1, 150, 255]], np.uint8)
     assert decode_mask(png_bytes(values), MaskFormat(reduce_zero=True)).tolist() == [[255, 0, 149, 255]]
     table = (255, 7, *[3] * 254)
     assert decode_mask(png_bytes(values), MaskFormat(table=table)).tolist() == [[255, 7, 3, 3]]
 
 
-def test_the_smallest_form_is_chosen() -> None:
+def test_the_smallest_form_is_chosen():
     generator = np.random.default_rng(2)
     made = {
         b"P5": generator.integers(0, 256, (20, 30), dtype=np.uint8),
@@ -75,7 +73,7 @@ def test_the_smallest_form_is_chosen() -> None:
         np.testing.assert_array_equal(decode_mask(data), mask)
 
 
-def test_resized_to_the_nearest_pixel() -> None:
+def test_resized_to_the_nearest_pixel():
     torch = pytest.importorskip("torch")
     mask = mask_of(50, 70, 4)
     for size in ((25, 35), (31, 17), (50, 70), (1, 1), (99, 140)):
@@ -102,13 +100,13 @@ GREY = png_bytes(np.zeros((4, 5), np.uint8))
         (b"EFFLRUNS" + bytes([2, 0, 0, 0] * 2 + [1, 0, 0, 0, 9, 0, 0, 0, 1]), "that is damaged: its runs don't add up"),
     ],
 )
-def test_refused(data: bytes, says: str) -> None:
+def test_refused(data, says):
     with pytest.raises(DataError, match=f"^has a mask ({says})"):
         decode_mask(data)
 
 
 @pytest.mark.parametrize("more", [1, 60])
-def test_more_pixels_than_the_header_says_are_left_out(more: int) -> None:
+def test_more_pixels_than_the_header_says_are_left_out(more):
     """Of a few rows, all of which are looked at for their filters."""
     chunks = {
         b"IHDR": struct.pack(">IIBBBBB", 5, 2, 8, 0, 0, 0, 0),
@@ -121,7 +119,7 @@ def test_more_pixels_than_the_header_says_are_left_out(more: int) -> None:
     assert decode_mask(data).tolist() == [[0] * 5] * 2
 
 
-def test_sizes_that_differ() -> None:
+def test_sizes_that_differ():
     with pytest.raises(DataError, match=r"^has a mask of 4 x 5 pixels \(.*\), the image has 5 x 3; .* same size$"):
         check_size((4, 5), 5, 3)
     with pytest.raises(DataError, match=r"decode\.exif=true or false, as the mask was drawn"):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ctypes
 import mmap
 import subprocess
@@ -50,7 +48,7 @@ REGIONS = {
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("size", [(64, 64), (224, 224), (33, 57), (1, 1)])
 @pytest.mark.parametrize("name", REGIONS)
-def test_as_pillow_and_torchvision_do_it(name: str, size: tuple[int, int]) -> None:
+def test_as_pillow_and_torchvision_do_it(name, size):
     region = REGIONS[name]
     got = resized(region, *size)
     assert np.abs(got - by_pillow(region, *size)).mean() <= 0.1
@@ -88,7 +86,7 @@ def random_region(rng: np.random.Generator, channels: int) -> tuple[np.ndarray, 
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_vectors_make_the_pixels_of_torch(channels: int) -> None:
+def test_vectors_make_the_pixels_of_torch(channels):
     rng, taken = np.random.default_rng(channels), dict.fromkeys(range(3), 0)
     for number in range(80):
         region, size = random_region(rng, channels)
@@ -106,7 +104,7 @@ def test_vectors_make_the_pixels_of_torch(channels: int) -> None:
 
 
 @pytest.mark.parametrize("out", [1, 2, 32, 224])
-def test_every_width_and_height(out: int) -> None:
+def test_every_width_and_height(out):
     """The weights of each size: 6 rows or columns, resized on one side; to 1 or 2 pixels they are the smallest."""
     rng = np.random.default_rng(out)
     for side in range(1, max(4 * out, 16), 7 if out == 224 else 1):
@@ -117,7 +115,7 @@ def test_every_width_and_height(out: int) -> None:
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("flip", [False, True])
-def test_channels_and_flips(channels: int, flip: bool) -> None:
+def test_channels_and_flips(channels, flip):
     for height, width in ((90, 120), (600, 900)):  # the second is shrunk to less than a quarter
         region = np.random.default_rng(0).integers(0, 256, (height, width, channels), np.uint8)
         out = np.empty((60, 64, channels), np.uint8)
@@ -125,7 +123,7 @@ def test_channels_and_flips(channels: int, flip: bool) -> None:
         np.testing.assert_array_equal(out, by_torch(region, 60, 64, flip))
 
 
-def test_many_threads() -> None:
+def test_many_threads():
     rng = np.random.default_rng(0)
     regions = [rng.integers(0, 256, (*size, 3), np.uint8) for size in rng.integers(20, 90, (40, 2))]
     wanted = [resized(region, 48, 40) for region in regions]
@@ -166,14 +164,14 @@ def refused() -> dict[str, tuple[object, object]]:
 
 
 @pytest.mark.parametrize("name", refused())
-def test_what_vectors_leave_to_others(name: str) -> None:
+def test_what_vectors_leave_to_others(name):
     region, out = refused()[name]
     for level in range(3):
         assert not resized_by_vectors(region, out, False, level)  # type: ignore[arg-type]
     assert out is None or not np.asarray(out).any()
 
 
-def test_mirror() -> None:
+def test_mirror():
     batch = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
     wanted = batch.copy()
     wanted[1] = wanted[1, :, ::-1]
@@ -182,7 +180,7 @@ def test_mirror() -> None:
 
 
 @pytest.mark.slow
-def test_mirroring_leaves_opencv_no_threads() -> None:
+def test_mirroring_leaves_opencv_no_threads():
     """In a process of its own: here another part may have asked for the module."""
     code = (
         "import numpy, cv2; cv2.setNumThreads(3); from effloop.data.image.pixels import flip; "
@@ -192,7 +190,7 @@ def test_mirroring_leaves_opencv_no_threads() -> None:
     assert shown.strip() == "1"
 
 
-def test_a_read_only_output_is_refused() -> None:
+def test_a_read_only_output_is_refused():
     out = np.zeros((8, 8, 3), np.uint8)
     out.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):

@@ -1,7 +1,5 @@
 """Fetching into the folder for fetched files, and that folder as several processes use it."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

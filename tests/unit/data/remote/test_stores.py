@@ -1,7 +1,5 @@
 """What lists and reads files behind URLs, and the lines for servers, answers and environments that are of no use."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil
@@ -82,7 +80,7 @@ def keys_at(server: Server, path: str) -> list[str]:
         ("index.json", ["a.tar", "b.tar"]),
     ],
 )
-def test_files_of_a_web_server(path: str, names: list[str], server: Server) -> None:
+def test_files_of_a_web_server(path, names, server):
     assert keys_at(server, path) == names
 
 
@@ -96,7 +94,7 @@ def test_files_of_a_web_server(path: str, names: list[str], server: Server) -> N
         ("{a,none}.tar", "/none.tar can't be fetched: 404 Not Found"),
     ],
 )
-def test_what_a_web_server_does_not_name(path: str, why: str, server: Server) -> None:
+def test_what_a_web_server_does_not_name(path, why, server):
     with pytest.raises((ConfigError, DataError), match=why):
         keys_at(server, path)
 
@@ -109,19 +107,19 @@ def test_what_a_web_server_does_not_name(path: str, why: str, server: Server) ->
         {"shardlist": [{"url": "a.tar", "nsamples": 3}, {"url": "b/c.tar"}]},
     ],
 )
-def test_names_in_an_index(listed: Any) -> None:
+def test_names_in_an_index(listed):
     assert names_in(listed) == ["a.tar", "b/c.tar"]
 
 
 @pytest.mark.parametrize(
     "listed", [{}, "a.tar", [], [3], [""], ["../a.tar"], ["/a.tar"], [{"size": 3}], ["https://h/a.tar"], ["\ud800"]]
 )
-def test_other_json_is_no_index(listed: Any) -> None:
+def test_other_json_is_no_index(listed):
     with pytest.raises(ValueError, match=r"^$"):
         names_in(listed)
 
 
-def test_other_hosts_do_not_get_the_header(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hosts_do_not_get_the_header(monkeypatch):
     def respond(request: BaseHTTPRequestHandler) -> None:
         places = {"/same.tar": "/x.tar", "/host.tar": f"http://localhost:{request.server.server_port}/x.tar"}  # type: ignore[attr-defined]
         if place := places.get(request.path):
@@ -137,14 +135,14 @@ def test_other_hosts_do_not_get_the_header(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("value", ["Bearer hidden\ntoken", "Bearer …hidden"])
-def test_a_header_that_cannot_be_sent_is_refused_and_not_shown(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_that_cannot_be_sent_is_refused_and_not_shown(value, monkeypatch):
     monkeypatch.setenv("EFFLOOP_HTTP_AUTHORIZATION", value)
     with pytest.raises(ConfigError, match="EFFLOOP_HTTP_AUTHORIZATION has characters") as error:
         store_of(Location.of("https://h/x"))
     assert "hidden" not in str(error.value)
 
 
-def test_a_page_to_log_in_is_no_file() -> None:
+def test_a_page_to_log_in_is_no_file():
     with answering(lambda request: answer(request, 200, b"<html>", Content_Type="text/html")) as url:
         for root in ("{a,b}.tar", "a.tar"):
             with pytest.raises(DataError, match=r"[ab]\.tar can't be fetched: it leads to a web page, as of a folder"):
@@ -159,7 +157,7 @@ def test_a_page_to_log_in_is_no_file() -> None:
         (b"xxxxx", {"Content_Range": "bytes 0-4/9", "Content_Encoding": "gzip"}, r"sends it compressed \(gzip\)"),
     ],
 )
-def test_a_wrong_answer_is_not_taken(body: bytes, headers: dict[str, str], why: str) -> None:
+def test_a_wrong_answer_is_not_taken(body, headers, why):
     with answering(lambda request: answer(request, 206, body, **headers)) as url:
         reads = store_of(Location.of(f"{url}/a.tar"))
         with pytest.raises(FetchError, match=why):
@@ -167,7 +165,7 @@ def test_a_wrong_answer_is_not_taken(body: bytes, headers: dict[str, str], why: 
 
 
 @pytest.mark.parametrize("ranged", ["bytes 0-0/*", "bytes 0--1/9", ""])
-def test_a_server_that_answers_a_request_for_a_byte_otherwise_is_asked_for_all(ranged: str) -> None:
+def test_a_server_that_answers_a_request_for_a_byte_otherwise_is_asked_for_all(ranged):
     def respond(request: BaseHTTPRequestHandler) -> None:
         if "Range" in request.headers and ranged:
             answer(request, 206, b"x", Content_Range=ranged)
@@ -179,7 +177,7 @@ def test_a_server_that_answers_a_request_for_a_byte_otherwise_is_asked_for_all(r
     assert (file.size, file.version, file.ranges) == (9, "v", False)
 
 
-def test_a_file_that_has_become_too_short_has_changed(server: Server) -> None:
+def test_a_file_that_has_become_too_short_has_changed(server):
     reads = store_of(Location.of(f"{server.url}/a.tar"))
     (file,) = reads.manifest().files
     server.faults = [Fault(416)]
@@ -187,7 +185,7 @@ def test_a_file_that_has_become_too_short_has_changed(server: Server) -> None:
         list(reads.read(file, 1000, 2000))
 
 
-def test_the_first_file_that_is_refused_ends_the_others(server: Server) -> None:
+def test_the_first_file_that_is_refused_ends_the_others(server):
     over = threading.Event()
     server.faults = [
         Fault(of="a.tar", act=lambda: over.wait(20), on_listing=True),
@@ -199,7 +197,7 @@ def test_the_first_file_that_is_refused_ends_the_others(server: Server) -> None:
     over.set()
 
 
-def test_connections_are_kept(server: Server) -> None:
+def test_connections_are_kept(server):
     reads = store_of(Location.of(f"{server.url}/" + "{a,b}.tar"))
     files = reads.manifest().files
     for _ in range(20):
@@ -208,7 +206,7 @@ def test_connections_are_kept(server: Server) -> None:
     assert server.connections <= 6
 
 
-def test_more_files_than_allowed_are_refused(server: Server, system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_files_than_allowed_are_refused(server, system, monkeypatch):
     for module in (stores, locations):
         monkeypatch.setattr(module, "MOST_FILES", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
@@ -226,20 +224,20 @@ def test_more_files_than_allowed_are_refused(server: Server, system: Any, monkey
 
 
 @pytest.mark.parametrize("name", ["a//b.tar", "./a.tar", "a/./b.tar", "../a.tar", "/a.tar", "a\\b.tar", "x.tar/b.tar"])
-def test_names_of_which_two_would_be_one_file_are_refused(name: str) -> None:
+def test_names_of_which_two_would_be_one_file_are_refused(name):
     files = [RemoteFile(f"set/{each}", 1, "v") for each in ("x.tar", name)]
     with pytest.raises(DataError, match="which can't be a local file's name; rename it"):
         manifest_of(Location.of("s3://b/set"), files, alone=False, base="set/")
 
 
-def test_files_that_are_named_and_missing() -> None:
+def test_files_that_are_named_and_missing():
     there = [RemoteFile("train-0.tar", 1, "v")]
     with pytest.raises(DataError, match=r"names files that aren't there: s3://b/train-1\.tar and 1 more; correct it$"):
         manifest_of(Location.of("s3://b/train-{0..2}.tar"), there, alone=False, base="")
 
 
 @pytest.mark.parametrize("root", ["zip://a/b", "simplecache://a", "s4://b/x", "sftp://h/x"])
-def test_other_schemes_are_refused(root: str) -> None:
+def test_other_schemes_are_refused(root):
     with pytest.raises(ConfigError, match=r"is of no scheme that EffLoop reads; have s3, gs"):
         store_of(Location.of(root))
 
@@ -248,7 +246,7 @@ def test_other_schemes_are_refused(root: str) -> None:
     ("endpoint", "why"),
     [("http://127.0.0.1:1", "Connection refused"), ("http://no-such-host.invalid", "Name or service not known")],
 )
-def test_why_a_bucket_does_not_answer(endpoint: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_a_bucket_does_not_answer(endpoint, why, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(DataError) as error:
         store_of(Location.of("s3://bucket/x")).manifest()
@@ -262,9 +260,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.mark.parametrize("root", ["https://127.0.0.1:{port}/a.tar", "s3://bucket/x"])
 @pytest.mark.parametrize("certified", [False, True])
-def test_only_https_with_a_valid_certificate(
-    certified: bool, root: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_only_https_with_a_valid_certificate(certified, root, monkeypatch, tmp_path):
     if certified and shutil.which("openssl") is None:
         pytest.skip("makes the certificate")
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=tmp_path)) as server:
@@ -287,7 +283,7 @@ def test_only_https_with_a_valid_certificate(
         server.shutdown()
 
 
-def test_what_to_do_about_a_refusal() -> None:
+def test_what_to_do_about_a_refusal():
     text = "Server returned non-2xx status code: 403 Forbidden: "
     wanted = "403 Forbidden: SignatureDoesNotMatch; log in"
     assert describe_answer(f"{text}<Error><Code>SignatureDoesNotMatch</Code></Error>", "log in") == wanted
@@ -300,7 +296,7 @@ def test_what_to_do_about_a_refusal() -> None:
     ("root", "names"),
     [("s3a://b/x", "AWS_ACCESS_KEY_ID and"), ("gs://b/x", "GOOGLE_APP"), ("abfs://b/x", "AZURE_STORAGE_ACCOUNT_NAME")],
 )
-def test_credentials_are_those_of_the_kind_of_bucket(root: str, names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_those_of_the_kind_of_bucket(root, names, monkeypatch):
     from obstore.exceptions import GenericError
 
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "me")
@@ -308,7 +304,7 @@ def test_credentials_are_those_of_the_kind_of_bucket(root: str, names: str, monk
     assert f"no credentials; set {names}" in str(store_of(Location.of(root))._failure(error))
 
 
-def test_an_address_is_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_is_a_url(monkeypatch):
     for value in ("127.0.0.1:9000", "localhost", "", "http://", "http://h:abc", "ftp://h"):
         monkeypatch.setenv("AWS_ENDPOINT_URL", value)
         wanted = f"AWS_ENDPOINT_URL: '{value}' is not a URL; set it to http://HOST:PORT or https://HOST"
@@ -328,14 +324,14 @@ def test_an_address_is_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
         ("az://bucket/x", "AZURE_STORAGE_ACCOUNT_NAME", "secret\r"),
     ],
 )
-def test_a_line_end_is_no_part_of_a_key(url: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_end_is_no_part_of_a_key(url, name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     wanted = f"{name}: it has a space, a line end or another character that no key has; correct it"
     with pytest.raises(ConfigError, match=line(wanted)):
         store_of(Location.of(url))
 
 
-def test_profiles_are_read_by_boto3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles_are_read_by_boto3(tmp_path, monkeypatch):
     (tmp_path / "credentials").write_text("[mine]\naws_access_key_id = key\naws_secret_access_key = word\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -371,7 +367,7 @@ def system() -> Iterator[Any]:
         ("set/c.txt", ["c.txt"], True),
     ],
 )
-def test_fsspec_lists_and_reads(path: str, names: list[str], alone: bool, system: Any) -> None:
+def test_fsspec_lists_and_reads(path, names, alone, system):
     reads = FsspecStore(Location.of(f"memory://bucket/{path}"))
     manifest = reads.manifest()
     assert ([manifest.name(file) for file in manifest.files], manifest.alone) == (names, alone)
@@ -380,7 +376,7 @@ def test_fsspec_lists_and_reads(path: str, names: list[str], alone: bool, system
         assert b"".join(reads.read(file, 1, file.size)) == data[1:]
 
 
-def test_a_file_that_is_gone_is_no_bug(system: Any) -> None:
+def test_a_file_that_is_gone_is_no_bug(system):
     reads = FsspecStore(Location.of("memory://bucket/set"))
     file = reads.manifest().files[0]
     system.rm("/bucket/set/a.tar")
@@ -390,7 +386,7 @@ def test_a_file_that_is_gone_is_no_bug(system: Any) -> None:
         FsspecStore(Location.of("memory://bucket/none")).manifest()
 
 
-def test_files_of_fsspec_are_compared_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_fsspec_are_compared_at_the_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "set/a.tar"
     path.parent.mkdir()
@@ -404,7 +400,7 @@ def test_files_of_fsspec_are_compared_at_the_end(tmp_path: Path, monkeypatch: py
         reads.check(file)
 
 
-def test_a_folder_that_cannot_be_listed_is_not_left_out(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed_is_not_left_out(system, monkeypatch):
     listed = type(system).ls
 
     def ls(self: Any, path: str, *args: Any, **options: Any) -> Any:

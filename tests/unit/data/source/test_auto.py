@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
@@ -15,23 +13,23 @@ from effloop.data.source.formats.memmap import PATH, EmbeddedSource, MemmapSourc
 from effloop.errors import ConfigError, DataError
 
 
-def test_nothing_means_the_photographs_that_come_along() -> None:
+def test_nothing_means_the_photographs_that_come_along():
     assert type(open_source("auto")) is EmbeddedSource
 
 
-def test_a_folder(photos: Path) -> None:
+def test_a_folder(photos):
     assert type(open_source("auto", photos)) is FolderSource
 
 
 @pytest.mark.parametrize("embedded", [True, False])
-def test_a_file_of_effloops(photos: Path, tmp_path: Path, embedded: bool) -> None:
+def test_a_file_of_effloops(photos, tmp_path, embedded):
     path = PATH if embedded else write_as("memmap", photos, tmp_path / "file")
     source = open_source("auto", path, "val")
     assert type(source) is MemmapSource
     assert source.where == f"{path}:val"
 
 
-def test_an_unknown_file(tmp_path: Path) -> None:
+def test_an_unknown_file(tmp_path):
     file = tmp_path / "file"
     file.write_text("text")
     have = ", ".join(name for name in sources.names() if name not in ("auto", "embedded", "hf"))
@@ -40,13 +38,13 @@ def test_an_unknown_file(tmp_path: Path) -> None:
         open_source("auto", file)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_nothing_there(tmp_path):
     with pytest.raises(ConfigError, match="is not there"):
         open_source("auto", tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", ["memmap", "hdf5", "parquet", "pth"])
-def test_an_unreadable_file(photos: Path, name: str) -> None:
+def test_an_unreadable_file(photos, name):
     folder = Path(tempfile.mkdtemp())
     file = write_as(name, photos, folder / "file")
     if name == "parquet":
@@ -65,7 +63,7 @@ def test_an_unreadable_file(photos: Path, name: str) -> None:
         shutil.rmtree(folder)
 
 
-def test_names_are_those_of_the_format(photos: Path, tmp_path: Path) -> None:
+def test_names_are_those_of_the_format(photos, tmp_path):
     path = tmp_path / "set.npz"
     pixels = np.arange(2 * 4 * 4, dtype=np.uint8).reshape(2, 4, 4)
     np.savez(path, front=pixels, back=pixels, kind=np.array([0, 1]))
@@ -89,7 +87,7 @@ def test_names_are_those_of_the_format(photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["dataset_dict.json", "data-00000-of-00001.arrow"])
-def test_what_datasets_saved_to_the_disk(file: str, tmp_path: Path) -> None:
+def test_what_datasets_saved_to_the_disk(file, tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / file).touch()
     with pytest.raises(ConfigError, match=r"is what save_to_disk of .* wrote, which isn't read; write each split"):

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +37,7 @@ from effloop.errors import ConfigError
         ({"balance": 1.5}, "data.balance: 1.5 is not allowed; set a number from 0 to 1"),
     ],
 )
-def test_config_refuses(options: dict[str, Any], message: str) -> None:
+def test_config_refuses(options, message):
     with pytest.raises(ConfigError, match=line(message)):
         DataConfig(name="folder", root="x", **options)
 
@@ -55,12 +52,12 @@ def test_config_refuses(options: dict[str, Any], message: str) -> None:
         ("\u202e".encode(), r"\u202e"),
     ],
 )
-def test_printable(key: bytes, text: str) -> None:
+def test_printable(key, text):
     assert printable(key) == text
 
 
 @pytest.mark.parametrize("name", ["folder", "memmap"])
-def test_a_fifo_is_no_dataset(tmp_path: Path, name: str) -> None:
+def test_a_fifo_is_no_dataset(tmp_path, name):
     """Opening one waits for a writer."""
     os.mkfifo(tmp_path / "fifo")
     wanted = f"data.root: '{tmp_path}/fifo' is neither a file nor a folder; set data.root=PATH"
@@ -92,7 +89,7 @@ class _Masked(Source):
         return fingerprint_of(self)
 
 
-def test_masks_of_a_source_without_an_index_are_told_apart() -> None:
+def test_masks_of_a_source_without_an_index_are_told_apart():
     source = _Masked()
     rows = [mask_digest(np.full((1, 1), index, np.uint8)) for index in range(3)]
     assert [row.tobytes() for row in source.target_rows] == rows
@@ -109,7 +106,7 @@ def test_masks_of_a_source_without_an_index_are_told_apart() -> None:
     ],
 )
 @pytest.mark.parametrize("piece", [2, 1 << 20])
-def test_class_counts(targets: Any, expected: list[int], piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_counts(targets, expected, piece, monkeypatch):
     monkeypatch.setattr("effloop.data.source.base._LABELS", piece)
     source = Tabled("vwxyz", targets, "abc" if expected else None)
     assert class_counts(source).tolist() == expected

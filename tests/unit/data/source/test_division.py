@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +28,7 @@ def names(source: Tabled, found: NDArray[np.bool_]) -> set[bytes]:
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5])
-def test_a_share_of_each_class(share: float) -> None:
+def test_a_share_of_each_class(share):
     source = table(COUNTS)
     found = held_out(source, config(val=share))
     wanted = [min(max(int(np.floor(share * count + 0.5)), 1), count - 1) for count in COUNTS]
@@ -39,7 +36,7 @@ def test_a_share_of_each_class(share: float) -> None:
 
 
 @pytest.mark.parametrize("folds", [2, 5])
-def test_each_sample_validates_in_one_fold(folds: int) -> None:
+def test_each_sample_validates_in_one_fold(folds):
     source = table([5, 6, 7, 8, 9] * 40)
     found = np.stack([held_out(source, config(folds=folds, fold=fold)) for fold in range(folds)])
     assert (found.sum(axis=0) == 1).all()
@@ -50,7 +47,7 @@ def test_each_sample_validates_in_one_fold(folds: int) -> None:
     assert np.ptp(found.sum(axis=1)) < 0.06 * len(source)  # remainders of the classes are in all of them
 
 
-def test_depends_on_names_and_seed_alone() -> None:
+def test_depends_on_names_and_seed_alone():
     source, order = table(COUNTS), np.random.default_rng(0).permutation(sum(COUNTS))
     shuffled = Tabled([source.key(index) for index in order.tolist()], source.labels[order])
     for options in ({"val": 0.2}, {"folds": 2, "fold": 1}):
@@ -61,7 +58,7 @@ def test_depends_on_names_and_seed_alone() -> None:
 
 @pytest.mark.parametrize("options", [{"val": 0.2}, {"folds": 5, "fold": 2}])
 @pytest.mark.parametrize("kind", ["classes", "flags"])
-def test_few_change_sides_when_samples_are_added(options: dict[str, Any], kind: str) -> None:
+def test_few_change_sides_when_samples_are_added(options, kind):
     rng = np.random.default_rng(0)
     targets = rng.integers(0, 10, 11_000) if kind == "classes" else (rng.random((11_000, 5)) < 0.3).astype(np.uint8)
     keys = [f"{rng.integers(1 << 40)}.jpg" for _ in range(11_000)]
@@ -70,7 +67,7 @@ def test_few_change_sides_when_samples_are_added(options: dict[str, Any], kind: 
     assert moved.mean() < 0.01  # a new draw would move 32 %
 
 
-def test_one_sample_added_moves_at_most_one() -> None:
+def test_one_sample_added_moves_at_most_one():
     for count in range(5, 60):
         fewer, more = (
             Tabled([f"{i}" for i in range(count)], [0] * count),
@@ -102,7 +99,7 @@ class WithoutFold(Patients):
 
 @pytest.mark.parametrize("group", ["patient", r"patient(\d+)"])
 @pytest.mark.parametrize("options", [{"val": 0.2}, *({"folds": 5, "fold": fold} for fold in range(5))])
-def test_groups_are_unbroken(group: str, options: dict[str, Any]) -> None:
+def test_groups_are_unbroken(group, options):
     rng = np.random.default_rng(1)
     patients = rng.zipf(1.4, 5000) % 700
     source = Patients(patients, (patients % 3).astype(np.int64))
@@ -112,7 +109,7 @@ def test_groups_are_unbroken(group: str, options: dict[str, Any]) -> None:
     assert (abs(np.bincount(source.labels[found], minlength=3) - 0.2 * counts) <= largest).all()
 
 
-def test_a_column_says_the_folds() -> None:
+def test_a_column_says_the_folds():
     source = Patients(np.arange(100), np.zeros(100, np.int64))
     assert (np.flatnonzero(held_out(source, config(fold=3))) % 4 == 3).all()
 
@@ -135,7 +132,7 @@ NINE = np.arange(9)
         (table([9, 9]), {"val": 0.5, "group": "^(.)"}, "in too few groups in table, so that a split would lack it"),
     ],
 )
-def test_refused(source: Tabled, options: dict[str, Any], says: str) -> None:
+def test_refused(source, options, says):
     with pytest.raises(EffLoopError) as refused:
         held_out(source, config(**options))
     assert says in str(refused.value)
@@ -143,7 +140,7 @@ def test_refused(source: Tabled, options: dict[str, Any], says: str) -> None:
 
 
 @pytest.mark.parametrize("targets", ["classes", "flags", "numbers"])
-def test_parts(targets: str) -> None:
+def test_parts(targets):
     rng, count = np.random.default_rng(0), 40
     values = {
         "classes": np.arange(count) % 3,
@@ -164,7 +161,7 @@ def test_parts(targets: str) -> None:
     assert train.identity() != val.identity()
 
 
-def test_a_division_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_division_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = table([20, 20])
     for options in (
@@ -178,7 +175,7 @@ def test_a_division_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len([*tmp_path.rglob("division-*.index")]) == 4
 
 
-def test_many_mixed_groups() -> None:
+def test_many_mixed_groups():
     """Two groups of each most frequent class: rounding each class's would give val much more, or nothing."""
     rng = np.random.default_rng(0)
     source = Patients(np.repeat(np.arange(400), 25), rng.integers(0, 200, 10_000))
@@ -188,7 +185,7 @@ def test_many_mixed_groups() -> None:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.8])
-def test_few_groups_of_a_class(share: float) -> None:
+def test_few_groups_of_a_class(share):
     patients = np.arange(3 * 40) // 4
     found = held_out(
         Patients(patients, patients // 3), config(val=share, group="patient")
@@ -198,7 +195,7 @@ def test_few_groups_of_a_class(share: float) -> None:
     assert (counts < 3).all()
 
 
-def test_copies_stay_on_one_side(tmp_path: Path) -> None:
+def test_copies_stay_on_one_side(tmp_path):
     source, options = table([40, 40]), {"index_dir": str(tmp_path), "group": "copies", "val": 0.3}
     with pytest.raises(EffLoopError, match=r"haven't been looked for in table as it is now; run .*effloop audit"):
         held_out(source, config(**options))

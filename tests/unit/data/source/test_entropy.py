@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import os
 import pickle
@@ -63,7 +61,7 @@ def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entropy, "SHARE", 1e9)
 
 
-def test_what_was_built_while_reading_is_there_later(large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_built_while_reading_is_there_later(large, cache, monkeypatch):
     unlimited(monkeypatch)
     source = open_source("folder", large)
     assert [sample for sample, index in enumerate(wanted(source)) if index] == WITH
@@ -74,13 +72,13 @@ def test_what_was_built_while_reading_is_there_later(large: Path, cache: Path, m
     assert with_indexes(source, config(Index.none)) is source
 
 
-def test_reading_builds_none_where_it_may_only_read(large: Path, cache: Path) -> None:
+def test_reading_builds_none_where_it_may_only_read(large, cache):
     source = open_source("folder", large)
     assert with_indexes(source, config(Index.read)) is source
     assert [path.name for path in cache.iterdir()] == [Path(source._index.path).name]  # type: ignore[attr-defined]
 
 
-def test_no_more_than_a_share_of_the_time_is_spent(large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_a_share_of_the_time_is_spent(large, cache, monkeypatch):
     now = itertools.count(100.0, 1.0)
     monkeypatch.setattr(entropy.time, "perf_counter", lambda: next(now))
     source = with_indexes(open_source("folder", large), config())
@@ -91,7 +89,7 @@ def test_no_more_than_a_share_of_the_time_is_spent(large: Path, cache: Path, mon
     assert [number for number, each in enumerate(built) if each] == [0, 3, 7, 11, 15, 19]  # a second in six
 
 
-def test_a_file_overwritten_by_another_size_is_built_again(large: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_file_overwritten_by_another_size_is_built_again(large, cache, tmp_path):
     root = shutil.copytree(large, tmp_path / "copy")
     source = open_source("folder", root)
     build_indexes({"train": source}, None, 1)
@@ -103,7 +101,7 @@ def test_a_file_overwritten_by_another_size_is_built_again(large: Path, cache: P
     assert found(with_indexes(source, config(Index.read))) == wanted(source)
 
 
-def test_a_file_overwritten_by_the_same_size_is_built_again(large: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_file_overwritten_by_the_same_size_is_built_again(large, cache, tmp_path):
     root = shutil.copytree(large, tmp_path / "copy")
     source = open_source("folder", root)
     build_indexes({"train": source}, None, 2)
@@ -117,7 +115,7 @@ def test_a_file_overwritten_by_the_same_size_is_built_again(large: Path, cache: 
     assert found(with_indexes(source, config(Index.read))) == wanted(source)
 
 
-def test_interrupted_it_goes_on_where_it_was(large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_it_goes_on_where_it_was(large, cache, monkeypatch):
     source = open_source("folder", large)
     calls = itertools.count()
 
@@ -135,7 +133,7 @@ def test_interrupted_it_goes_on_where_it_was(large: Path, cache: Path, monkeypat
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
-def test_a_read_only_cache_folder_is_read(large: Path, cache: Path) -> None:
+def test_a_read_only_cache_folder_is_read(large, cache):
     source = open_source("folder", large)
     build_indexes({"train": source}, None, 1)
     index_path(source, None).chmod(0o444)
@@ -144,15 +142,13 @@ def test_a_read_only_cache_folder_is_read(large: Path, cache: Path) -> None:
     cache.chmod(0o755)
 
 
-def test_a_cache_folder_that_cannot_be_made_is_no_error(large: Path, cache: Path) -> None:
+def test_a_cache_folder_that_cannot_be_made_is_no_error(large, cache):
     source = open_source("folder", large)
     index_path(source, None).mkdir()  # in the way
     assert with_indexes(source, config()) is source
 
 
-def test_a_disk_that_fills_up_is_no_error(
-    large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_fills_up_is_no_error(large, cache, monkeypatch, capsys):
     unlimited(monkeypatch)
     source = with_indexes(open_source("folder", large), config())
 
@@ -166,14 +162,14 @@ def test_a_disk_that_fills_up_is_no_error(
     assert not source.build
 
 
-def test_too_little_space_builds_none(large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_builds_none(large, cache, monkeypatch):
     monkeypatch.setattr(entropy, "_FREE", 1e-15)
     source = with_indexes(open_source("folder", large), config())
     assert found(source) == [None] * 6
 
 
 @pytest.mark.parametrize("name", ["tar", "memmap", "tfrecord"])
-def test_packed_data_with_indexes_needs_no_file(name: str, large: Path, tmp_path: Path) -> None:
+def test_packed_data_with_indexes_needs_no_file(name, large, tmp_path):
     root = write_as(name, large, tmp_path / "plain")
     assert can_have_indexes(open_source(name, root))
     data = encode(photo(180, 200), "JPEG")
@@ -181,7 +177,7 @@ def test_packed_data_with_indexes_needs_no_file(name: str, large: Path, tmp_path
     assert not can_have_indexes(open_source(name, write_records(name, tmp_path / "indexed", ["a"], train=[entry])))  # type: ignore[list-item]
 
 
-def test_a_cache_that_is_emptied_before_a_worker_starts_is_no_error(large: Path, cache: Path) -> None:
+def test_a_cache_that_is_emptied_before_a_worker_starts_is_no_error(large, cache):
     source = open_source("folder", large)
     build_indexes({"train": source}, None, 1)
     sent = pickle.dumps(with_indexes(source, config()))
@@ -213,7 +209,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "entropy.index"
 
 
-def test_what_was_put_comes_back(path: Path) -> None:
+def test_what_was_put_comes_back(path):
     before = EntropyFile(path, len(NAMES))
     file = fill(path)
     for each in (before, file, EntropyFile(path), pickle.loads(pickle.dumps(file))):
@@ -221,7 +217,7 @@ def test_what_was_put_comes_back(path: Path) -> None:
         assert each.get(b"another", 1000) is None
 
 
-def test_of_a_file_of_another_size_it_has_nothing(path: Path) -> None:
+def test_of_a_file_of_another_size_it_has_nothing(path):
     file = fill(path)
     assert file.get(NAMES[1], 1002) is None
     file.put(NAMES[1], 1002, b"new")
@@ -229,7 +225,7 @@ def test_of_a_file_of_another_size_it_has_nothing(path: Path) -> None:
     assert lacking(file) == [1]
 
 
-def test_damage_is_missing(path: Path) -> None:
+def test_damage_is_missing(path):
     fill(path)
     whole = path.read_bytes()
     for at in random.Random(0).sample(range(64, len(whole)), 25):
@@ -244,7 +240,7 @@ def test_damage_is_missing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 12, 27])
-def test_a_damaged_header_is_no_such_file_and_made_anew(path: Path, at: int) -> None:
+def test_a_damaged_header_is_no_such_file_and_made_anew(path, at):
     fill(path)
     whole = path.read_bytes()
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -253,13 +249,13 @@ def test_a_damaged_header_is_no_such_file_and_made_anew(path: Path, at: int) -> 
     assert lacking(fill(path)) == []
 
 
-def test_too_few_slots_are_made_anew(path: Path) -> None:
+def test_too_few_slots_are_made_anew(path):
     fill(path)
     assert lacking(EntropyFile(path, 400)) == []
     assert len(lacking(EntropyFile(path, 4000))) == 200
 
 
-def test_a_file_that_another_process_has_made_anew_is_the_one_to_write_to(path: Path) -> None:
+def test_a_file_that_another_process_has_made_anew_is_the_one_to_write_to(path):
     old = fill(path)
     EntropyFile(path, 4000)
     old.put(NAMES[7], 1007, INDEXES[7])
@@ -267,7 +263,7 @@ def test_a_file_that_another_process_has_made_anew_is_the_one_to_write_to(path: 
         assert lacking(file) == [number for number in range(200) if number != 7]
 
 
-def test_a_file_that_something_else_has_replaced_is_not_written_to(path: Path) -> None:
+def test_a_file_that_something_else_has_replaced_is_not_written_to(path):
     old = fill(path)
     path.unlink()
     path.write_bytes(bytes(100))
@@ -277,7 +273,7 @@ def test_a_file_that_something_else_has_replaced_is_not_written_to(path: Path) -
     lacking(old)
 
 
-def test_a_hundred_million_samples_take_no_space(path: Path) -> None:
+def test_a_hundred_million_samples_take_no_space(path):
     EntropyFile(path, 10**8)
     assert os.stat(path).st_blocks * 512 < 1 << 20
     assert EntropyFile(path).get(b"a", 1) is None
@@ -288,7 +284,7 @@ def _fill_part(path: Path, start: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["threads", "fork"])
-def test_several_may_append_at_once(path: Path, kind: str) -> None:
+def test_several_may_append_at_once(path, kind):
     fill(path, range(0))
     make = threading.Thread if kind == "threads" else get_context("fork").Process
     started = [make(target=_fill_part, args=(path, number)) for number in range(4)]
@@ -299,7 +295,7 @@ def test_several_may_append_at_once(path: Path, kind: str) -> None:
     assert lacking(EntropyFile(path)) == []
 
 
-def test_while_another_process_appends_it_is_not_waited_for(path: Path) -> None:
+def test_while_another_process_appends_it_is_not_waited_for(path):
     file = fill(path, range(0))
     fd = os.open(path, os.O_RDONLY)
     assert try_lock(fd)
@@ -310,7 +306,7 @@ def test_while_another_process_appends_it_is_not_waited_for(path: Path) -> None:
     assert file.get(NAMES[1], 1001) == INDEXES[1]
 
 
-def test_killed_between_index_and_slot(path: Path) -> None:
+def test_killed_between_index_and_slot(path):
     file = fill(path, range(100))
     with path.open("ab") as opened:
         opened.write(INDEXES[101])

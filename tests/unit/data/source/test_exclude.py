@@ -1,7 +1,5 @@
 """`data.exclude` leaves samples out as if they had never been there."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import shutil
@@ -47,7 +45,7 @@ def fewer(photos: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["folder", "tar", "lmdb", "parquet", "hdf5", "csv"])
-def test_as_if_they_had_never_been_there(name: str, photos: Path, fewer: Path, tmp_path: Path) -> None:
+def test_as_if_they_had_never_been_there(name, photos, fewer, tmp_path):
     root, prefix = photos, ""
     if name == "csv":
         root, prefix = write_table("csv", photos, tmp_path), f"{photos}/{{}}/"
@@ -74,7 +72,7 @@ def config(path: Path, **options: Any) -> DataConfig:
 
 
 @pytest.mark.parametrize("divided", [{"val": 0.3}, {"folds": 3, "fold": 2}])
-def test_other_samples_stay_on_their_sides(divided: dict[str, Any], photos: Path, tmp_path: Path) -> None:
+def test_other_samples_stay_on_their_sides(divided, photos, tmp_path):
     path = tmp_path / "x.csv"
     options = {**divided, "val_split": None, "root": str(photos)}
     parts = [open_part(replace(config(path, **options), exclude=None), split) for split in USUAL]
@@ -88,7 +86,7 @@ def test_other_samples_stay_on_their_sides(divided: dict[str, Any], photos: Path
         assert part.source.raw_key(part.ids[0]) == part.raw_key(0)
 
 
-def test_names_of_all_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_all_kinds(tmp_path, monkeypatch):
     """Names are text on one line, as messages have them; other samples aren't touched."""
     monkeypatch.setattr(division, "_CHUNK", 3)
     keys = ["a b", 'c,"d', "ü/雪", "e\\x0a", "plain", "\tnew\nline", " f", "=1;-2", "'=x", "=x"]
@@ -128,7 +126,7 @@ def test_names_of_all_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("name,split\n{all}", "leaves no sample of {photos}/train; remove rows of it"),
     ],
 )
-def test_refused(text: str | None, says: str, photos: Path, tmp_path: Path) -> None:
+def test_refused(text, says, photos, tmp_path):
     path, names = tmp_path / "x.csv", [str(each.relative_to(photos / "train")) for each in photos.glob("train/*/*")]
     if text is not None:
         rows = {"all": names, "a": [name for name in names if name[0] == "a"]}

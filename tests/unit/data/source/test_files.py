@@ -1,7 +1,5 @@
 """Images that are no dataset."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -22,7 +20,7 @@ def found(*paths: Path | str) -> list[str]:
     return [os.fsdecode(path) for path in find_images([Path(path) for path in paths]).names]
 
 
-def test_folders_files_and_patterns(here: Path) -> None:
+def test_folders_files_and_patterns(here):
     """In the order given, each image once; in folders only what is named like an image, hidden ones left out."""
     touched(here, "p/b.JPG", "p/a.png", "p/q/c.gif", "p/notes.txt", "p/.hidden.jpg", "p/.cache/d.jpg", "scan")
     assert found("p") == ["p/a.png", "p/b.JPG", "p/q/c.gif"]
@@ -36,7 +34,7 @@ def test_folders_files_and_patterns(here: Path) -> None:
     assert list(source.file_paths()) == source.names
 
 
-def test_a_name_with_brackets_is_no_pattern_if_it_is_there(here: Path) -> None:
+def test_a_name_with_brackets_is_no_pattern_if_it_is_there(here):
     touched(here, "a[1].jpg", "a1.jpg")
     assert found("a[1].jpg") == ["a[1].jpg"]
 
@@ -49,14 +47,14 @@ def test_a_name_with_brackets_is_no_pattern_if_it_is_there(here: Path) -> None:
         ("empty", "'empty' has no images (looked for"),
     ],
 )
-def test_nothing_found(here: Path, path: str, line: str) -> None:
+def test_nothing_found(here, path, line):
     (here / "empty").mkdir()
     with pytest.raises(DataError) as error:
         found(path)
     assert str(error.value).startswith(line)
 
 
-def test_what_is_no_regular_file_is_refused_when_it_is_read(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_refused_when_it_is_read(tmp_path):
     """A FIFO that nobody writes to would block for ever."""
     os.mkfifo(tmp_path / "fifo.jpg")
     (tmp_path / "link.jpg").symlink_to("nothing")
@@ -67,12 +65,12 @@ def test_what_is_no_regular_file_is_refused_when_it_is_read(tmp_path: Path) -> N
         source.read(1)
 
 
-def test_images_in_memory() -> None:
+def test_images_in_memory():
     source = Images([b"first", b"second"], "here", [b"abc", b"d"])
     assert (bytes(source.read(1)), source.size(0), source.name(1), len(source)) == (b"d", 3, "second", 2)
     assert source.fingerprint()["bytes"] == 4
 
 
-def test_without_targets(photos: Path) -> None:
+def test_without_targets(photos):
     source = Unlabelled(find_images([photos / "val"]))
     assert (source.classes, set(source.targets.tolist()), len(source)) == ((), {0}, 13)

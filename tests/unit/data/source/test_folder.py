@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import os
 import pickle
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +60,7 @@ def refusal(root: Path, error: type[Exception] = DataError, **options: str) -> s
     return str(caught.value)
 
 
-def test_order_and_labels_are_those_of_image_folder(root: Path) -> None:
+def test_order_and_labels_are_those_of_image_folder(root):
     source, reference = open_source("folder", root), ImageFolder(str(root / "train"))
     assert list(source.classes) == reference.classes == ["Dog", "cat"]
     assert [f"{source.where}/{source.key(i)}" for i in range(len(source))] == [path for path, _ in reference.samples]
@@ -71,7 +68,7 @@ def test_order_and_labels_are_those_of_image_folder(root: Path) -> None:
     assert [read_bytes(source, i) for i in range(len(source))] == [Path(p).read_bytes() for p, _ in reference.samples]
 
 
-def test_order_of_names_that_are_not_text(root: Path) -> None:
+def test_order_of_names_that_are_not_text(root):
     for part in ("cat/{}.jpg", "cat/{}/1.jpg", "{}/1.jpg"):
         add(
             root, *(part.format(os.fsdecode(name)) for name in (b"\xff", b"\xc3", "\ufffd".encode(), "\ue000".encode()))
@@ -82,14 +79,14 @@ def test_order_of_names_that_are_not_text(root: Path) -> None:
     assert source.labels.tolist() == reference.targets
 
 
-def test_what_is_no_image_is_left_out(root: Path) -> None:
+def test_what_is_no_image_is_left_out(root):
     before = keys(root)
     add(root, ".hidden/1.jpg", "cat/.hidden/1.jpg", "cat/._1.jpg", "cat/notes.txt", "cat/jpg", "cat/a.jpg.part")
     (root / "train" / "readme.jpg").write_bytes(JPEG)  # not in a class
     assert keys(root) == before
 
 
-def test_links_are_followed(root: Path, tmp_path: Path) -> None:
+def test_links_are_followed(root, tmp_path):
     add(tmp_path / "else", "owl/1.jpg")
     (root / "train" / "owl").symlink_to(tmp_path / "else" / "train" / "owl")
     (root / "train" / "cat" / "link.jpg").symlink_to(tmp_path / "else" / "train" / "owl" / "1.jpg")
@@ -97,7 +94,7 @@ def test_links_are_followed(root: Path, tmp_path: Path) -> None:
     assert {"owl/1.jpg", "cat/link.jpg", "cat/folder.jpg/1.jpg"} <= set(keys(root))
 
 
-def test_names_that_are_not_text(root: Path, tmp_path: Path) -> None:
+def test_names_that_are_not_text(root, tmp_path):
     strange = tmp_path / os.fsdecode(b"\xff\n")
     root.rename(strange)
     cat = os.fsencode(strange / "train" / "cat")
@@ -111,7 +108,7 @@ def test_names_that_are_not_text(root: Path, tmp_path: Path) -> None:
     assert found[r"cat/two\nlines.jpg"] == JPEG + b"two\nlines.jpg"
 
 
-def test_fingerprint_is_that_of_the_same_data_elsewhere(root: Path, photos: Path, tmp_path: Path) -> None:
+def test_fingerprint_is_that_of_the_same_data_elsewhere(root, photos, tmp_path):
     memmap = write_as("memmap", photos, tmp_path / "photos.effloop")
     for split in ("train", "val"):
         wanted = open_source("folder", photos, split).fingerprint()
@@ -130,7 +127,7 @@ def test_fingerprint_is_that_of_the_same_data_elsewhere(root: Path, photos: Path
         lambda train: (train / "cat" / "b.jpg").write_bytes(JPEG + b"longer"),
     ],
 )
-def test_fingerprint_tells_names_labels_and_sizes(root: Path, change: Callable[[Path], object]) -> None:
+def test_fingerprint_tells_names_labels_and_sizes(root, change):
     before = open_source("folder", root).fingerprint()
     change(root / "train")
     after = open_source("folder", root).fingerprint()
@@ -138,7 +135,7 @@ def test_fingerprint_tells_names_labels_and_sizes(root: Path, change: Callable[[
     assert after["sha256"] != before["sha256"]
 
 
-def test_a_scan_is_kept(root: Path, tmp_path: Path) -> None:
+def test_a_scan_is_kept(root, tmp_path):
     age(root)
     cache = tmp_path / "cache"
     first = open_source("folder", root, index_dir=str(cache))
@@ -159,14 +156,14 @@ def test_a_scan_is_kept(root: Path, tmp_path: Path) -> None:
         (lambda root: shutil.rmtree(root / "train/cat/b-c"), {"cat/b-c/2.jpg"}),
     ],
 )
-def test_a_change_is_noticed(root: Path, change: Callable[[Path], object], difference: set[str]) -> None:
+def test_a_change_is_noticed(root, change, difference):
     age(root)
     before = keys(root)
     change(root)
     assert set(keys(root)) ^ set(before) == difference
 
 
-def test_other_content_with_the_same_times_is_noticed(root: Path, tmp_path: Path) -> None:
+def test_other_content_with_the_same_times_is_noticed(root, tmp_path):
     """`cp -a` and `rsync -t` give the folders that they make the times of those that they copy."""
     other = tmp_path / "other"
     add(other, *(name.replace("9", "8").replace("b", "c") for name in keys(root)))
@@ -178,7 +175,7 @@ def test_other_content_with_the_same_times_is_noticed(root: Path, tmp_path: Path
     assert keys(root) == keys(other) != before
 
 
-def test_a_change_within_the_clocks_tick_is_noticed(root: Path) -> None:
+def test_a_change_within_the_clocks_tick_is_noticed(root):
     folder = root / "train" / "cat"
     before = keys(root)
     at_the_scan = folder.stat().st_mtime_ns
@@ -188,7 +185,7 @@ def test_a_change_within_the_clocks_tick_is_noticed(root: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"text", b"EFFLOOP\0" + bytes(100)])
-def test_a_damaged_scan_is_made_again(root: Path, tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_scan_is_made_again(root, tmp_path, damage):
     age(root)
     wanted = open_source("folder", root, index_dir=str(tmp_path / "cache")).fingerprint()
     (index,) = (tmp_path / "cache").iterdir()
@@ -197,9 +194,7 @@ def test_a_damaged_scan_is_made_again(root: Path, tmp_path: Path, damage: bytes)
 
 
 @pytest.mark.parametrize("column", ["label", "key_end", "folder_ctime_ns"])
-def test_a_flipped_byte_of_a_scan_is_noticed(
-    root: Path, tmp_path: Path, column: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_flipped_byte_of_a_scan_is_noticed(root, tmp_path, column, capsys):
     age(root)
     wanted = open_source("folder", root, index_dir=str(tmp_path / "cache"))
     labels = wanted.labels.tolist()
@@ -214,7 +209,7 @@ def test_a_flipped_byte_of_a_scan_is_noticed(
     assert capsys.readouterr().err == f"effloop: warning: {differs}; it is made again\n"
 
 
-def test_a_source_is_not_unpickled_over_other_data(root: Path) -> None:
+def test_a_source_is_not_unpickled_over_other_data(root):
     """A worker process that starts late would otherwise number the samples differently."""
     pickled = pickle.dumps(open_source("folder", root))
     assert len(pickle.loads(pickled)) == 12
@@ -226,21 +221,21 @@ def test_a_source_is_not_unpickled_over_other_data(root: Path) -> None:
         pickle.loads(pickled)
 
 
-def test_index_dir_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
+def test_index_dir_that_cannot_be_written(root, tmp_path):
     (tmp_path / "file").write_text("")
     got = refusal(root, ConfigError, index_dir=str(tmp_path / "file" / "below"))
     assert got.startswith(f"data.index_dir: {tmp_path}/file/below/folder-")
     assert got.endswith(".index can't be written: Not a directory; set data.index_dir=PATH")
 
 
-def test_a_file_that_is_gone_when_read(root: Path) -> None:
+def test_a_file_that_is_gone_when_read(root):
     source = open_source("folder", root)
     (root / "train" / source.key(3)).unlink()
     with pytest.raises(DataError, match=line("can't be read: No such file or directory")):
         source.read(3)
 
 
-def test_missing_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     got = refusal(Path("nowhere"), ConfigError)
     assert got == f"data.root: 'nowhere' is not there (looked at {tmp_path}/nowhere); set data.root=PATH"
@@ -248,12 +243,12 @@ def test_missing_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(Path("x" * 300), ConfigError).startswith("data.root: 'xxx")
 
 
-def test_home_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_found(root, monkeypatch):
     monkeypatch.setenv("HOME", str(root.parent))
     assert len(open_source("folder", Path("~/root"))) == 12
 
 
-def test_what_a_root_lacks(root: Path, tmp_path: Path) -> None:
+def test_what_a_root_lacks(root, tmp_path):
     file = tmp_path / "file"
     file.write_text("text")
     got = refusal(file, ConfigError)
@@ -267,7 +262,7 @@ def test_what_a_root_lacks(root: Path, tmp_path: Path) -> None:
     )
 
 
-def test_no_class_folders(tmp_path: Path) -> None:
+def test_no_class_folders(tmp_path):
     train = tmp_path / "train"
     train.mkdir()
     (train / "1.jpg").write_bytes(JPEG)
@@ -275,7 +270,7 @@ def test_no_class_folders(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"{wanted}: set data.root=PATH"
 
 
-def test_empty_class_folder(root: Path) -> None:
+def test_empty_class_folder(root):
     (root / "train" / "empty" / "inner").mkdir(parents=True)
     (root / "train" / "empty" / "note.txt").write_text("text")
     wanted = f"{root}/train: the class folder 'empty' has no images ({SOUGHT}); remove it, fill it, or set "
@@ -285,7 +280,7 @@ def test_empty_class_folder(root: Path) -> None:
     assert classes_without_samples(source) == ["empty"]
 
 
-def test_files_without_a_byte_are_known(root: Path) -> None:
+def test_files_without_a_byte_are_known(root):
     (root / "train" / "cat" / "b" / "1.png").write_bytes(b"")
     (root / "train" / "cat" / "link.jpg").symlink_to("nowhere")
     source = open_source("folder", root)
@@ -294,19 +289,19 @@ def test_files_without_a_byte_are_known(root: Path) -> None:
         source.read(source.bad_samples()[0])
 
 
-def test_link_to_itself(root: Path) -> None:
+def test_link_to_itself(root):
     (root / "train" / "cat" / "loop").symlink_to("loop")
     wanted = f"{root}/train/cat/loop is a symbolic link that leads back to itself (loop); remove the link"
     assert refusal(root) == wanted
 
 
-def test_link_to_a_folder_above(root: Path) -> None:
+def test_link_to_a_folder_above(root):
     loop = root / "train" / "cat" / "b" / "loop"
     loop.symlink_to(root / "train" / "cat")
     assert refusal(root) == f"{loop} is a symbolic link to a folder above it ({root}/train/cat); remove the link"
 
 
-def test_keys_that_are_no_paths_are_numbered(tmp_path: Path) -> None:
+def test_keys_that_are_no_paths_are_numbered(tmp_path):
     jpeg, raw = encode(photo(), "JPEG"), pnm_header(1, 2, 1) + b"ab"
     keys = [b"b/fine.jpg", b"a/../b.jpg", b"a/x\0.jpg", b"/a.jpg", b"a/noextension", b"a/.hidden.jpg", b"a//b.jpg", b""]
     records = [(key, int(key.startswith(b"b")), raw if i == 4 else jpeg) for i, key in enumerate(keys)]
@@ -317,13 +312,13 @@ def test_keys_that_are_no_paths_are_numbered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a" * 256])
-def test_class_names_that_are_no_folders(tmp_path: Path, name: str) -> None:
+def test_class_names_that_are_no_folders(tmp_path, name):
     wanted = f"the class name {name!r} can't be a folder's; convert to another format"
     with pytest.raises(DataError, match=line(wanted)):
         write_records("folder", tmp_path / "out", [name], train=[(b"k", 0, encode(photo(), "JPEG"))])
 
 
-def test_two_samples_of_one_name(tmp_path: Path) -> None:
+def test_two_samples_of_one_name(tmp_path):
     jpeg = encode(photo(), "JPEG")
     wanted = f"{tmp_path}/out/train/a/000000001.jpg would be written twice; its key is another sample's"
     with pytest.raises(DataError, match=line(wanted)):
@@ -333,7 +328,7 @@ def test_two_samples_of_one_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("classes", "pair"), [(["b", "a"], "'b' comes before 'a'"), (["a", "a"], "'a' comes before 'a'")]
 )
-def test_classes_out_of_order(tmp_path: Path, classes: list[str], pair: str) -> None:
+def test_classes_out_of_order(tmp_path, classes, pair):
     jpeg = encode(photo(), "JPEG")
     wanted = (
         f"the class {pair}, but folders are read in the order of their names, and labels would change; "
@@ -354,7 +349,7 @@ LACKS = (
 )
 
 
-def test_a_class_without_samples_is_known_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_class_without_samples_is_known_before_anything_is_written(tmp_path):
     packed = write_records("memmap", tmp_path / "packed", ["a", "b"], **LACKING)
     records = {split: Copied(open_source("memmap", packed, split)) for split in LACKING}
     with pytest.raises(DataError, match=line(LACKS)):
@@ -362,13 +357,13 @@ def test_a_class_without_samples_is_known_before_anything_is_written(tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
-def test_label_without_a_class(tmp_path: Path) -> None:
+def test_label_without_a_class(tmp_path):
     with pytest.raises(DataError, match=line("k has the label 2; allowed are 0 to 1")):
         write_records("folder", tmp_path / "out", ["a", "b"], train=[(b"k", 2, encode(photo(), "JPEG"))])
 
 
 @pytest.mark.slow
-def test_folders_below_each_other_by_the_thousand(root: Path) -> None:
+def test_folders_below_each_other_by_the_thousand(root):
     """More than Python's limit of recursion; and a path that is longer than the system's calls take."""
     top = root / "train" / "cat" / "d"
     deep = top / "/".join("d" * 1199)

@@ -1,7 +1,5 @@
 """Datasets of Hugging Face's hub, by huggingface_hub itself, from a server in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +30,7 @@ def opened(split: str = "train", root: str = NAME, **options: str) -> Source:
     return open_source("hf", root, split, **options)  # type: ignore[arg-type]
 
 
-def test_the_same_as_the_folder(hub: Hub, photos: Path, tmp_path: Path) -> None:
+def test_the_same_as_the_folder(hub, photos, tmp_path):
     for split in ("train", "val"):
         source, wanted = opened(split), open_source("folder", photos, split)
         assert type(source) is ParquetSource
@@ -44,7 +42,7 @@ def test_the_same_as_the_folder(hub: Hub, photos: Path, tmp_path: Path) -> None:
     assert opened(root=f"hf://datasets/{NAME}", revision="v1").where == f"{snapshot}:train"
 
 
-def test_a_run_keeps_the_commit(hub: Hub) -> None:
+def test_a_run_keeps_the_commit(hub):
     config = compose(["data=hf", f"data.root={NAME}"])
     assert isinstance(config.data, HubConfig)
     assert config.data.revision == COMMIT
@@ -57,7 +55,7 @@ def test_a_run_keeps_the_commit(hub: Hub) -> None:
     assert tagged.revision == COMMIT
 
 
-def test_without_a_network(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network(hub, tmp_path, monkeypatch):
     """What the cache has is read; otherwise a line says so."""
     wanted = opened().fingerprint()
     from huggingface_hub import constants
@@ -88,14 +86,14 @@ def test_without_a_network(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("", None, "", r"^data\.root is missing; data=hf needs it: set data\.root=ORG/NAME$"),
     ],
 )
-def test_one_line(root: str, revision: str | None, refuses: str, message: str, hub: Hub) -> None:
+def test_one_line(root, revision, refuses, message, hub):
     hub.refuses = refuses
     with pytest.raises(ConfigError, match=message) as caught:
         opened(root=root, **{"revision": revision} if revision else {})
     assert "\n" not in str(caught.value)
 
 
-def test_other_formats(hub: Hub, photos: Path, tmp_path: Path) -> None:
+def test_other_formats(hub, photos, tmp_path):
     hub.folder = write_as("tar", photos, tmp_path / "shards")
     assert type(opened()) is TarSource
     hub.folder, hub.commit = make_photos(tmp_path / "images", train=6, val=3), "1" * 40
@@ -107,7 +105,7 @@ def test_other_formats(hub: Hub, photos: Path, tmp_path: Path) -> None:
         opened()
 
 
-def test_only_the_subset_is_fetched(hub: Hub, photos: Path, tmp_path: Path) -> None:
+def test_only_the_subset_is_fetched(hub, photos, tmp_path):
     hub.folder = tmp_path / "several"
     for name in ("one", "two"):
         write_as("parquet", photos, hub.folder / name)
@@ -119,19 +117,19 @@ def test_only_the_subset_is_fetched(hub: Hub, photos: Path, tmp_path: Path) -> N
         opened()
 
 
-def test_verify(hub: Hub, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify(hub, here, capsys):
     assert main(["verify", "data=hf", f"data.root={NAME}"]) == 0
     assert main(["verify", "data=hf", "data.root=zoo/nothing"]) == 2
     assert "'zoo/nothing' is not on http" in capsys.readouterr().err
 
 
-def test_the_name_stays_in_a_saved_config(hub: Hub, here: Path) -> None:
+def test_the_name_stays_in_a_saved_config(hub, here):
     config = compose(["data=hf", f"data.root={NAME}"])
     assert to_dict(config)["data"]["root"] == NAME
     assert from_dict(to_dict(config), (), "the config").data == config.data
 
 
-def test_an_address_of_fsspec_leads_there(hub: Hub) -> None:
+def test_an_address_of_fsspec_leads_there(hub):
     assert opened(root=f"hf://datasets/{NAME}").where == opened().where
     with pytest.raises(ConfigError, match=r"hub; set data=hf data\.root=a/b data\.revision=v1$"):
         compose(["data.root=hf://datasets/a/b@v1"])

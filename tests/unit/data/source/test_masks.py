@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +35,7 @@ def classes(source: Source, index: int) -> NDArray[np.uint8]:
     return decode_mask(source.read_mask(index), source.mask_format)
 
 
-def test_ade20k(tmp_path: Path) -> None:
+def test_ade20k(tmp_path):
     for split in ("training", "validation"):
         put(tmp_path / f"images/{split}/a.jpg", photo(8, 9, 0))
         put(tmp_path / f"annotations/{split}/a.png", mask_of(8, 9, 0))
@@ -51,7 +48,7 @@ def test_ade20k(tmp_path: Path) -> None:
     np.testing.assert_array_equal(classes(source, 0), np.where((given == 0) | (given == 255), 255, given - 1))
 
 
-def test_voc(tmp_path: Path) -> None:
+def test_voc(tmp_path):
     for name in ("2007_1", "2007_2", "2007_3"):
         put(tmp_path / f"JPEGImages/{name}.jpg", photo(8, 9, 0))
     for name in ("2007_1", "2007_3"):
@@ -69,7 +66,7 @@ def test_voc(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("end", "value"), [("labelTrainIds", 13), ("labelIds", 26)])
-def test_cityscapes(tmp_path: Path, end: str, value: int) -> None:
+def test_cityscapes(tmp_path, end, value):
     put(tmp_path / "leftImg8bit/train/aachen/aachen_1_leftImg8bit.png", photo(8, 9, 0))
     put(tmp_path / f"gtFine/train/aachen/aachen_1_gtFine_{end}.png", np.full((8, 9), value, np.uint8))
     put(tmp_path / "gtFine/train/aachen/aachen_1_gtFine_color.png", photo(8, 9, 0))
@@ -80,7 +77,7 @@ def test_cityscapes(tmp_path: Path, end: str, value: int) -> None:
     assert len(open_source("masks", tmp_path, val_split=None, val=0.5).classes) == 19
 
 
-def test_without_splits(tmp_path: Path) -> None:
+def test_without_splits(tmp_path):
     for number in range(10):
         write_pair(tmp_path, f"{number}.jpg", photo(8, 9, number), mask_of(8, 9, number))
     config = sources["auto"].config(name="auto", root=str(tmp_path), val=0.2)
@@ -96,7 +93,7 @@ def test_without_splits(tmp_path: Path) -> None:
     assert copy.fingerprint() == val.fingerprint()
 
 
-def test_names(tmp_path: Path) -> None:
+def test_names(tmp_path):
     make_masks(tmp_path / "set", names=False)
     assert open_source("masks", tmp_path / "set").classes == ("0", "1", "2")
     assert open_source("masks", tmp_path / "set").targets_note == "the largest value is 2"
@@ -107,14 +104,14 @@ def test_names(tmp_path: Path) -> None:
         open_source("masks", tmp_path / "set", classes=["a", "b", "a"])
 
 
-def test_the_largest_value_may_be_in_the_other_split(tmp_path: Path) -> None:
+def test_the_largest_value_may_be_in_the_other_split(tmp_path):
     write_pair(tmp_path / "train", "a.jpg", photo(8, 9, 0), np.zeros((8, 9), np.uint8))
     write_pair(tmp_path / "val", "a.jpg", photo(8, 9, 0), np.full((8, 9), 4, np.uint8))
     assert open_source("masks", tmp_path).classes == ("0", "1", "2", "3", "4")
     assert open_source("masks", tmp_path, val_split=None, val=0.5).classes == ("0",)
 
 
-def test_a_mask_that_is_overwritten_is_other_data(tmp_path: Path) -> None:
+def test_a_mask_that_is_overwritten_is_other_data(tmp_path):
     make_masks(tmp_path / "set")
     before = open_source("masks", tmp_path / "set")
     path = tmp_path / "set/train/masks/d.png"
@@ -126,7 +123,7 @@ def test_a_mask_that_is_overwritten_is_other_data(tmp_path: Path) -> None:
     assert after.fingerprint() != before.fingerprint()
 
 
-def test_a_table(tmp_path: Path) -> None:
+def test_a_table(tmp_path):
     wanted = open_source("masks", make_masks(tmp_path / "set"))
     rows = [{"path": wanted.name(index), "mask": wanted.mask_name(index)} for index in range(len(wanted))]
     root = write_rows(tmp_path / "t.csv", [{**row, "split": "train"} for row in rows])
@@ -151,7 +148,7 @@ def test_a_table(tmp_path: Path) -> None:
         ({"classes": ["one"]}, r"a\.png has the value 2; allowed are 0 to 0, and 255 .* by data\.classes"),
     ],
 )
-def test_a_table_is_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+def test_a_table_is_refused(tmp_path, options, says):
     put(tmp_path / "a.jpg", encode(photo(8, 9, 0), "JPEG"))
     put(tmp_path / "a.png", np.full((8, 9), 2, np.uint8))
     root = write_rows(tmp_path / "t.csv", [{"path": "a.jpg", "mask": "a.png"}])
@@ -159,7 +156,7 @@ def test_a_table_is_refused(tmp_path: Path, options: dict[str, Any], says: str) 
         open_source("csv", root, ".", **options)
 
 
-def test_class_folders_are_not_masks(tmp_path: Path) -> None:
+def test_class_folders_are_not_masks(tmp_path):
     make_masks(tmp_path / "set")
     with pytest.raises(ConfigError, match="has images with masks, whose folders are no classes; set data=masks"):
         open_source("folder", tmp_path / "set")

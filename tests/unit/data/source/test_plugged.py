@@ -1,7 +1,5 @@
 """Sources that plugins write: what is refused, and what is taken as it is meant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,12 +57,12 @@ LABELS = np.arange(8) % 2
 
 
 @pytest.mark.parametrize("labels", [LABELS, LABELS.tolist(), torch.from_numpy(LABELS), LABELS.astype(bool)])
-def test_labels_of_any_kind(labels: Any) -> None:
+def test_labels_of_any_kind(labels):
     source = having(labels=labels, classes=["a", "b"])
     assert (source.classes, source.labels.dtype, source.labels.tolist()) == (("a", "b"), np.uint8, LABELS.tolist())
 
 
-def test_properties_stay() -> None:
+def test_properties_stay():
     class Mine(Plain):
         def __init__(self, config: DataConfig, split: str) -> None: ...
 
@@ -79,7 +77,7 @@ def test_properties_stay() -> None:
     assert build(Mine).labels is LABELS
 
 
-def test_attributes_that_are_values() -> None:
+def test_attributes_that_are_values():
     source = having(
         targets=np.ones((8, 2), np.uint8), kind=Kind.flags, where="/data/mine", files=["any"], lock=object()
     )
@@ -99,7 +97,7 @@ def test_attributes_that_are_values() -> None:
         ({"labels": ["a", "b"] * 4}, "labels are <U1"),
     ],
 )
-def test_attributes_that_are_refused(more: dict[str, Any], line: str) -> None:
+def test_attributes_that_are_refused(more, line):
     with pytest.raises(ConfigError, match=f"^data=mine: .*{line}"):
         having(**more)
 
@@ -117,12 +115,12 @@ def test_attributes_that_are_refused(more: dict[str, Any], line: str) -> None:
         ({"fingerprint": lambda self: {"samples": 8}}, r"fingerprint\(\) is {'samples': 8}; return samples"),
     ],
 )
-def test_methods_that_are_refused(methods: dict[str, Any], line: str) -> None:
+def test_methods_that_are_refused(methods, line):
     with pytest.raises(ConfigError, match=line):
         of(**methods)
 
 
-def test_what_is_missing() -> None:
+def test_what_is_missing():
     class Half(Source):
         def read(self, index: int) -> bytes:
             return IMAGE

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pickle
 import re
 import shutil
@@ -29,7 +27,7 @@ def uneven(photos: Path, tmp_path: Path) -> Path:
     return root
 
 
-def test_labels_count_the_classes_of_both(uneven: Path) -> None:
+def test_labels_count_the_classes_of_both(uneven):
     config = sources["folder"].config(name="folder", root=str(uneven), allow_missing_classes=True)
     train, val = (open_split(config, split) for split in ("train", "val"))
     assert train.classes == val.classes == ("b", "c", "a", "d")
@@ -44,14 +42,14 @@ def test_labels_count_the_classes_of_both(uneven: Path) -> None:
     assert train.fingerprint() == open_source("folder", uneven).fingerprint()
 
 
-def test_given_classes_come_first(uneven: Path) -> None:
+def test_given_classes_come_first(uneven):
     config = sources["folder"].config(name="folder", root=str(uneven), allow_missing_classes=True)
     assert open_split(config, "val", ["d", "c", "b", "a"]).classes == ("d", "c", "b", "a")
     assert open_split(config, "val", ["d"]).classes == ("d", "a", "b")
 
 
 @pytest.mark.parametrize("name", ["lmdb", "tar", "tfrecord"])
-def test_packed(name: str, photos: Path, tmp_path: Path) -> None:
+def test_packed(name, photos, tmp_path):
     root = write_as(name, photos, tmp_path / "written")
     wanted = open_source(name, root, "val")
     config = sources[name].config(name=name, root=str(root), allow_missing_classes=True)
@@ -59,7 +57,7 @@ def test_packed(name: str, photos: Path, tmp_path: Path) -> None:
     assert [source.target_name(i) for i in range(len(source))] == [wanted.target_name(i) for i in range(len(wanted))]
 
 
-def test_refused_unless_it_is_allowed(uneven: Path) -> None:
+def test_refused_unless_it_is_allowed(uneven):
     with pytest.raises(DataError, match=r"only in train: c; only in val: a, d; .*data.allow_missing_classes=true"):
         check_same_classes(open_source("folder", uneven), open_source("folder", uneven, "val"))
 
@@ -76,7 +74,7 @@ def copy(photos: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["valid", "validation", "dev", "eval", "test"])
-def test_usual_names_are_found(name: str, copy: Path) -> None:
+def test_usual_names_are_found(name, copy):
     (copy / "train").rename(copy / "training")
     (copy / "val").rename(copy / name)
     train, val = (open_split(config_of(copy), split) for split in ("train", "val"))
@@ -88,7 +86,7 @@ def test_usual_names_are_found(name: str, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_usual_names_in_packed_formats(name: str, photos: Path, tmp_path: Path) -> None:
+def test_usual_names_in_packed_formats(name, photos, tmp_path):
     splits = {"training": "train", "dev": "val"}
     found = {split: Copied(open_source("folder", photos, of)) for split, of in splits.items()}
     root = tmp_path / "written"
@@ -99,7 +97,7 @@ def test_usual_names_in_packed_formats(name: str, photos: Path, tmp_path: Path) 
     assert source.note.startswith("data.val_split: there is no 'val', so 'dev' is used")
 
 
-def test_test_is_the_last_choice(copy: Path) -> None:
+def test_test_is_the_last_choice(copy):
     shutil.copytree(copy / "val", copy / "test")
     (copy / "val").rename(copy / "dev")
     assert open_split(config_of(copy), "val").where == f"{copy}/dev"
@@ -112,7 +110,7 @@ def test_test_is_the_last_choice(copy: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["folder", "hdf5", "lmdb", "memmap", "parquet", "pth", "recordio", "tar", "tfrecord", "zarr"]
 )
-def test_one_split_is_divided_alike_in_all_formats(name: str, photos: Path, tmp_path: Path) -> None:
+def test_one_split_is_divided_alike_in_all_formats(name, photos, tmp_path):
     wanted = open_split(config_of(photos, val=0.2, val_split=None), "val")
     root = photos / "train"
     if name != "folder":
@@ -135,12 +133,12 @@ def test_one_split_is_divided_alike_in_all_formats(name: str, photos: Path, tmp_
         ({"val": 0.2, "train_split": "nope", "val_split": None}, "has no folder 'nope'"),
     ],
 )
-def test_division_refused(options: dict[str, Any], says: str, photos: Path) -> None:
+def test_division_refused(options, says, photos):
     with pytest.raises(EffLoopError, match=re.escape(says.format(root=photos))):
         open_split(config_of(photos, **options), "train")
 
 
-def test_of_a_table_by_its_columns(photos: Path, tmp_path: Path) -> None:
+def test_of_a_table_by_its_columns(photos, tmp_path):
     names = sorted(path.relative_to(photos / "train") for path in (photos / "train").rglob("*.jpg"))
     rows = [f"{name},{name.parts[0]},p{number // 3},{number % 2}" for number, name in enumerate(names)]
     table = tmp_path / "labels.csv"
@@ -155,7 +153,7 @@ def test_of_a_table_by_its_columns(photos: Path, tmp_path: Path) -> None:
     assert val.where == f"fold 1 of {tmp_path}/labels.csv"
 
 
-def test_a_table_is_looked_at_once(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_looked_at_once(photos, tmp_path, monkeypatch):
     names = sorted(path.relative_to(photos) for path in (photos / "train").rglob("*.jpg"))
     (tmp_path / "t.csv").write_text("\n".join(["path,label", *(f"{name},{name.parts[1]}" for name in names)]))
     config = config_of(tmp_path / "t.csv", "csv", images=str(photos), val=0.3)

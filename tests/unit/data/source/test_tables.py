@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -64,7 +62,7 @@ def keys(source: Source) -> list[str]:
         pytest.param("id,x,label\n0,b,.5\n1,1,2\n2,b,3\n", "numbers", "label", [[0.5], [2], [3]], id="not-the-others"),
     ],
 )
-def test_what_targets_are(text: str, kind: str, names: str, targets: Any, root: Path) -> None:
+def test_what_targets_are(text, kind, names, targets, root):
     source = read(root, text)
     assert source.kind is Kind(kind)
     wanted = names.split("|") if "|" in names else names.split(" ")
@@ -98,15 +96,13 @@ def test_what_targets_are(text: str, kind: str, names: str, targets: Any, root: 
         pytest.param("id,a,b,c\n0,1,2,.5\n1,0,1,4\n", {"label": ["c", "a"]}, "numbers", "c a", [[0.5, 1], [4, 0]]),
     ],
 )
-def test_what_the_user_says_they_are(
-    text: str, options: dict[str, Any], kind: str, names: str, targets: Any, root: Path
-) -> None:
+def test_what_the_user_says_they_are(text, options, kind, names, targets, root):
     source = read(root, text, **options)
     assert (source.kind.value, source.targets.tolist()) == (kind, targets)
     assert list(source.target_names) == (names.split(",") if "|" in names else names.split(" "))
 
 
-def test_whole_numbers_are_classes_if_they_come_twice(root: Path, tmp_path: Path) -> None:
+def test_whole_numbers_are_classes_if_they_come_twice(root, tmp_path):
     for number in range(6, 30):
         (root / f"{number}.jpg").write_bytes(JPEG)
     for point in ("", ".0"):
@@ -116,7 +112,7 @@ def test_whole_numbers_are_classes_if_they_come_twice(root: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("ending", TABLES)
-def test_every_format_gives_the_same(ending: str, root: Path) -> None:
+def test_every_format_gives_the_same(ending, root):
     rows = [{"file_name": f"{i}.jpg", "label": ["x", "y|z", ""][i % 3], "n": 0.1 * i, "c": i % 2} for i in range(6)]
     path = write_rows(root / f"t.{ending}", rows)
     several = open_source("csv", path, WHOLE)
@@ -127,7 +123,7 @@ def test_every_format_gives_the_same(ending: str, root: Path) -> None:
     assert several.fingerprint() == open_source("csv", write_rows(root / "as.csv", rows), WHOLE).fingerprint()
 
 
-def test_parquet_of_paths_as_datasets_writes_it(root: Path, tmp_path: Path) -> None:
+def test_parquet_of_paths_as_datasets_writes_it(root, tmp_path):
     """No bytes beside the paths, and classes by their numbers; a list has several of them."""
     paths, other = [f"{number}.jpg" for number in range(6)], tmp_path / "other"
     write = partial(write_images, images=[None] * 6, names=paths)
@@ -157,7 +153,7 @@ def test_parquet_of_paths_as_datasets_writes_it(root: Path, tmp_path: Path) -> N
         open_source("auto", half.parent)
 
 
-def test_a_table_of_any_split_beside_targets_json(root: Path) -> None:
+def test_a_table_of_any_split_beside_targets_json(root):
     (root / "metadata.csv").write_text("file_name,age\n0.jpg,3\n1.jpg,4\n")
     folder = root.parent / "set"
     folder.mkdir()
@@ -168,12 +164,12 @@ def test_a_table_of_any_split_beside_targets_json(root: Path) -> None:
     assert open_source("auto", folder, "later").targets.tolist() == [[3], [4]]
 
 
-def test_samples_are_in_the_order_of_the_rows(root: Path) -> None:
+def test_samples_are_in_the_order_of_the_rows(root):
     source = read(root, "path,label,split\n4.jpg,a,train\n1.jpg,a,val\n0.jpg,b,train\n3.jpg,b,val\n", "train")
     assert (keys(source), source.labels.tolist()) == (["4.jpg", "0.jpg"], [0, 1])
 
 
-def test_paths(root: Path, tmp_path: Path) -> None:
+def test_paths(root, tmp_path):
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "6.JPG").write_bytes(JPEG)
     text = f"path,label\n./0.jpg,a\n{root}//1,b\n../else/6,a\n"
@@ -188,7 +184,7 @@ def test_paths(root: Path, tmp_path: Path) -> None:
     ("column", "train", "val"),
     [("split", "train", "val"), ("is_valid", "False", "True"), ("IS_VALID", "0", "1"), ("split", "training", "dev")],
 )
-def test_splits_by_a_column(column: str, train: str, val: str, root: Path) -> None:
+def test_splits_by_a_column(column, train, val, root):
     text = f"path,label,{column}\n0.jpg,a,{train}\n1.jpg,a,{val}\n2.jpg,b,{train}\n3.jpg,b,{val}\n"
     (root / "t.csv").write_text(text)
     opened = [open_split(config_of(root / "t.csv"), split) for split in ("train", "val")]
@@ -196,7 +192,7 @@ def test_splits_by_a_column(column: str, train: str, val: str, root: Path) -> No
     assert opened[0].where != opened[1].where
 
 
-def test_splits_by_two_tables(root: Path) -> None:
+def test_splits_by_two_tables(root):
     train, val = root / "a.csv", root / "b.csv"
     train.write_text("path,label\n0.jpg,a\n1.jpg,b\n")
     val.write_text("path,label\n3.jpg,b\n2.jpg,a\n")
@@ -205,7 +201,7 @@ def test_splits_by_two_tables(root: Path) -> None:
 
 
 @pytest.mark.parametrize("names", ["train.csv valid.csv", "train/metadata.csv validation/metadata.csv"])
-def test_splits_of_a_folder(names: str, root: Path) -> None:
+def test_splits_of_a_folder(names, root):
     for name, text in zip(names.split(), ("0.jpg,a\n1,b\n", "4,b\n2.jpg,a\n"), strict=True):
         path = root / name
         path.parent.mkdir(exist_ok=True)
@@ -217,7 +213,7 @@ def test_splits_of_a_folder(names: str, root: Path) -> None:
     assert train.where.endswith(names.split()[0])
 
 
-def test_a_table_of_one_split_is_divided(root: Path) -> None:
+def test_a_table_of_one_split_is_divided(root):
     text = "id,label,patient,fold\n" + "".join(f"{i},{'ab'[i % 2]},p{i // 2},{i // 2}\n" for i in range(6))
     whole = read(root, text)
     assert whole.columns == ("fold", "patient")
@@ -234,7 +230,7 @@ def test_a_table_of_one_split_is_divided(root: Path) -> None:
     assert [key[0] for key in keys(val)] in (["0", "1"], ["2", "3"], ["4", "5"])
 
 
-def test_folds_of_the_training_rows(root: Path) -> None:
+def test_folds_of_the_training_rows(root):
     text = "id,label,fold,split\n" + "".join(
         f"{i},{'ab'[i % 2]},{i // 2},{'train' if i < 4 else 'NAME'}\n" for i in range(6)
     )
@@ -248,7 +244,7 @@ def test_folds_of_the_training_rows(root: Path) -> None:
     assert keys(open_split(config_of(table, fold=1, val_split=None), "val")) == ["2.jpg", "3.jpg"]
 
 
-def test_the_index_is_kept_until_something_changes(root: Path, tmp_path: Path) -> None:
+def test_the_index_is_kept_until_something_changes(root, tmp_path):
     text, options = "path,label\n0.jpg,a\n1.jpg,b\n", {"index_dir": str(tmp_path / "cache")}
 
     def opened() -> tuple[int, dict[str, Any]]:
@@ -276,7 +272,7 @@ def test_the_index_is_kept_until_something_changes(root: Path, tmp_path: Path) -
     ("ending", "content"),
     [("csv", "id,label\n0,a\n"), ("tsv", "id\tlabel\n0\ta\n"), ("jsonl", json.dumps({"path": "0.jpg", "label": "a"}))],
 )
-def test_auto_takes_tables(ending: str, content: str, root: Path) -> None:
+def test_auto_takes_tables(ending, content, root):
     (root / f"t.{ending}").write_text(content)
     assert format_of(root / f"t.{ending}") == "csv"
     assert len(open_source("auto", root / f"t.{ending}", WHOLE)) == 1
@@ -287,7 +283,7 @@ def test_auto_takes_tables(ending: str, content: str, root: Path) -> None:
     assert format_of(root) == "folder"
 
 
-def test_a_class_that_one_split_lacks(root: Path) -> None:
+def test_a_class_that_one_split_lacks(root):
     text = "path,label,split\n0.jpg,a,train\n1.jpg,b,train\n2.jpg,b,val\n"
     assert len(read(root, text, "train")) == 2
     with pytest.raises(DataError, match=r"has no rows of 1 of 2 classes: a; add some, or set data\.allow"):
@@ -295,7 +291,7 @@ def test_a_class_that_one_split_lacks(root: Path) -> None:
     assert read(root, text, "val", allow_missing_classes=True).labels.tolist() == [1]
 
 
-def test_a_source_that_has_changed_since(root: Path, tmp_path: Path) -> None:
+def test_a_source_that_has_changed_since(root, tmp_path):
     source = read(root, "path,label\n0.jpg,a\n1.jpg,b\n")
     pickled = pickle.dumps(source)
     read(root, "path,label\n0.jpg,a\n2.jpg,b\n")
@@ -370,7 +366,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "options", "words"), REFUSED)
-def test_what_is_refused(text: str, options: dict[str, Any], words: str, root: Path) -> None:
+def test_what_is_refused(text, options, words, root):
     (root / "t.csv").write_text(text)
     with pytest.raises((ConfigError, DataError)) as caught:
         sources.build(CsvConfig(name="csv", root=str(root / "t.csv"), **options), WHOLE)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -50,7 +48,7 @@ def assert_torchvisions(images: Tensor, matrices: NDArray[np.float32], expected:
 
 @pytest.mark.parametrize("how", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_an_affine_is_torchvisions(size: tuple[int, int], how: Any) -> None:
+def test_an_affine_is_torchvisions(size, how):
     numbers, count = np.random.default_rng(1), 8
     images = pictures(count, *size)
     angle, scale = numbers.uniform(-180, 180, count), numbers.uniform(0.5, 2, count)
@@ -76,7 +74,7 @@ def test_an_affine_is_torchvisions(size: tuple[int, int], how: Any) -> None:
 
 @pytest.mark.parametrize("how", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_a_rotation_is_torchvisions(size: tuple[int, int], how: Any) -> None:
+def test_a_rotation_is_torchvisions(size, how):
     # torchvision turns 180 degrees, and a square by 90, without sampling.
     square = [0.0, 90.0, -90.0, 270.0] if size[0] == size[1] else []
     angles = np.array([4.5, -30.0, 133.7, 180.0, -180.0, *square])
@@ -86,7 +84,7 @@ def test_a_rotation_is_torchvisions(size: tuple[int, int], how: Any) -> None:
     assert_torchvisions(images, inverse_matrices(angle=-(angles % 360)), expected, how)
 
 
-def test_a_shear_whose_coordinates_lie_on_pixels_edges_is_torchvisions() -> None:
+def test_a_shear_whose_coordinates_lie_on_pixels_edges_is_torchvisions():
     (image,), shear = pictures(1, 64, 64), [float(np.degrees(np.arctan(0.04))), 0.0]
     expected = F.affine(image, 0.0, [0, 0], 1.0, shear, center=[0.0, 0.0])
     matrices = inverse_matrices(shear=np.array([shear]), centre=np.array([[-32.0, -32.0]]))
@@ -96,7 +94,7 @@ def test_a_shear_whose_coordinates_lie_on_pixels_edges_is_torchvisions() -> None
     assert differing(got, image) > 0.5
 
 
-def test_a_batch_larger_than_what_is_done_at_once_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_larger_than_what_is_done_at_once_is_the_same(monkeypatch):
     images, matrices = pictures(7, 40, 30), inverse_matrices(np.linspace(-50.0, 70.0, 7))
     for how in SAMPLINGS:
         whole = warp(images, matrices, Sampling.of(*how))
@@ -105,7 +103,7 @@ def test_a_batch_larger_than_what_is_done_at_once_is_the_same(monkeypatch: pytes
             assert torch.equal(warp(images, matrices, Sampling.of(*how)), whole)
 
 
-def test_a_rotation_turns_by_what_it_drew_and_each_row_by_its_own_key() -> None:
+def test_a_rotation_turns_by_what_it_drew_and_each_row_by_its_own_key():
     rotation, images = RandomRotation([-50, 20], "bilinear", 5), pictures(6, 64, 48)
     angles = -50 + 70 * uniforms(keys(6), 1)[:, 0]
     drawn = drawn_by(rotation, 6, (64, 48))
@@ -131,7 +129,7 @@ def test_a_rotation_turns_by_what_it_drew_and_each_row_by_its_own_key() -> None:
     ids=str,
 )
 @pytest.mark.nightly
-def test_an_affines_matrices_are_distributed_as_torchvisions(options: dict[str, Any]) -> None:
+def test_an_affines_matrices_are_distributed_as_torchvisions(options):
     count, (height, width) = 10_000, (60, 40)
     torch.manual_seed(0)
     theirs, image = v2.RandomAffine(**options), torch.empty(3, height, width)
@@ -147,7 +145,7 @@ def test_an_affines_matrices_are_distributed_as_torchvisions(options: dict[str, 
 
 @pytest.mark.parametrize("how", ["nearest", "bilinear"])
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_the_largest_and_smallest_scale(scale: float, how: str) -> None:
+def test_the_largest_and_smallest_scale(scale, how):
     affine, pixels = RandomAffine(0, scale=[scale, scale], interpolation=how), photo(64, 48)
     found = affine.draw(keys(1), np.array([[64, 48]]))
     batch = affine.apply_batch(torch.from_numpy(pixels.copy())[None].permute(0, 3, 1, 2), found)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -48,7 +46,7 @@ def boxes_by_numpy(keys: np.ndarray, sizes: np.ndarray, scale: list[float], rati
 
 @pytest.mark.parametrize("scale", [SCALE, [0.9, 1.0], [50.0, 50.0], [1e-9, 1e-9]])
 @pytest.mark.parametrize("ratio", [RATIO, [1.0, 1.0], [1e-3, 1e3], [2.0, 3.0]])
-def test_boxes_are_numpys_to_the_bit(scale: list[float], ratio: list[float]) -> None:
+def test_boxes_are_numpys_to_the_bit(scale, ratio):
     sides = np.random.default_rng(0).integers(1, [700, 20, 30_000], (2000, 3))
     for sizes in (sides[:, :2], sides[:, 1:], sides[:, ::2]):
         found = random_resized_boxes(keys(2000), sizes, scale, ratio)
@@ -65,18 +63,18 @@ def torchvision_boxes(size: tuple[int, int], count: int, scale: list[float], rat
 
 @pytest.mark.parametrize("size", [(10, 1000), (1000, 10), (51, 2), (31, 30)])
 @pytest.mark.parametrize("ratio", [[1.0, 1.0], [0.5, 0.5], [1.1, 1.7], [0.9, 1.1]])
-def test_the_fallback_is_torchvisions(size: tuple[int, int], ratio: list[float]) -> None:
+def test_the_fallback_is_torchvisions(size, ratio):
     never = [50.0, 50.0]  # fifty times the image's area
     np.testing.assert_array_equal(boxes(size, 1, never, ratio), torchvision_boxes(size, 1, never, ratio))
 
 
-def test_every_position_is_reached() -> None:
+def test_every_position_is_reached():
     found = boxes((12, 12), 20_000, [0.4, 0.6], [1.0, 1.0])
     nines = found[found[:, 2] == 9]
     assert {tuple(box[:2]) for box in nines.tolist()} == {(top, left) for top in range(4) for left in range(4)}
 
 
-def test_crops_are_what_they_always_were() -> None:
+def test_crops_are_what_they_always_were():
     """Changing these values changes everybody's crops: it needs a new major version."""
     augment = NativeAugment(native_config(), size=ImageSize.of(8), train=True)
     draws = augment.draw(keys(3), np.array([[400, 500], [300, 300], [50, 2000]]))
@@ -84,7 +82,7 @@ def test_crops_are_what_they_always_were() -> None:
     assert draws.flips.tolist() == [False, True, False]
 
 
-def test_flip_mirrors_left_to_right() -> None:
+def test_flip_mirrors_left_to_right():
     size = np.array([[30, 40]])
     images = []
     for flip in (0.0, 1.0):

@@ -1,7 +1,5 @@
 """What evaluation makes of an image: its centre, all of it between bars, or all of it stretched; against Pillow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from images import photo
@@ -32,14 +30,14 @@ def assert_near(got: np.ndarray, wanted: Image.Image) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_squash_is_pillows_resize(shape: tuple[int, int]) -> None:
+def test_squash_is_pillows_resize(shape):
     pixels = photo(*shape)
     wanted = Image.fromarray(pixels).resize(SIZE[::-1], Image.Resampling.BILINEAR)
     assert_near(evaluated(pixels, Evaluation.squash), wanted)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_letterbox_is_all_of_the_image_in_the_centre(shape: tuple[int, int]) -> None:
+def test_letterbox_is_all_of_the_image_in_the_centre(shape):
     pixels, (height, width) = photo(*shape), shape
     scale = min(SIZE.height / height, SIZE.width / width)
     rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
@@ -62,7 +60,5 @@ def test_letterbox_is_all_of_the_image_in_the_centre(shape: tuple[int, int]) -> 
         ((101, 100), (8, 8), 0.875, [6, 6, 88, 88]),
     ],
 )
-def test_boxes_have_the_shape_of_the_output(
-    image: tuple[int, int], size: tuple[int, int], share: float, box: list[int]
-) -> None:
+def test_boxes_have_the_shape_of_the_output(image, size, share, box):
     assert shaped_boxes(np.array([image]), size, share).tolist() == [box]

@@ -1,7 +1,5 @@
 """Both the kernels for batches and those for one image, against torchvision's functions on one image."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -85,7 +83,7 @@ def way(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
 
 @pytest.mark.parametrize("name", WANTED)
 @pytest.mark.parametrize("size", SIZES)
-def test_the_pixels_are_torchvisions(name: str, size: tuple[int, int], way: Callable[..., np.ndarray]) -> None:
+def test_the_pixels_are_torchvisions(name, size, way):
     pixels = images(size)
     for turn in range(len(pixels)):  # each value meets each image
         values = WANTED[name][1][turn:] + WANTED[name][1][:turn]
@@ -98,7 +96,7 @@ def test_the_pixels_are_torchvisions(name: str, size: tuple[int, int], way: Call
             np.testing.assert_array_equal(got, wanted)
 
 
-def test_hue_of_every_kind() -> None:
+def test_hue_of_every_kind():
     """Every sixteenth level of each channel, with every neighbour of black and white."""
     levels = np.r_[0:256:15, 1, 254].astype(np.uint8)
     pixels = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(1, 80, -1, 3)
@@ -108,7 +106,7 @@ def test_hue_of_every_kind() -> None:
         assert (difference > 0).mean() < 2e-3
 
 
-def test_luma_of_every_colour() -> None:
+def test_luma_of_every_colour():
     """(2989 r + 5870 g + 1140 b) / 10000, cut off; what rounds elsewhere is 20 of 16.7 million colours at most."""
     green, blue = np.meshgrid(np.arange(256), np.arange(256))
     wrong = 0
@@ -121,7 +119,7 @@ def test_luma_of_every_colour() -> None:
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_nothing_waits_for_the_device(name: str) -> None:
+def test_nothing_waits_for_the_device(name):
     """A tensor on `meta` has no values to be read."""
     batch = batched(images((9, 7))).to("meta")
     given = arguments(name, WANTED[name][1], "meta")
@@ -129,7 +127,7 @@ def test_nothing_waits_for_the_device(name: str) -> None:
 
 
 @pytest.mark.parametrize("chosen", [[1, 3, 4], [0, 1, 2, 3, 4]])
-def test_on_rows(chosen: list[int]) -> None:
+def test_on_rows(chosen):
     pixels, rows, factors = images((6, 7)), torch.tensor(chosen), torch.linspace(0.2, 1.5, len(chosen))
     wanted = pixels.copy()
     wanted[chosen] = by_batch("contrast", pixels[chosen], factors.tolist())
@@ -138,7 +136,7 @@ def test_on_rows(chosen: list[int]) -> None:
     assert got.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_neighbours_in_memory_stay() -> None:
+def test_neighbours_in_memory_stay():
     """An image in a batch is written in place, and no other."""
     for name, (_, values) in WANTED.items():
         pixels = images((9, 11))

@@ -1,7 +1,5 @@
 """Parameters of native operations that are refused, in one line that names them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -67,7 +65,7 @@ REFUSED: tuple[tuple[str, str, dict[str, Any], list[Any]], ...] = (
 )
 
 
-def test_a_bad_parameter_is_named() -> None:
+def test_a_bad_parameter_is_named():
     for name, parameter, others, values in REFUSED:
         for value in values:
             with pytest.raises(BadParameterError, match=rf"^{parameter}: .*is not allowed; set ") as failure:
@@ -75,14 +73,14 @@ def test_a_bad_parameter_is_named() -> None:
             assert "\n" not in str(failure.value)
 
 
-def test_only_one_operation_alternates() -> None:
+def test_only_one_operation_alternates():
     flips = {each: {"op": each, "alternate": True} for each in ("RandomHorizontalFlip", "RandomVerticalFlip")}
     ops = {"RandomResizedCrop": {}, **flips}
     with pytest.raises(ConfigError, match=r"^augment\.ops\.RandomVerticalFlip\.alternate: .*both would flip the same"):
         NativeAugment(RecipeConfig(name="native", ops=ops), size=ImageSize.of(32), train=True)
 
 
-def test_the_largest_size_is_taken() -> None:
+def test_the_largest_size_is_taken():
     config = RecipeConfig(name="native", ops={"Resize": {"size": [16_384, 16_384]}})
     assert NativeAugment(config, size=ImageSize.of(16_384), train=True).size == (16_384, 16_384)
     with pytest.raises(ConfigError, match=r"^augment.ops.RandomResizedCrop.size: 20000 is not allowed; set a number"):

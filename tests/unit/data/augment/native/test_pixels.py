@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import is_dataclass
@@ -69,7 +67,7 @@ def torchvisions(transform: T.Transform, image: np.ndarray, **parameters: Any) -
 
 @pytest.mark.parametrize("size", [(64, 64), (37, 51)])
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_on_the_host_and_by_batches_the_same(name: str, size: tuple[int, int]) -> None:
+def test_on_the_host_and_by_batches_the_same(name, size):
     operation = all_operations()[name](**PARAMETERS[name])
     found, pixels = drawn(operation, COUNT, size), images(size)
     one = by_one(operation, pixels, found)
@@ -83,7 +81,7 @@ def test_on_the_host_and_by_batches_the_same(name: str, size: tuple[int, int]) -
 
 
 @pytest.mark.parametrize("name", list(PARAMETERS)[1:])
-def test_those_that_are_drawn_are_torchvisions(name: str) -> None:
+def test_those_that_are_drawn_are_torchvisions(name):
     operation, transform = all_operations()[name](**PARAMETERS[name]), getattr(T, name)(**PARAMETERS[name])
     found, pixels = drawn(operation, COUNT, (37, 51)), images((37, 51))
     parameters = {"num_input_channels": 3} if name == "RandomGrayscale" else {}
@@ -95,7 +93,7 @@ def test_those_that_are_drawn_are_torchvisions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(PARAMETERS)[1:])
-def test_share_of_the_changed(name: str) -> None:
+def test_share_of_the_changed(name):
     given = {key: value for key, value in PARAMETERS[name].items() if key != "p"}
     assert all_operations()[name](**given).p == getattr(T, name)(**given).p
     pixels, never = images((9, 8)), all_operations()[name](**given, p=0)
@@ -110,7 +108,7 @@ def by_colour(found: PolicyDraws, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("size", [(64, 64), (37, 51)])
-def test_jitter_is_torchvisions(size: tuple[int, int]) -> None:
+def test_jitter_is_torchvisions(size):
     operation, pixels = module.ColorJitter(brightness=0.4, contrast=[0.3, 1.5], saturation=0.5), images(size)
     found = drawn(operation, COUNT, size)
     transform = T.ColorJitter(0.4, (0.3, 1.5), 0.5)
@@ -133,7 +131,7 @@ def jitters(count: int = 10_000, **given: Any) -> dict[str, np.ndarray]:
     return factors | {"order": np.stack([row["fn_idx"].numpy() for row in rows])}
 
 
-def test_jitter_follows_torchvisions_law() -> None:
+def test_jitter_follows_torchvisions_law():
     (turns, amounts), wanted = by_colour(drawn(module.ColorJitter(**JITTER)), 4), jitters(**JITTER)
     for number, name in enumerate(JITTER):
         assert_same_law(amounts[:, number], wanted[name])
@@ -146,7 +144,7 @@ def test_jitter_follows_torchvisions_law() -> None:
     assert np.abs(table - np.eye(4, 7)).max() < 0.04
 
 
-def test_jitter_with_a_probability() -> None:
+def test_jitter_with_a_probability():
     operation, pixels = module.ColorJitter(brightness=[0.1, 0.2], p=0.4), images((9, 8))
     assert abs(chosen(drawn(operation)).mean() - 0.4) < 0.02
     found = drawn(operation, COUNT)
@@ -166,7 +164,7 @@ EACH |= {"TimmAutoAugment": {"config": "rand-m9-mstd0.5-inc1"}}
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_a_row_depends_on_its_own_key_and_size(name: str) -> None:
+def test_a_row_depends_on_its_own_key_and_size(name):
     operation = all_operations()[name](**EACH[name])
     sizes = np.array([[30 + row, 41] for row in range(50)])
     together = operation.draw(keys(50), sizes)
@@ -186,7 +184,7 @@ def test_a_row_depends_on_its_own_key_and_size(name: str) -> None:
         ("RandomAdjustSharpness", {"sharpness_factor": 1e4, "p": 1}),
     ],
 )
-def test_the_largest_factors_are_torchvisions(name: str, given: dict[str, Any]) -> None:
+def test_the_largest_factors_are_torchvisions(name, given):
     operation, pixels = all_operations()[name](**given), images((64, 48))
     found = drawn(operation, COUNT)
     tensors = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
@@ -195,7 +193,7 @@ def test_the_largest_factors_are_torchvisions(name: str, given: dict[str, Any]) 
     np.testing.assert_array_equal(by_one(operation, pixels, found), wanted)
 
 
-def test_vertical_flip() -> None:
+def test_vertical_flip():
     operation, pixels = crops.RandomVerticalFlip(p=1), images((7, 5))
     np.testing.assert_array_equal(by_one(operation, pixels, drawn(operation, COUNT)), pixels[:, ::-1])
 
@@ -203,7 +201,7 @@ def test_vertical_flip() -> None:
 @pytest.mark.parametrize(
     ("size", "kernel", "way"), pairwise([(64, 48), (37, 51), (13, 12)], [1, 3, 9, 23, (5, 3)], ["batch", "one"])
 )
-def test_the_pixels_are_torchvisions(size: tuple[int, int], kernel: Any, way: str) -> None:
+def test_the_pixels_are_torchvisions(size, kernel, way):
     noise = np.random.default_rng(0).integers(0, 256, (4, *size, 3), np.uint8)
     pixels = np.concatenate([noise, np.stack([photo(*size, row) for row in range(4)])])
     both = [*kernel] if isinstance(kernel, tuple) else [kernel, kernel]
@@ -218,7 +216,7 @@ def test_the_pixels_are_torchvisions(size: tuple[int, int], kernel: Any, way: st
     assert int((difference > 0).sum()) <= 1 + 1e-4 * difference.numel()
 
 
-def test_sigma_follows_torchvisions_law() -> None:
+def test_sigma_follows_torchvisions_law():
     torch.manual_seed(0)
     transform = T.GaussianBlur(5, (0.3, 1.7))
     wanted = [transform.make_params([])["sigma"][0] for _ in range(10_000)]
@@ -227,7 +225,7 @@ def test_sigma_follows_torchvisions_law() -> None:
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 23])
-def test_the_narrowest_is_the_image_and_the_widest_a_mean(kernel: int) -> None:
+def test_the_narrowest_is_the_image_and_the_widest_a_mean(kernel):
     pixels = photo(64, 48)[None]
     tensors = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
     operation = GaussianBlur(kernel, 1e-3)
@@ -235,7 +233,7 @@ def test_the_narrowest_is_the_image_and_the_widest_a_mean(kernel: int) -> None:
     assert np.ptp(drawn(GaussianBlur(kernel, 1e4), 1).across) < 1e-6
 
 
-def test_images_may_be_as_small_as_the_kernel_reaches() -> None:
+def test_images_may_be_as_small_as_the_kernel_reaches():
     assert GaussianBlur(7).out_sizes(np.array([[4, 4], [9, 5]])).tolist() == [[4, 4], [9, 5]]
     with pytest.raises(BadParameterError, match=r"^kernel_size: \[7, 7\] is not allowed; set at most 5"):
         GaussianBlur(7).out_sizes(np.array([[4, 4], [9, 3]]))
@@ -260,7 +258,7 @@ def torchvisions_erasing(size: tuple[int, int], **given: Any) -> np.ndarray:
     ],
 )
 @pytest.mark.nightly
-def test_boxes_follow_torchvisions_law(size: tuple[int, int], given: dict[str, Any]) -> None:
+def test_boxes_follow_torchvisions_law(size, given):
     found, wanted = drawn(RandomErasing(p=1, **given), size=size).boxes[:, 0], torchvisions_erasing(size, **given)
     for column in range(4):
         assert_same_law(found[:, column], wanted[:, column])
@@ -271,7 +269,7 @@ def test_boxes_follow_torchvisions_law(size: tuple[int, int], given: dict[str, A
     assert (found[:, :2] + found[:, 2:] <= size).all()
 
 
-def test_share_of_the_erased() -> None:
+def test_share_of_the_erased():
     for p in (0.0, 0.25, 1.0):
         share = (drawn(RandomErasing(p), size=(224, 224)).boxes[:, 0, 2] > 0).mean()
         assert share == p if p in (0, 1) else abs(share - p) < 0.02
@@ -282,7 +280,7 @@ def test_share_of_the_erased() -> None:
     ("size", "value", "colour"),
     [((64, 48), 0, [0, 0, 0]), ((37, 51), 99.0, [99, 99, 99]), ((37, 51), [1, 2, 3], [1, 2, 3])],
 )
-def test_the_box_takes_the_value(size: tuple[int, int], value: Any, colour: list[int]) -> None:
+def test_the_box_takes_the_value(size, value, colour):
     operation = RandomErasing(p=0.7, value=value)
     found, pixels = drawn(operation, 12, size), np.full((12, *size, 3), 200, np.uint8)
     one = by_one(operation, pixels, found)
@@ -294,7 +292,7 @@ def test_the_box_takes_the_value(size: tuple[int, int], value: Any, colour: list
 
 @pytest.mark.parametrize("value", ["random", "normal"])
 @pytest.mark.parametrize("size", [(64, 48), (37, 51), (5, 3)])
-def test_noise_is_the_images_own(size: tuple[int, int], value: str) -> None:
+def test_noise_is_the_images_own(size, value):
     operation = RandomErasing(p=0.7, value=value, scale=[0.2, 0.6], count=3)
     found, pixels = drawn(operation, 12, size), np.full((12, *size, 3), 200, np.uint8)
     one = by_one(operation, pixels, found)
@@ -303,7 +301,7 @@ def test_noise_is_the_images_own(size: tuple[int, int], value: str) -> None:
     np.testing.assert_array_equal(by_batch(operation, pixels[:1], alone)[0], one[5])
 
 
-def test_noise_is_even() -> None:
+def test_noise_is_even():
     operation = RandomErasing(p=1, value="random", scale=[0.5, 0.6], ratio=[1, 1])
     found, pixels = drawn(operation, 4, (224, 224)), np.zeros((4, 224, 224, 3), np.uint8)
     pairs = zip(by_one(operation, pixels, found), found.boxes[:, 0].tolist(), strict=True)
@@ -317,7 +315,7 @@ def test_noise_is_even() -> None:
 
 
 @pytest.mark.parametrize("by", [by_one, by_batch])
-def test_normal_noise_is_timms_once_normalised(by: Any) -> None:
+def test_normal_noise_is_timms_once_normalised(by):
     """N(0, 1) but for rounding to levels and what lies beyond black and white."""
     oracle = pytest.importorskip("timm.data.random_erasing")
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
@@ -337,7 +335,7 @@ def test_normal_noise_is_timms_once_normalised(by: Any) -> None:
 
 
 @pytest.mark.slow
-def test_several_boxes_follow_timms_law() -> None:
+def test_several_boxes_follow_timms_law():
     """How many pixels they cover, and how many rows and columns they touch."""
     oracle = pytest.importorskip("timm.data.random_erasing").RandomErasing
     operation = RandomErasing(p=0.6, scale=[0.1, 1 / 3], ratio=[0.3, 1 / 0.3], value=9, count=3)
@@ -351,7 +349,7 @@ def test_several_boxes_follow_timms_law() -> None:
     np.testing.assert_array_equal(by_one(operation, pixels[:50], found)[..., 0] == 9, ours[:50])
 
 
-def test_words_are_the_same_on_the_device() -> None:
+def test_words_are_the_same_on_the_device():
     wanted = words(keys(7), 23, 50)
     got = words_on_device(torch.from_numpy(keys(7).view(np.int64)), 23, 50)
     np.testing.assert_array_equal(got.numpy().view(np.uint64), wanted)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -43,7 +41,7 @@ def apart(left: Tensor, right: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("interpolation", "fill"), [(NEAREST, 0), (NEAREST, [200, 0, 9]), (BILINEAR, None)], ids=str)
 @pytest.mark.parametrize("size", [(64, 64), (67, 53)], ids=str)
-def test_each_of_the_14_is_torchvisions(size: tuple[int, int], interpolation: v2.InterpolationMode, fill: Any) -> None:
+def test_each_of_the_14_is_torchvisions(size, interpolation, fill):
     count = 300
     policy, images = TrivialAugmentWide(interpolation=interpolation.value, fill=fill), pictures(count, *size)
     drawn = drawn_by(policy, count, size)
@@ -59,7 +57,7 @@ def test_each_of_the_14_is_torchvisions(size: tuple[int, int], interpolation: v2
 
 
 @pytest.mark.parametrize("magnitude", [0, 5, 9, 29, 30])
-def test_operations_follow_one_another_as_torchvisions(magnitude: int) -> None:
+def test_operations_follow_one_another_as_torchvisions(magnitude):
     count, size = 100, (61, 80)
     policy, images = RandAugment(2, magnitude), pictures(count, *size)
     drawn = drawn_by(policy, count, size)
@@ -71,7 +69,7 @@ def test_operations_follow_one_another_as_torchvisions(magnitude: int) -> None:
         assert (apart(one(policy, image, drawn, row), batch[row]) > 0).any(0).float().mean() < 0.02
 
 
-def test_a_batch_changes_its_rows_only_by_their_own_draws() -> None:
+def test_a_batch_changes_its_rows_only_by_their_own_draws():
     policy, images, count = RandAugment(3, 20), pictures(40, 48, 48), 40
     drawn = drawn_by(policy, count, (48, 48))
     whole = policy.apply_batch(images.clone(memory_format=torch.channels_last), drawn)
@@ -131,7 +129,7 @@ def recorded(policy: Any, size: tuple[int, int], count: int) -> list[tuple[str, 
     ],
 )
 @pytest.mark.nightly
-def test_operations_magnitudes_and_signs_are_distributed_as_torchvisions(ours: Any, theirs: Any) -> None:
+def test_operations_magnitudes_and_signs_are_distributed_as_torchvisions(ours, theirs):
     count, size = 10_000, (224, 160)
     noted = Counter(recorded(theirs, size, count))
     drawn = drawn_by(ours, count, size)
@@ -142,7 +140,7 @@ def test_operations_magnitudes_and_signs_are_distributed_as_torchvisions(ours: A
     assert same_law_p(got, noted) > 0.001
 
 
-def test_the_second_operation_is_independent_of_the_first() -> None:
+def test_the_second_operation_is_independent_of_the_first():
     count = 20_000
     drawn = drawn_by(RandAugment(), count, (32, 32))
     pairs = np.bincount(drawn.choice[:, 0] * 14 + drawn.choice[:, 1], minlength=196)
@@ -157,7 +155,7 @@ def signed(drawn: PolicyDraws) -> Any:
 
 
 @pytest.mark.parametrize(("width", "how", "fill"), [(3, BILINEAR, None), (2, NEAREST, [9, 99, 199])])
-def test_augmix_mixes_as_torchvisions(width: int, how: v2.InterpolationMode, fill: Any) -> None:
+def test_augmix_mixes_as_torchvisions(width, how, fill):
     ours = AugMix(5, width, interpolation=how.value, fill=fill)
     images, count = pictures(30, 61, 53), 30
     drawn = drawn_by(ours, count, (61, 53))
@@ -174,7 +172,7 @@ def test_augmix_mixes_as_torchvisions(width: int, how: v2.InterpolationMode, fil
         assert apart(one(ours, image, drawn, row), batch[row]).max() <= 1
 
 
-def test_shares_of_augmix_are_uniform() -> None:
+def test_shares_of_augmix_are_uniform():
     shares = drawn_by(AugMix(), 20_000).shares
     np.testing.assert_allclose(shares.sum(1), 1, atol=1e-6)
     generator = torch.Generator().manual_seed(0)
@@ -185,7 +183,7 @@ def test_shares_of_augmix_are_uniform() -> None:
         assert_same_law(shares[:, column], wanted)
 
 
-def test_no_operations_and_no_images_are_allowed() -> None:
+def test_no_operations_and_no_images_are_allowed():
     images = pictures(3, 20, 20)
     nothing = RandAugment(num_ops=0)
     assert torch.equal(nothing.apply_batch(images.clone(), drawn_by(nothing, 3, (20, 20))), images)

@@ -1,7 +1,5 @@
 """timm's policies against timm's own: what is drawn how often, and the pixels, which timm makes with Pillow."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any
@@ -59,7 +57,7 @@ def each_operation(config: str, count: int) -> tuple[Policy, PolicyDraws]:
     return policy, PolicyDraws(drawn.choice[:, :1], drawn.level[:, :1], drawn.matrix[:, :1], drawn.sampling[:, :1])
 
 
-def test_pixels_are_those_of_pillow() -> None:
+def test_pixels_are_those_of_pillow():
     """Of warps to the bit, in a batch but for the last bits of coordinates; of all others within 1 level."""
     seen = Counter()
     for config in ("rand-m9-mstd2-inc1-p1", "3a"):
@@ -124,11 +122,11 @@ def assert_drawn_as_timm(config: str, count: int) -> float:
 
 
 @pytest.mark.parametrize("config", [*OF_RAND, *OTHERS])
-def test_operations_and_levels_are_drawn_as_timms(config: str) -> None:
+def test_operations_and_levels_are_drawn_as_timms(config):
     assert assert_drawn_as_timm(config, 500 if "augmix" in config else 1_500) > 0.001
 
 
-def test_depths_and_shares_of_augmix_are_timms() -> None:
+def test_depths_and_shares_of_augmix_are_timms():
     ours = drawn_by(TimmAutoAugment("augmix"), 2_000, SIZE)
     assert ours.choice.shape == (2_000, 9)
     depths = (ours.choice.reshape(-1, 3, 3) > 0).sum(2)
@@ -136,7 +134,7 @@ def test_depths_and_shares_of_augmix_are_timms() -> None:
     assert not TimmAutoAugment("augmix").takes_masks
 
 
-def test_three_augment_is_timms_3a() -> None:
+def test_three_augment_is_timms_3a():
     """timm desaturates where DeiT III makes grey: the same pixels."""
     noted, drawn = recorded("3a", 2_000), drawn_by(ThreeAugment(), 2_000)
     got = [(NAMES[choice], level) for choice, level in zip(drawn.choice.flat, drawn.level.flat, strict=True)]
@@ -155,7 +153,7 @@ BAD = ["", "rnad-m9", "rand-x3", "rand-m9.5", "rand-t3b", "rand-mstdinf", "rand-
 
 
 @pytest.mark.parametrize("config", [*BAD, "rand-n16-tweights"])
-def test_a_bad_spelling_is_one_line(config: Any) -> None:
+def test_a_bad_spelling_is_one_line(config):
     recipe = RecipeConfig(name="native", ops={"policy": {"op": "TimmAutoAugment", "config": config}})
     with pytest.raises(ConfigError, match=r"^augment\.ops\.policy\.config: .*is not allowed; set .*") as failure:
         NativeAugment(recipe, size=ImageSize.of(32), train=True)

@@ -1,7 +1,5 @@
 """CIFAR's files, as its authors write them: the pixels and labels that torchvision gives."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Callable
@@ -55,7 +53,7 @@ def by_torchvision(folder: Path, *names: str) -> tuple[np.ndarray[Any, Any], lis
 
 
 @pytest.mark.parametrize("name", WRITE)
-def test_cifar_10(name: str, tmp_path: Path) -> None:
+def test_cifar_10(name, tmp_path):
     root = write_cifar10(tmp_path, WRITE[name])
     pixels, labels = by_torchvision(root / "cifar-10-batches-py", *(f"data_batch_{n}" for n in range(1, 6)))
     for path in (root, root / "cifar-10-batches-py"):
@@ -68,7 +66,7 @@ def test_cifar_10(name: str, tmp_path: Path) -> None:
     assert [test.key(index) for index in (0, 4)] == ["test_batch/00000", "test_batch/00004"]
 
 
-def test_cifar_100(tmp_path: Path) -> None:
+def test_cifar_100(tmp_path):
     root = cifar100(tmp_path)
     pixels, labels = by_torchvision(root / "cifar-100-python", "train")
     source = open_source("auto", root)
@@ -76,7 +74,7 @@ def test_cifar_100(tmp_path: Path) -> None:
     np.testing.assert_array_equal(images(source), pixels)
 
 
-def test_claims(photos: Path, tmp_path: Path) -> None:
+def test_claims(photos, tmp_path):
     assert not CifarSource.claims(photos)
     for name in ("train", "test"):
         (tmp_path / name).write_bytes(b"")
@@ -85,7 +83,7 @@ def test_claims(photos: Path, tmp_path: Path) -> None:
         open_source("cifar", tmp_path)
 
 
-def test_several_datasets_in_a_folder(tmp_path: Path) -> None:
+def test_several_datasets_in_a_folder(tmp_path):
     """As torchvision keeps them side by side."""
     write_cifar10(tmp_path)
     assert len(open_source("auto", tmp_path, "test")) == 5

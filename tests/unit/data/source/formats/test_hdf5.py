@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -39,7 +37,7 @@ def replace(path: Path, name: str, **options: Any) -> None:
         train.create_dataset(name, data=data, **options)
 
 
-def test_plain_h5py_reads_it(photos: Path, tmp_path: Path) -> None:
+def test_plain_h5py_reads_it(photos, tmp_path):
     path, folder = write_as("hdf5", photos, tmp_path / "set.h5"), open_source("folder", photos)
     with h5py.File(path, "r") as file:
         train = file["train"]
@@ -52,19 +50,19 @@ def test_plain_h5py_reads_it(photos: Path, tmp_path: Path) -> None:
     assert images == [read_bytes(folder, index) for index in range(len(folder))]
 
 
-def test_blocks(tmp_path: Path) -> None:
+def test_blocks(tmp_path):
     records = [(b"%d" % i, 0, bytes([i]) * 1_500_000) for i in range(9)]
     path = write_records("hdf5", tmp_path / "set.h5", ["a"], train=records)
     assert verified("hdf5", path) == records
 
 
-def test_h5py_has_closed_the_file(path: Path) -> None:
+def test_h5py_has_closed_the_file(path):
     source = open_source("hdf5", path)
     assert h5py.h5f.get_obj_count(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE) == 0
     assert read_bytes(source, 0) == b"one"
 
 
-def test_foreign_file(tmp_path: Path) -> None:
+def test_foreign_file(tmp_path):
     path = tmp_path / "set.h5"
     with h5py.File(path, "w") as file:
         file["train/images"] = np.zeros((3, 8, 8), np.uint8)
@@ -91,14 +89,14 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_can_not_be_mapped(what: str, path: Path) -> None:
+def test_what_can_not_be_mapped(what, path):
     name, options, message = BROKEN[what]
     replace(path, name, **options)
     with comparing(Comparing.kept), pytest.raises(DataError, match=re.escape(f"{path}:train{message}")):
         open_source("hdf5", path)
 
 
-def test_values_outside_of_the_file(path: Path, tmp_path: Path) -> None:
+def test_values_outside_of_the_file(path, tmp_path):
     """A link to another HDF5 file, a virtual dataset: neither is in the file that is mapped."""
     linked, virtual = write("hdf5", tmp_path / "linked.h5"), write("hdf5", tmp_path / "virtual.h5")
     with group(linked) as train:
@@ -114,7 +112,7 @@ def test_values_outside_of_the_file(path: Path, tmp_path: Path) -> None:
             open_source("hdf5", file)
 
 
-def test_without_h5py(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_h5py(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     wanted = "data=hdf5 needs the package 'h5py'; pip install 'effloop[hdf5]'"
     with pytest.raises(ConfigError, match=line(wanted)):
@@ -130,6 +128,6 @@ class Shrunk(Copied):
 
 
 @pytest.mark.parametrize(("off", "came"), [(1, 503), (-1, 503), (-501, 3)])
-def test_records_that_are_not_what_they_say(path: Path, tmp_path: Path, off: int, came: int) -> None:
+def test_records_that_are_not_what_they_say(path, tmp_path, off, came):
     with pytest.raises(ValueError, match=line(f"records should have {503 + off:,} bytes, got {came:,} or more")):
         writers["hdf5"](tmp_path / "new", Dataset(["a", "b"], {"train": Shrunk(path, off)}, {}))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -52,12 +50,12 @@ def refusal(root: Path, **options: Any) -> str:
     return str(error.value)
 
 
-def test_nothing_else_is_written(root: Path) -> None:
+def test_nothing_else_is_written(root):
     files = {path.relative_to(root).as_posix() for path in root.rglob("*")}
     assert files == {"train", "train/data.mdb", "train.index", "val", "val/data.mdb", "val.index"}
 
 
-def test_plain_lmdb_reads_it(root: Path) -> None:
+def test_plain_lmdb_reads_it(root):
     with lmdb.open(str(root / "train"), readonly=True) as environment, environment.begin() as transaction:
         *records, (name, header) = transaction.cursor()
     found = []
@@ -89,7 +87,7 @@ class Many:
             yield Record(b"%d" % number, number % 2, bytes([number % 251]) * size)
 
 
-def test_the_same_bytes_when_written_again(tmp_path: Path) -> None:
+def test_the_same_bytes_when_written_again(tmp_path):
     for name in ("one", "two"):
         writers["lmdb"](tmp_path / name, Dataset(CLASSES, {"train": Many()}, {}))
     for file in ("train/data.mdb", "train.index"):
@@ -99,7 +97,7 @@ def test_the_same_bytes_when_written_again(tmp_path: Path) -> None:
     assert read_all(tmp_path / "one") == [tuple(record[:3]) for record in Many()]
 
 
-def test_a_key_that_is_too_long(tmp_path: Path) -> None:
+def test_a_key_that_is_too_long(tmp_path):
     wanted = f"{'k' * 40}… has a key of 65,536 bytes; to=lmdb holds up to 65,535"
     with pytest.raises(DataError, match=line(wanted)):
         write_records("lmdb", tmp_path / "set", CLASSES, train=[(b"k" * 65536, 0, b"data")])
@@ -116,14 +114,14 @@ def write_limited(path: Path) -> str:
     return "written"
 
 
-def test_a_file_that_cant_be_written(tmp_path: Path) -> None:
+def test_a_file_that_cant_be_written(tmp_path):
     with multiprocessing.get_context("fork").Pool(1) as pool:
         error = pool.apply(write_limited, (tmp_path / "set",))
     assert error == f"[Errno 5] mdb_txn_commit: Input/output error: '{tmp_path}/set/train'"
 
 
 @pytest.mark.parametrize("size", [0, 100, 4096, 4096 * 7 + 5])
-def test_cut_short(root: Path, size: int) -> None:
+def test_cut_short(root, size):
     file = root / "train/data.mdb"
     whole = file.stat().st_size
     os.truncate(file, size)
@@ -149,7 +147,7 @@ def environment(folder: Path, *, sub: bytes | None = None, **records: bytes) -> 
             opened.open_db(sub)
 
 
-def test_not_written_by_effloop(tmp_path: Path) -> None:
+def test_not_written_by_effloop(tmp_path):
     """What has no header is another program's; with one it has to be whole."""
     (tmp_path / "train").mkdir()
     environment(tmp_path / "train", k=b"what")
@@ -166,26 +164,26 @@ def test_not_written_by_effloop(tmp_path: Path) -> None:
     assert refusal(tmp_path) == none
 
 
-def test_other_version(bare: Path) -> None:
+def test_other_version(bare):
     header = json.dumps({"effloop": 2, "classes": CLASSES, "fingerprint": {"samples": 40}}).encode()
     environment(bare / "train", effloop=struct.pack("<IIH", crc32c(header), 0, 0) + header)
     wanted = f"{bare}/train/data.mdb has format version 2, this EffLoop reads 1; convert it again"
     assert refusal(bare) == wanted
 
 
-def test_other_key(bare: Path) -> None:
+def test_other_key(bare):
     data = (bare / "train/data.mdb").read_bytes()
     (bare / "train/data.mdb").write_bytes(data.replace(b"38/\xff", b"83/\xff"))
     wanted = f"{bare}:train is damaged: its header doesn't match their keys and labels; convert it again"
     assert refusal(bare) == wanted
 
 
-def test_sub_databases_are_passed_over(bare: Path) -> None:
+def test_sub_databases_are_passed_over(bare):
     environment(bare / "train", sub=b"00")
     assert read_all(bare) == TRAIN
 
 
-def test_a_damaged_meta_page_leaves_the_other(bare: Path) -> None:
+def test_a_damaged_meta_page_leaves_the_other(bare):
     """The later transaction's counts; before it, the header was not there yet."""
     file = bare / "train/data.mdb"
     whole = bytearray(file.read_bytes())
@@ -198,7 +196,7 @@ def test_a_damaged_meta_page_leaves_the_other(bare: Path) -> None:
             assert read_all(bare) == TRAIN
 
 
-def test_an_environment_for_a_root(root: Path) -> None:
+def test_an_environment_for_a_root(root):
     """It has no splits, and is divided: see `splits`."""
     wanted = (
         f"data.root: '{root}/train' has no files of the split 'train'; it has data.mdb: set data.train_split or "
@@ -208,14 +206,14 @@ def test_an_environment_for_a_root(root: Path) -> None:
     assert len(open_source("lmdb", root / "train", ".")) == len(TRAIN)
 
 
-def test_a_file_for_a_root(root: Path) -> None:
+def test_a_file_for_a_root(root):
     file = root / "train/data.mdb"
     assert len(open_source("lmdb", file, ".")) == len(TRAIN)
     with pytest.raises(DataError, match="has no files of the split 'train'; it is one file"):
         open_source("lmdb", file)
 
 
-def test_claims(root: Path, photos: Path) -> None:
+def test_claims(root, photos):
     assert LmdbSource.claims(root)
     assert LmdbSource.claims(root / "train")
     assert not LmdbSource.claims(photos)
@@ -236,7 +234,7 @@ def samples_of(photos: Path, split: str) -> Samples:
     return [(source.key(i), read_bytes(source, i), int(source.labels[i])) for i in range(len(source))]
 
 
-def test_a_single_environment(photos: Path, here: Path) -> None:
+def test_a_single_environment(photos, here):
     """A file or a folder that has no splits is divided."""
     samples = samples_of(photos, "train")
     pairs = {b"%d" % n: pickle.dumps((data, y)) for n, (_, data, y) in enumerate(samples)}
@@ -249,7 +247,7 @@ def test_a_single_environment(photos: Path, here: Path) -> None:
             open_source("lmdb", root)
 
 
-def test_names_of_classes(photos: Path, tmp_path: Path) -> None:
+def test_names_of_classes(photos, tmp_path):
     """`data.classes` names numbers, and orders texts; it has to name all."""
     samples = samples_of(photos, "train")
     for name, value in (("numbers", lambda y: y), ("texts", lambda y: "xyz"[y])):
@@ -272,13 +270,13 @@ def test_names_of_classes(photos: Path, tmp_path: Path) -> None:
 JPEG = b"\xff\xd8\xff\xe0 a JPEG"
 
 
-def test_classes_of_its_own(photos: Path, tmp_path: Path) -> None:
+def test_classes_of_its_own(photos, tmp_path):
     root = write_as("lmdb", photos, tmp_path / "set.lmdb")
     with pytest.raises(ConfigError, match=r"^data\.classes: .* has classes of its own; leave it out$"):
         open_source("lmdb", root, classes=["x"])
 
 
-def test_classes_are_counted_over_splits(photos: Path, tmp_path: Path) -> None:
+def test_classes_are_counted_over_splits(photos, tmp_path):
     """Numbers without names: by the copy of the other split, or, where there is none yet, by reading it."""
     for split, last in (("train", 4), ("val", 6)):
         put(tmp_path / f"{split}.lmdb", {b"%d" % n: pickle.dumps((JPEG, n)) for n in range(last + 1)})

@@ -1,7 +1,5 @@
 """Trees that are made by hand, page by page: what LMDB would not write, or not on this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct
@@ -77,7 +75,7 @@ def put(root: Path, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("page_size", [512, 16384])
-def test_other_page_sizes(tmp_path: Path, page_size: int) -> None:
+def test_other_page_sizes(tmp_path, page_size):
     """LMDB takes the page size of the system that writes."""
     values = one_sample()
     put(tmp_path, by_hand({2: leaf(2, page_size, **values)}, 1, page_size))
@@ -86,7 +84,7 @@ def test_other_page_sizes(tmp_path: Path, page_size: int) -> None:
         assert transaction.get(b"effloop") == values["effloop"]  # so what is made by hand here is what LMDB takes
 
 
-def test_a_header_that_a_branch_names(tmp_path: Path) -> None:
+def test_a_header_that_a_branch_names(tmp_path):
     (sample, record), (name, header) = one_sample().items()
     leaves = {3: leaf(3, **{sample: record}), 4: leaf(4, **{name: header})}
     put(tmp_path, by_hand({2: branch(2, 3, 4, last_key=b"effloop")} | leaves, 2))
@@ -122,13 +120,13 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("case", CRAFTED)
-def test_crafted_trees_are_refused(tmp_path: Path, case: str) -> None:
+def test_crafted_trees_are_refused(tmp_path, case):
     data, wanted = CRAFTED[case]
     with pytest.raises(DataError, match=re.escape(wanted)):
         open_source("lmdb", put(tmp_path, data))
 
 
-def test_what_only_looks_like_a_meta_page(tmp_path: Path) -> None:
+def test_what_only_looks_like_a_meta_page(tmp_path):
     """The second one's number is wrong, so the first one counts, of an earlier transaction and another tree."""
     pages = {2: leaf(2, **one_sample()), 3: leaf(3, a=b"1")}
     second = by_hand(pages, 1, root=3, second=7)[4096:8192]

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from plans import line, open_source
 
@@ -10,19 +6,19 @@ from effloop.data.source.formats.memmap import PATH, EmbeddedSource
 from effloop.errors import ConfigError, DataError
 
 
-def test_folder_instead_of_a_file(tmp_path: Path) -> None:
+def test_folder_instead_of_a_file(tmp_path):
     wanted = f"data.root: '{tmp_path}' is a folder; data=memmap reads one file: set data.root=FILE"
     with pytest.raises(ConfigError, match=line(wanted)):
         open_source("memmap", tmp_path)
 
 
-def test_foreign_file(tmp_path: Path) -> None:
+def test_foreign_file(tmp_path):
     (tmp_path / "file").write_bytes(b"PK\3\4" + bytes(1000))
     with pytest.raises(DataError, match=line(f"{tmp_path}/file is not a file written by EffLoop")):
         open_source("memmap", tmp_path / "file")
 
 
-def test_index_of_a_folder_is_no_dataset(photos: Path, tmp_path: Path) -> None:
+def test_index_of_a_folder_is_no_dataset(photos, tmp_path):
     open_source("folder", photos, index_dir=str(tmp_path / "cache"))
     (index,) = (tmp_path / "cache").iterdir()
     with pytest.raises(DataError, match="has no split 'train'; it has none"):
@@ -30,7 +26,7 @@ def test_index_of_a_folder_is_no_dataset(photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 1515), ("val", 341)])
-def test_every_photograph_is_whole(split: str, count: int) -> None:
+def test_every_photograph_is_whole(split, count):
     source = open_source("embedded", split=split)
     assert isinstance(source, EmbeddedSource)
     assert len(source) == count
@@ -46,11 +42,11 @@ def test_every_photograph_is_whole(split: str, count: int) -> None:
         assert source.key(index).startswith(source.classes[source.labels[index]] + "/")
 
 
-def test_it_stays_small_enough_for_a_package() -> None:
+def test_it_stays_small_enough_for_a_package():
     assert PATH.stat().st_size <= 8 * 2**20
 
 
-def test_it_has_no_root(tmp_path: Path) -> None:
+def test_it_has_no_root(tmp_path):
     wanted = f"data.root: '{tmp_path}' is not used by data=embedded; drop it, or set data=auto"
     with pytest.raises(ConfigError, match=line(wanted)):
         open_source("embedded", tmp_path)

@@ -1,7 +1,5 @@
 """Parquet files of images from elsewhere: what their columns are, and which files are of which split."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ def one(tmp_path: Path, *args: Any, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_images_and_classes(plain: bool, tmp_path: Path) -> None:
+def test_images_and_classes(plain, tmp_path):
     names = None if plain else [f"{number}.jpg" for number in range(8)]
     source = opened(one(tmp_path, LABELS, feature=ANIMALS, plain=plain, names=names))
     assert source.classes == ("cat", "dög", "0")
@@ -44,9 +42,7 @@ def test_images_and_classes(plain: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [PLAIN, SNAPPY, {"compression": "none", "use_dictionary": True}])
-def test_a_folder_of_images_as_parquet_is_the_same(
-    options: dict[str, Any], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_images_as_parquet_is_the_same(options, photos, tmp_path, capsys):
     for split in ("train", "val"):
         wanted = open_source("folder", photos, split)
         rows, half = range(len(wanted)), len(wanted) // 2
@@ -62,13 +58,13 @@ def test_a_folder_of_images_as_parquet_is_the_same(
         assert [read_bytes(source, row) for row in rows] == images
 
 
-def test_paths_that_arent_unique_get_file_and_row(tmp_path: Path) -> None:
+def test_paths_that_arent_unique_get_file_and_row(tmp_path):
     source = opened(one(tmp_path, LABELS, names=["image.jpg"] * 8))
     assert [source.key(index) for index in (0, 7)] == ["train.parquet/0/image.jpg", "train.parquet/7/image.jpg"]
 
 
 @pytest.mark.parametrize("other", ["val", "validation", "test"])
-def test_numbers_without_names(other: str, tmp_path: Path) -> None:
+def test_numbers_without_names(other, tmp_path):
     """Are counted over both splits, also of one that stands for another, or named by classes.txt."""
     root = one(tmp_path, LABELS)
     write_images(root / f"{other}.parquet", IMAGES[:2], [4, 0])
@@ -80,7 +76,7 @@ def test_numbers_without_names(other: str, tmp_path: Path) -> None:
         assert opened(root).classes == opened(root, other).classes == tuple(names)
 
 
-def test_files_that_name_their_classes_otherwise(tmp_path: Path) -> None:
+def test_files_that_name_their_classes_otherwise(tmp_path):
     root = one(tmp_path, LABELS, feature=ANIMALS)
     write_images(root / "train_2.parquet", IMAGES, LABELS, feature=class_label("dög", "cat", "0"))
     message = r"train_2\.parquet names the classes dög, cat, 0, but "
@@ -89,7 +85,7 @@ def test_files_that_name_their_classes_otherwise(tmp_path: Path) -> None:
     assert opened(root, classes=["a", "b", "c"]).labels.tolist() == LABELS * 2
 
 
-def test_files_of_one_name(tmp_path: Path) -> None:
+def test_files_of_one_name(tmp_path):
     for number in (0, 1):
         one(tmp_path / f"part{number}", LABELS)
     (tmp_path / "README.md").write_text("---\nconfigs:\n- config_name: x\n  data_files: '*/set/train.parquet'\n---\n")
@@ -97,7 +93,7 @@ def test_files_of_one_name(tmp_path: Path) -> None:
     assert (source.key(0), source.key(len(source) - 1)) == ("part0/set/train.parquet/0", "part1/set/train.parquet/7")
 
 
-def test_texts_are_classes_of_both_splits(tmp_path: Path) -> None:
+def test_texts_are_classes_of_both_splits(tmp_path):
     root = one(tmp_path, ["b", "c", "b", "b", "c", "b", "c", "c"])
     write_images(root / "validation.parquet", IMAGES[:2], ["a", "b"])
     options = {"val_split": "validation"}
@@ -105,7 +101,7 @@ def test_texts_are_classes_of_both_splits(tmp_path: Path) -> None:
     assert opened(root, "validation", **options).labels.tolist() == [0, 1]
 
 
-def test_targets(tmp_path: Path) -> None:
+def test_targets(tmp_path):
     lists = [[0], [0, 2], [], [1], [2], [1, 2], [0, 1, 2], []]
     for number, feature in enumerate(({"feature": ANIMALS, "_type": "List"}, [ANIMALS])):
         source = opened(one(tmp_path / str(number), lists, feature=feature, column="labels"))
@@ -121,7 +117,7 @@ def test_targets(tmp_path: Path) -> None:
     assert (pairs.kind, pairs.target_names) == (Kind.numbers, ("label0", "label1"))
 
 
-def test_masks(tmp_path: Path) -> None:
+def test_masks(tmp_path):
     pixels = [np.full((20 + number, 30), number % 3, np.uint8) for number in range(8)]
     masks = [encode(each, "PNG") for each in pixels]
     root = one(tmp_path, masks=masks)
@@ -158,7 +154,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_files_of_splits(layout: str, tmp_path: Path) -> None:
+def test_files_of_splits(layout, tmp_path):
     root = tmp_path / "set"
     first, second, test = LAYOUTS[layout]
     write_images(root / first, IMAGES[:3], LABELS[:3], feature=ANIMALS)
@@ -171,7 +167,7 @@ def test_files_of_splits(layout: str, tmp_path: Path) -> None:
     assert type(open_source("auto", root)) is ParquetSource
 
 
-def test_the_card_says_which_files(tmp_path: Path) -> None:
+def test_the_card_says_which_files(tmp_path):
     root = tmp_path / "set"
     for number, name in enumerate(("big/one", "small/one", "small/two")):
         write_images(root / f"{name}.parquet", IMAGES[number:], LABELS[number:], feature=ANIMALS)
@@ -193,14 +189,14 @@ def test_the_card_says_which_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["data/**", "**/*", "data/**.parquet", "data/x-**"])
-def test_patterns_with_two_stars(pattern: str, tmp_path: Path) -> None:
+def test_patterns_with_two_stars(pattern, tmp_path):
     """Which `Path.glob` refuses beside something else, and at the end takes for folders."""
     write_images(tmp_path / "data/x-1.parquet", IMAGES, LABELS, feature=ANIMALS)
     (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: x\n  data_files: '{pattern}'\n---\n")
     assert len(opened(tmp_path)) == 8
 
 
-def test_one_file(tmp_path: Path) -> None:
+def test_one_file(tmp_path):
     path = write_images(tmp_path / "photos.parquet", IMAGES, LABELS, feature=ANIMALS)
     assert len(opened(path, ".")) == 8
     assert type(open_source("auto", path, ".")) is ParquetSource
@@ -229,14 +225,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_labels_that_cant_be_used(name: str, tmp_path: Path) -> None:
+def test_labels_that_cant_be_used(name, tmp_path):
     options, message = BAD[name]
     with pytest.raises(DataError, match=message):
         opened(one(tmp_path, **options))
 
 
 @pytest.mark.parametrize("other", ["train_2", "val"])
-def test_files_with_labels_of_other_kinds(other: str, tmp_path: Path) -> None:
+def test_files_with_labels_of_other_kinds(other, tmp_path):
     texts = ["x", "y", *"x" * 6]
     for number, (first, second) in enumerate(((LABELS, texts), (texts, LABELS), (texts, [["x"]] * 8))):
         root = one(tmp_path / str(number), first)
@@ -247,7 +243,7 @@ def test_files_with_labels_of_other_kinds(other: str, tmp_path: Path) -> None:
         assert opened(tmp_path / "0/set", classes=["x", "y", "z"]).labels.tolist() == LABELS
 
 
-def test_columns_that_arent_there(tmp_path: Path) -> None:
+def test_columns_that_arent_there(tmp_path):
     root = one(tmp_path, LABELS)
     with pytest.raises(DataError, match=r"^data\.image: .* has no column 'img' of images; have image"):
         opened(root, image="img")
@@ -259,7 +255,7 @@ def test_columns_that_arent_there(tmp_path: Path) -> None:
         opened(root, mask="mask", label="label")
 
 
-def test_images_that_arent_there(tmp_path: Path) -> None:
+def test_images_that_arent_there(tmp_path):
     path = write_images(tmp_path / "set/train.parquet", [*IMAGES[:5], None], LABELS[:6], names=["x.jpg"] * 6, rows=4)
     message = f"{path}: the column 'image' has no bytes in row 5; leave it out, or store the images in the file, as "
     message += f"push_to_hub of datasets does; if it has paths alone, set data=csv data.root={path}"
@@ -268,7 +264,7 @@ def test_images_that_arent_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "footer", "text"])
-def test_files_that_are_damaged(damage: str, tmp_path: Path) -> None:
+def test_files_that_are_damaged(damage, tmp_path):
     root = one(tmp_path, LABELS)
     path = root / "train.parquet"
     data = path.read_bytes()
@@ -278,7 +274,7 @@ def test_files_that_are_damaged(damage: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_codec_that_isnt_one(tmp_path: Path) -> None:
+def test_a_codec_that_isnt_one(tmp_path):
     """pyarrow's view of a row group's columns ends the process there."""
     path = one(tmp_path, LABELS, feature=ANIMALS) / "train.parquet"
     data = path.read_bytes()
@@ -288,13 +284,13 @@ def test_a_codec_that_isnt_one(tmp_path: Path) -> None:
         opened(path.parent)
 
 
-def test_a_shard_is_missing(tmp_path: Path) -> None:
+def test_a_shard_is_missing(tmp_path):
     write_images(tmp_path / "set/data/train-00001-of-00002.parquet", IMAGES, LABELS)
     with pytest.raises(DataError, match=r"train-00000-of-00002\.parquet is missing, 1 of 2 are there"):
         opened(tmp_path / "set")
 
 
-def test_what_says_what_targets_are_changes(tmp_path: Path) -> None:
+def test_what_says_what_targets_are_changes(tmp_path):
     root = one(tmp_path, LABELS, feature=ANIMALS)
     assert opened(root).kind is Kind.classes
     (root / "targets.json").write_text('{"kind": "numbers", "names": ["age"]}')

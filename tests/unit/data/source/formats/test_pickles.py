@@ -1,7 +1,5 @@
 """Pickles are read as data. What is hostile is refused in one line, and nothing in it is run."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random
@@ -51,7 +49,7 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_every_protocol(protocol: int) -> None:
+def test_every_protocol(protocol):
     assert read(pickle.dumps(PLAIN, protocol)) == PLAIN
     for array in ARRAYS:
         found = read(pickle.dumps({"data": array}, protocol))["data"]
@@ -60,7 +58,7 @@ def test_every_protocol(protocol: int) -> None:
         np.testing.assert_array_equal(found, array)
 
 
-def test_what_python_2_wrote() -> None:
+def test_what_python_2_wrote():
     """As cPickle did: text in quotes, or with its length; the arrays of CIFAR are such."""
     assert read(b"(S'a\\n\\'\\\\'\nI01\nL3L\nF0.5\nlp0\n.") == [b"a\n'\\", True, 3, 0.5]
     assert read(b"(dp0\nS'labels'\np1\n(lp2\nI6\naI9\nas.") == {b"labels": [6, 9]}
@@ -160,14 +158,14 @@ HOSTILE: dict[str, bytes] = {
 }
 
 
-def test_the_payload_is_a_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_payload_is_a_real_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pickle.loads(HOSTILE["protocol 4"])
     assert Path(CANARY).is_dir()
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_refused_and_not_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_and_not_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError) as error:
         unpickle(HOSTILE[name])
@@ -177,7 +175,7 @@ def test_refused_and_not_run(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert not [*tmp_path.iterdir()]
 
 
-def test_cut_anywhere() -> None:
+def test_cut_anywhere():
     samples = [pickle.dumps((PLAIN, ARRAYS[0]), protocol) for protocol in range(6)]
     for whole in samples:
         for length in range(len(whole) - 1):
@@ -185,7 +183,7 @@ def test_cut_anywhere() -> None:
                 unpickle(whole[:length])
 
 
-def test_2000_mutations() -> None:
+def test_2000_mutations():
     """Flipped bits, bytes left out and put in: refused with a line, or read as data; nothing else is raised."""
     rng = random.Random(7)
     samples = [pickle.dumps((PLAIN, ARRAYS), protocol) for protocol in range(6)]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import multiprocessing
 import resource
@@ -22,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return write("pth", tmp_path / "set.pth")
 
 
-def test_plain_torch_reads_it(photos: Path, tmp_path: Path) -> None:
+def test_plain_torch_reads_it(photos, tmp_path):
     path, folder = write_as("pth", photos, tmp_path / "set.pth"), open_source("folder", photos)
     content = torch.load(path, weights_only=True)
     train = {name: tensor.numpy() for name, tensor in content["splits"]["train"].items()}
@@ -38,7 +36,7 @@ def in_a_child(function: Callable[..., Any], *args: Any) -> Any:
         return pool.apply(function, args)
 
 
-def test_file_larger_than_the_memory(tmp_path: Path) -> None:
+def test_file_larger_than_the_memory(tmp_path):
     """torch.load(mmap=True) takes as much as the file has, if only on paper; that is refused beyond the memory."""
     records = [(b"%d" % i, 0, bytes(1 << 22)) for i in range(16)]
     path = write_records("pth", tmp_path / "set.pth", ["a"], train=records)
@@ -59,7 +57,7 @@ def _read_with_little_memory(path: Path) -> tuple[str, int]:
     return "", 0
 
 
-def test_nothing_is_run(path: Path) -> None:
+def test_nothing_is_run(path):
     content = {"header": "{}", "splits": {}, "more": Bomb()}
     save(path, content)
     wanted = (
@@ -125,14 +123,14 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_can_not_be_mapped(what: str, path: Path) -> None:
+def test_what_can_not_be_mapped(what, path):
     how, message = BROKEN[what]
     how(path)
     with pytest.raises(DataError, match=line(message.format(path=path))):
         open_source("pth", path)
 
 
-def test_negative_end(path: Path) -> None:
+def test_negative_end(path):
     end(torch.tensor([-2, 3, 503]))(path)
     with comparing(Comparing.kept):
         source = open_source("pth", path)

@@ -1,10 +1,8 @@
-from __future__ import annotations
-
 import math
 import random
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import google_crc32c
@@ -52,7 +50,7 @@ def path(tmp_path: Path) -> Path:
     return write_records("recordio", tmp_path / "set", CLASSES, **records)
 
 
-def test_what_is_written(path: Path) -> None:
+def test_what_is_written(path):
     names = ["classes.txt", *(f"{split}.{end}" for split in ("train", "val") for end in ("idx", "index", "lst", "rec"))]
     assert sorted(file.name for file in path.iterdir()) == names
     assert (path / "classes.txt").read_text().splitlines() == CLASSES
@@ -63,7 +61,7 @@ def test_what_is_written(path: Path) -> None:
     )  # the last of the header is the payload's CRC-32C
 
 
-def test_without_an_index_parts_are_joined(path: Path) -> None:
+def test_without_an_index_parts_are_joined(path):
     (path / "train.index").unlink()
     source = open_source("recordio", path)
     assert samples(source) == TRAIN
@@ -79,13 +77,13 @@ def dali(root: Path, count: int) -> list[tuple[int, bytes]]:
     return [(int(labels.at(i)[0]), bytes(data.at(i))) for i in range(count)]
 
 
-def test_dali_reads_it(photos: Path, path: Path, tmp_path: Path) -> None:
+def test_dali_reads_it(photos, path, tmp_path):
     root = write_as("recordio", photos, tmp_path / "photos")
     assert dali(root, 40) == [(label, data) for _, label, data in samples(open_source("folder", photos))]
     assert dali(path, len(TRAIN)) == [(label, data) for _, label, data in TRAIN]  # some of them in parts
 
 
-def test_files_of_im2rec(tmp_path: Path) -> None:
+def test_files_of_im2rec(tmp_path):
     """The .lst is shuffled, numbers are its first column; labels before or behind the header."""
     write_rec(tmp_path / "train.rec", record(b"x" * 9, 3, 7), record(b"y", 0, 2, [5]), record(b"", 1, 1 << 40))
     assert samples(open_source("recordio", tmp_path)) == [
@@ -100,21 +98,21 @@ def test_files_of_im2rec(tmp_path: Path) -> None:
     assert source.classes == ("0", "1", "2", "3", "4", "5")
 
 
-def test_several_files(tmp_path: Path) -> None:
+def test_several_files(tmp_path):
     (tmp_path / "train").mkdir()
     for number in (1, 0):
         write_rec(tmp_path / "train" / f"part{number}.rec", record(b"%d" % number, number, 5))
     assert samples(open_source("recordio", tmp_path)) == [(b"part0/5", 0, b"0"), (b"part1/5", 1, b"1")]
 
 
-def test_the_header_may_stand_in_parts_too(tmp_path: Path) -> None:
+def test_the_header_may_stand_in_parts_too(tmp_path):
     """dmlc's writer looks for the magic in the whole record."""
     whole = struct.pack("<IfQ", 0, 4.0, 6) + MAGIC + bytes(4) + b"payload"
     (tmp_path / "train.rec").write_bytes(frame(whole[:16], 1) + frame(whole[20:], 3) + frame(record()))
     assert samples(open_source("recordio", tmp_path)) == [(b"6", 4, b"payload"), (b"0", 1, b"data")]
 
 
-def test_frames_are_those_of_dmlc() -> None:
+def test_frames_are_those_of_dmlc():
     """What is written is what its definition says, applied word by word."""
     rng = random.Random(7)
     for _ in range(300):
@@ -128,7 +126,7 @@ def test_frames_are_those_of_dmlc() -> None:
         assert _frames_of(data, Record(b"k", 0, data)) == wanted
 
 
-def test_keys_that_do_not_fit_into_a_line(tmp_path: Path) -> None:
+def test_keys_that_do_not_fit_into_a_line(tmp_path):
     keys = [b"a\tb", b"line\nbreak", b"\xff\xfe", b" blank", b"\xc2\xa0", b"", b"fine"]
     records = [(key, 0, b"data") for key in keys]
     root = write_records("recordio", tmp_path / "set", ["a"], train=records)
@@ -138,7 +136,7 @@ def test_keys_that_do_not_fit_into_a_line(tmp_path: Path) -> None:
     assert [key for key, _, _ in samples(open_source("recordio", root))] == [*(b"%d" % i for i in range(6)), b"fine"]
 
 
-def test_what_is_claimed(photos: Path, path: Path, tmp_path: Path) -> None:
+def test_what_is_claimed(photos, path, tmp_path):
     assert RecordIOSource.claims(path)
     assert not RecordIOSource.claims(path / "train.rec")
     assert not RecordIOSource.claims(photos)
@@ -163,7 +161,7 @@ LABELS = "allowed are whole numbers from 0 to 16777216"
         (record()[:23], "holds no image: it has 23 bytes, its header alone has 24"),
     ],
 )
-def test_records_that_cannot_be_taken(tmp_path: Path, data: bytes, wanted: str) -> None:
+def test_records_that_cannot_be_taken(tmp_path, data, wanted):
     write_rec(tmp_path / "train.rec", record(), data)
     with pytest.raises(DataError, match=line(f"{tmp_path}/train.rec: the record at byte 36 {wanted}")):
         open_source("recordio", tmp_path)
@@ -180,7 +178,7 @@ def test_records_that_cannot_be_taken(tmp_path: Path, data: bytes, wanted: str) 
         (lambda data: data[:43] + b"\x1f" + data[44:], "is cut: a frame has 520,093,724 bytes, 28 are left"),
     ],
 )
-def test_damaged_files(tmp_path: Path, damage: Callable[[bytes], bytes], wanted: str) -> None:
+def test_damaged_files(tmp_path, damage, wanted):
     write_rec(tmp_path / "train.rec", record(), record())
     file = tmp_path / "train.rec"
     assert file.stat().st_size == 72
@@ -189,7 +187,7 @@ def test_damaged_files(tmp_path: Path, damage: Callable[[bytes], bytes], wanted:
         open_source("recordio", tmp_path)
 
 
-def test_a_chain_of_frames_is_not_followed_for_ever(tmp_path: Path) -> None:
+def test_a_chain_of_frames_is_not_followed_for_ever(tmp_path):
     """3 parts of 256 MB, in a file of holes."""
     part = 1 << 28
     with open(tmp_path / "train.rec", "wb") as file:
@@ -212,7 +210,7 @@ def test_a_chain_of_frames_is_not_followed_for_ever(tmp_path: Path) -> None:
         ("0\t1\ta\n1\t1\ta\n", "{rec}: the key 'a' comes twice; remove one of the two"),
     ],
 )
-def test_a_lst_of_another_file(tmp_path: Path, text: str, wanted: str) -> None:
+def test_a_lst_of_another_file(tmp_path, text, wanted):
     write_rec(tmp_path / "train.rec", record(number=0), record(number=1))
     (tmp_path / "train.lst").write_text(text)
     paths = {"lst": tmp_path / "train.lst", "rec": tmp_path / "train.rec"}
@@ -220,7 +218,7 @@ def test_a_lst_of_another_file(tmp_path: Path, text: str, wanted: str) -> None:
         open_source("recordio", tmp_path)
 
 
-def test_flips_in_every_byte_of_a_sample_in_parts(tmp_path: Path) -> None:
+def test_flips_in_every_byte_of_a_sample_in_parts(tmp_path):
     data = b"x" * 8 + MAGIC + b"y" * 6
     root = write_records("recordio", tmp_path / "set", ["a"], train=[(b"k", 0, data), (b"l", 0, b"good")])
     file = root / "train.rec"
@@ -235,7 +233,7 @@ def test_flips_in_every_byte_of_a_sample_in_parts(tmp_path: Path) -> None:
     assert read == [*range(8, 32), 54, 55]  # the record's header, and the padding
 
 
-def test_flips_without_an_index(tmp_path: Path) -> None:
+def test_flips_without_an_index(tmp_path):
     """RecordIO holds no checksums, so a flip may go unnoticed; nothing but DataError is raised."""
     rng, refused, file = random.Random(2), 0, tmp_path / "train.rec"
     whole = b"".join(frame(record(b"data" * 3, number=i)) for i in range(3)) + frame(record(b""), 1) + frame(b"end", 3)

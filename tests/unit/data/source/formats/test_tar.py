@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import io
 import mmap
@@ -48,7 +46,7 @@ def written(tmp_path: Path) -> Path:
     return write_records("tar", tmp_path / "set", CLASSES, train=TRAIN, val=TRAIN[:1])
 
 
-def test_the_same_without_the_index(written: Path) -> None:
+def test_the_same_without_the_index(written):
     (written / "train.index").unlink()
     source = open_source("tar", written)
     keys = ["a/1.jpg", f"{LONG}.jpg", "000000002.jpg", "b/last.JPEG"]
@@ -56,7 +54,7 @@ def test_the_same_without_the_index(written: Path) -> None:
     assert source.classes == tuple(CLASSES)
 
 
-def test_headers_are_plain_ustar(written: Path) -> None:
+def test_headers_are_plain_ustar(written):
     with tarfile.open(written / "train-000000.tar") as archive:
         for info in archive:
             fields = (info.type, info.mode, info.uid, info.gid, info.mtime, info.uname, info.gname, info.pax_headers)
@@ -87,7 +85,7 @@ def test_headers_are_plain_ustar(written: Path) -> None:
         (b"first.png", "000000001.jpg"),  # has the stem of first.jpg
     ],
 )
-def test_names_that_every_reader_cuts_alike(tmp_path: Path, key: bytes, name: str) -> None:
+def test_names_that_every_reader_cuts_alike(tmp_path, key, name):
     records = [(b"first.jpg", 0, JPEG), (key, 0, JPEG), (b"last.jpg", 0, JPEG)]
     write_records("tar", tmp_path / "set", ["a"], train=records)
     with tarfile.open(tmp_path / "set" / "train-000000.tar") as archive:
@@ -110,13 +108,13 @@ def test_names_that_every_reader_cuts_alike(tmp_path: Path, key: bytes, name: st
         (b"nothing of the kind", "000000000.jpg"),
     ],
 )
-def test_extensions_by_content(tmp_path: Path, data: bytes, name: str) -> None:
+def test_extensions_by_content(tmp_path, data, name):
     write_records("tar", tmp_path / "set", ["a"], train=[(b"\xff", 0, data)])
     (tmp_path / "set" / "train.index").unlink()
     assert contents(open_source("tar", tmp_path / "set")) == [(name, 0, data)]
 
 
-def test_sample_that_no_header_can_hold(tmp_path: Path) -> None:
+def test_sample_that_no_header_can_hold(tmp_path):
     with open(tmp_path / "sparse", "wb+") as file:
         file.truncate(1 << 33)
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -128,7 +126,7 @@ def test_sample_that_no_header_can_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # it leaves closing its file to the collector
-def test_webdataset_reads_ours(written: Path) -> None:
+def test_webdataset_reads_ours(written):
     dataset = webdataset.WebDataset(
         str(written / "train-000000.tar"), shardshuffle=False, empty_check=False, nodesplitter=None
     ).to_tuple("jpg;jpeg", "cls")
@@ -136,7 +134,7 @@ def test_webdataset_reads_ours(written: Path) -> None:
 
 
 @pytest.mark.parametrize("with_index", [False, True])
-def test_dali_reads_ours(photos: Path, tmp_path: Path, with_index: bool) -> None:
+def test_dali_reads_ours(photos, tmp_path, with_index):
     path = write_as("tar", photos, tmp_path / "set", 20_000)
     write_records("tar", tmp_path / "more", CLASSES, train=TRAIN)
     shards = [*sorted(path.glob("train-*.tar")), tmp_path / "more" / "train-000000.tar"]
@@ -172,7 +170,7 @@ def test_dali_reads_ours(photos: Path, tmp_path: Path, with_index: bool) -> None
 # Ours reads others'.
 
 
-def test_shard_writer_of_webdataset(tmp_path: Path) -> None:
+def test_shard_writer_of_webdataset(tmp_path):
     (tmp_path / "train").mkdir()
     with webdataset.ShardWriter(str(tmp_path / "train" / "%03d.tar"), maxcount=3, verbose=0) as writer:
         for i in range(8):
@@ -202,7 +200,7 @@ def in_json(root: Path, **splits: list[object]) -> Path:
         ([0.5, 1, 2, 3], [4, 5], "", [[0.5], [1], [2], [3]]),
     ],
 )
-def test_labels_in_json(tmp_path: Path, train: list[object], val: list[object], classes: str, targets: object) -> None:
+def test_labels_in_json(tmp_path, train, val, classes, targets):
     """At a key, also below another one; classes are counted over both splits; what is kept is that of both."""
     root = in_json(tmp_path / "set", train=[{"meta": {"y": y}} for y in train], val=[{"meta": {"y": y}} for y in val])
     source = open_source("tar", root, label="json.meta.y")
@@ -236,11 +234,11 @@ def test_labels_in_json(tmp_path: Path, train: list[object], val: list[object], 
         ([{"y": 1 << 40}], "y has the label 1,099,511,627,776; 1,048,575 is the largest of a class"),
     ],
 )
-def test_refused_labels_in_json(tmp_path: Path, values: list[object], wanted: str) -> None:
+def test_refused_labels_in_json(tmp_path, values, wanted):
     assert wanted in refusal(in_json(tmp_path / "set", train=values), label="json.y")
 
 
-def test_a_sample_without_its_json(tmp_path: Path) -> None:
+def test_a_sample_without_its_json(tmp_path):
     make(tmp_path / "train.tar", [("a.jpg", JPEG), ("a.json", b'{"y": 0}'), *pairs("b")])
     assert "train.tar: the sample 'b' has no label (looked for .json); its" in refusal(tmp_path, label="json.y")
     make(tmp_path / "train.tar", [("a.jpg", JPEG), ("a.json", b'{"y"')])
@@ -249,7 +247,7 @@ def test_a_sample_without_its_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fmt", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_formats_of_tarfile(tmp_path: Path, fmt: int) -> None:
+def test_formats_of_tarfile(tmp_path, fmt):
     names = ["short", LONG, "é/" + "ü" * 40]
     if fmt != tarfile.USTAR_FORMAT:
         names += ["x/" * 150 + "y" * 300, "é" * 120]
@@ -257,7 +255,7 @@ def test_formats_of_tarfile(tmp_path: Path, fmt: int) -> None:
     assert [key for key, *_ in contents(open_source("tar", tmp_path))] == [f"{name}.jpg" for name in names]
 
 
-def test_folders_and_odd_members_are_passed_over(tmp_path: Path) -> None:
+def test_folders_and_odd_members_are_passed_over(tmp_path):
     with tarfile.open(tmp_path / "train.tar", "w") as archive:
         for name, data in [
             ("dir", None),
@@ -277,7 +275,7 @@ def test_folders_and_odd_members_are_passed_over(tmp_path: Path) -> None:
     assert [source_key for source_key, *_ in contents(open_source("tar", tmp_path))] == ["dir/a.jpg", "dir/b.jpg"]
 
 
-def test_choice_of_image_and_label(tmp_path: Path) -> None:
+def test_choice_of_image_and_label(tmp_path):
     first: Members = [("a.JPG", JPEG), ("a.seg.png", PNG), ("a.cls", b"1"), ("a.fine.cls", b" 5\n")]
     make(tmp_path / "train.tar", first)
     assert contents(open_source("tar", tmp_path, image="jpg")) == [("a.JPG", 1, JPEG)]
@@ -288,7 +286,7 @@ def test_choice_of_image_and_label(tmp_path: Path) -> None:
     )
 
 
-def test_claims(photos: Path, written: Path, tmp_path: Path) -> None:
+def test_claims(photos, written, tmp_path):
     make(tmp_path / "foreign" / "train" / "0.tar", pairs("a"))
     imagenet = tmp_path / "imagenet"
     (imagenet / "train" / "n01440764").mkdir(parents=True)
@@ -322,7 +320,7 @@ def padded(*parts: bytes) -> bytes:
     return b"".join(part + bytes(-len(part) % 512) for part in parts)
 
 
-def test_header_is_what_tarfile_writes() -> None:
+def test_header_is_what_tarfile_writes():
     rng = random.Random(0)
     for _ in range(300):
         name = "/".join("x" * rng.randint(1, 90) for _ in range(rng.randint(1, 3)))
@@ -335,7 +333,7 @@ def test_header_is_what_tarfile_writes() -> None:
             assert (read.name, read.size, read.type) == (name, info.size, b"0")
 
 
-def test_sizes_in_binary_and_in_records(tmp_path: Path) -> None:
+def test_sizes_in_binary_and_in_records(tmp_path):
     binary, record = edited(b"a.jpg", 0, 124, b"\x80" + (3).to_bytes(11, "big")), b"10 size=1\n"
     parts = [binary, b"abc", edited(b"pax", len(record), 156, b"x"), record, tar_header(b"a.cls", 0), b"7"]
     old = [edited(b"folder/", 0, 156, b"\0"), tar_header(b"folder/a", 0), END]  # a folder of before ustar
@@ -356,11 +354,11 @@ def test_sizes_in_binary_and_in_records(tmp_path: Path) -> None:
         ("a.jpg", {"pax_headers": {"path": "../b"}}, "'../b' leads out of the archive"),
     ],
 )
-def test_refused_members(tmp_path: Path, name: str, fields: dict[str, object], wanted: str) -> None:
+def test_refused_members(tmp_path, name, fields, wanted):
     assert wanted in walk_refused(make(tmp_path / "train.tar", [(name, b"")], tarfile.PAX_FORMAT, **fields))
 
 
-def test_every_altered_byte_of_a_header_is_found(tmp_path: Path) -> None:
+def test_every_altered_byte_of_a_header_is_found(tmp_path):
     shard = make(tmp_path / "train.tar", pairs("a", "b"))
     whole, at = shard.read_bytes(), 2048  # of b.jpg
     for place in range(at, at + 512):
@@ -371,7 +369,7 @@ def test_every_altered_byte_of_a_header_is_found(tmp_path: Path) -> None:
         assert walk_refused(shard) == wanted
 
 
-def test_cut_anywhere(tmp_path: Path) -> None:
+def test_cut_anywhere(tmp_path):
     shard = make(tmp_path / "train.tar", pairs("a", "b"))
     whole = shard.read_bytes()
     end = whole.rindex(b"1") // 512 * 512 + 512
@@ -387,7 +385,7 @@ def test_cut_anywhere(tmp_path: Path) -> None:
         )
 
 
-def test_made_up_headers_raise_nothing_else(tmp_path: Path) -> None:
+def test_made_up_headers_raise_nothing_else(tmp_path):
     """Headers whose checksum is right and whose fields are not, and long names and records of nonsense."""
     rng = random.Random(0)
     for fmt in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
@@ -411,7 +409,7 @@ def test_made_up_headers_raise_nothing_else(tmp_path: Path) -> None:
     ("kind", "text"),
     [(b"x", b"nonsense"), (b"x", b"-9 path=a\n"), (b"g", b"0 path=a\n"), (b"x", b"11 size=-1\n"), (b"L", b"")],
 )
-def test_bad_extensions_of_headers(tmp_path: Path, kind: bytes, text: bytes) -> None:
+def test_bad_extensions_of_headers(tmp_path, kind, text):
     shard = tmp_path / "train.tar"
     shard.write_bytes(padded(edited(b"long", len(text), 156, kind), text, tar_header(b"a.jpg", 0), END))
     with suppress(DataError):  # tarfile passes over some
@@ -446,18 +444,18 @@ IMAGES = ".jpg, .png, .webp, .gif, .tif and the like"
         ([("a.jpg", b""), ("a.cls", b"1" * 33)], f"'a.cls' is {b'1' * 32!r}; {LABEL}"),
     ],
 )
-def test_refused_samples(tmp_path: Path, members: Members, wanted: str) -> None:
+def test_refused_samples(tmp_path, members, wanted):
     shard = make(tmp_path / "train.tar", members)
     assert refusal(tmp_path) == f"{shard}: {wanted}"
 
 
-def test_a_key_in_two_shards(tmp_path: Path) -> None:
+def test_a_key_in_two_shards(tmp_path):
     first, second = make(tmp_path / "train-0.tar", pairs("a", "b")), make(tmp_path / "train-1.tar", pairs("c", "b"))
     assert refusal(tmp_path) == f"{first} and {second}: the key 'b' comes twice; remove one of the two"
 
 
 @pytest.mark.parametrize("name", ["train.tar", "train.tar.gz", "train-000.tgz"])
-def test_compressed(tmp_path: Path, name: str) -> None:
+def test_compressed(tmp_path, name):
     data = make(tmp_path / "plain", pairs("a")).read_bytes()
     (tmp_path / name).write_bytes(gzip.compress(data))
     assert refusal(tmp_path) == f"{tmp_path}/{name} is compressed, so no sample can be read by itself; decompress it"

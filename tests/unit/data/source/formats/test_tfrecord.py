@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import base64
 import gzip
 import json
@@ -75,7 +73,7 @@ def path(tmp_path: Path) -> Path:
     return write_records("tfrecord", tmp_path / "set", CLASSES, **records)
 
 
-def test_what_is_written(path: Path) -> None:
+def test_what_is_written(path):
     assert sorted(file.name for file in path.iterdir()) == [
         "classes.txt",
         "train-00000-of-00001.tfrecord",
@@ -89,7 +87,7 @@ def test_what_is_written(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shard_bytes", "files"), [(1, 40), (5000, 7)])
-def test_files_end_with_the_record_that_fills_them(photos: Path, tmp_path: Path, shard_bytes: int, files: int) -> None:
+def test_files_end_with_the_record_that_fills_them(photos, tmp_path, shard_bytes, files):
     root = write_as("tfrecord", photos, tmp_path / "set", shard_bytes)
     shards = sorted(root.glob("train-*.tfrecord"))
     assert [file.name for file in shards] == [f"train-{i:05}-of-{files:05}.tfrecord" for i in range(files)]
@@ -100,7 +98,7 @@ def test_files_end_with_the_record_that_fills_them(photos: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("index", ["idx", "foreign"])
-def test_dali_reads_it(photos: Path, tmp_path: Path, index: str) -> None:
+def test_dali_reads_it(photos, tmp_path, index):
     root = write_as("tfrecord", photos, tmp_path / "set", 5000)
     files = sorted(root.glob("train-*.tfrecord"))
     for file in files:
@@ -125,7 +123,7 @@ def test_dali_reads_it(photos: Path, tmp_path: Path, index: str) -> None:
     assert got == samples(open_source("folder", photos))
 
 
-def test_the_tfrecord_package_reads_it(path: Path) -> None:
+def test_the_tfrecord_package_reads_it(path):
     file = path / "train-00000-of-00001.tfrecord"
     got = list(tfrecord_loader(str(file), None, DESCRIPTION))
     assert [
@@ -135,7 +133,7 @@ def test_the_tfrecord_package_reads_it(path: Path) -> None:
     assert [bytes(e["image/class/text"]).decode() for e in got] == [CLASSES[label] for _, label, _ in TRAIN]
 
 
-def test_files_of_the_tfrecord_package(tmp_path: Path) -> None:
+def test_files_of_the_tfrecord_package(tmp_path):
     write_examples(
         tmp_path / "train-00000-of-00002",
         image(b"x" * 1000, 3, image_filename=(b"n/1.JPEG", "byte"), image_object_bbox=([0.5, 0.25], "float")),
@@ -154,14 +152,14 @@ def test_files_of_the_tfrecord_package(tmp_path: Path) -> None:
     assert len(source.classes) == 1 << 20
 
 
-def test_a_sample_without_a_name_is_called_by_its_number(tmp_path: Path) -> None:
+def test_a_sample_without_a_name_is_called_by_its_number(tmp_path):
     nameless = image(image_filename=([], "byte")), image(), image(image_filename=(b"", "byte"))
     write_examples(tmp_path / "train.tfrecord", *nameless)
     source = open_source("tfrecord", tmp_path)
     assert [source.key(i) for i in range(3)] == [f"train.tfrecord/{i}" for i in range(3)]
 
 
-def test_other_features_can_be_chosen(tmp_path: Path) -> None:
+def test_other_features_can_be_chosen(tmp_path):
     other = {"jpg": (b"jpg", "byte"), "cls": (5, "int"), "name": (b"me", "byte")}
     write_examples(tmp_path / "train.tfrecord", image(b"data", 1, **other))
     assert samples(open_source("tfrecord", tmp_path)) == [(b"train.tfrecord/0", 1, b"data")]
@@ -169,7 +167,7 @@ def test_other_features_can_be_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.tfrecords", "set-train.tfrecord-00000-of-00001", "train/1.tfrecord"])
-def test_names_of_files(tmp_path: Path, name: str) -> None:
+def test_names_of_files(tmp_path, name):
     (tmp_path / "train").mkdir()
     write_examples(tmp_path / name, image())
     write_examples(tmp_path / "val.tfrecord", image())
@@ -180,12 +178,12 @@ def test_names_of_files(tmp_path: Path, name: str) -> None:
     assert samples(open_source("auto", tmp_path)) == samples(open_source("tfrecord", tmp_path))
 
 
-def test_what_is_not_claimed(photos: Path, tmp_path: Path) -> None:
+def test_what_is_not_claimed(photos, tmp_path):
     (tmp_path / "train.tfrecord").write_bytes(b"something else that is long enough")
     assert not any(map(TFRecordSource.claims, (tmp_path, tmp_path / "train.tfrecord", tmp_path / "nothing", photos)))
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path):
     for number in (0, 2):
         write_examples(tmp_path / f"train-{number:05}-of-00003.tfrecord", image())
     wanted = (
@@ -196,7 +194,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         open_source("tfrecord", tmp_path)
 
 
-def test_empty_files(tmp_path: Path) -> None:
+def test_empty_files(tmp_path):
     (tmp_path / "train-00000-of-00002").write_bytes(b"")
     wanted = f"{tmp_path}:train has no samples; set data.train_split or data.val_split to a split that has"
     (tmp_path / "train-00001-of-00002").write_bytes(b"")
@@ -220,7 +218,7 @@ def flip(at: int) -> Callable[[bytes], bytes]:
         (lambda data: data[:64], "record 1 is cut: 7 bytes are left; copy the file again"),
     ],
 )
-def test_damaged_files(tmp_path: Path, damage: Callable[[bytes], bytes], wanted: str) -> None:
+def test_damaged_files(tmp_path, damage, wanted):
     file = tmp_path / "train.tfrecord"
     write_raw(file, example({"image/encoded": b"data", "l": 1}), example({"image/encoded": b"data", "l": 1}))
     assert file.stat().st_size == 2 * 57
@@ -258,7 +256,7 @@ ENCODED, LABEL = "image/encoded", "image/class/label"
         (image(image_filename=(7, "int")), " has integers in 'image/filename', not bytes; set data=tfrecord data.key="),
     ],
 )
-def test_records_that_cannot_be_taken(tmp_path: Path, record: Any, wanted: str) -> None:
+def test_records_that_cannot_be_taken(tmp_path, record, wanted):
     file = tmp_path / "train.tfrecord"
     if isinstance(record, bytes):
         write_raw(file, record)
@@ -268,7 +266,7 @@ def test_records_that_cannot_be_taken(tmp_path: Path, record: Any, wanted: str) 
         open_source("tfrecord", tmp_path)
 
 
-def test_the_same_name_twice(tmp_path: Path) -> None:
+def test_the_same_name_twice(tmp_path):
     write_examples(tmp_path / "train.tfrecord", *[image(image_filename=(b"a.jpg", "byte"))] * 2)
     wanted = (
         f"{tmp_path}/train.tfrecord: the key 'a.jpg' comes twice; remove one of the two, or set data=tfrecord "
@@ -280,7 +278,7 @@ def test_the_same_name_twice(tmp_path: Path) -> None:
     assert [source.key(i) for i in range(2)] == ["train.tfrecord/0", "train.tfrecord/1"]
 
 
-def test_examples_are_what_protobuf_reads() -> None:
+def test_examples_are_what_protobuf_reads():
     rng = random.Random(5)
     for size in (0, 1, 100, 127, 128, 20_000, 1 << 21):
         record = Record(rng.randbytes(rng.randrange(300)), rng.randrange(301), rng.randbytes(size))
@@ -292,13 +290,13 @@ def test_examples_are_what_protobuf_reads() -> None:
         assert list(theirs["image/class/label"].int64_list.value) == [record.label]
 
 
-def test_an_image_behind_a_feature_that_begins_alike() -> None:
+def test_an_image_behind_a_feature_that_begins_alike():
     data = bytes(1 << 20) + b"1"
     made = encode_example(Record(bytes(1 << 20), 0, data), CLASSES)
     assert Example(made).span("image/encoded") == (len(made) - len(data), len(made))
 
 
-def test_an_image_too_large_for_a_protobuf() -> None:
+def test_an_image_too_large_for_a_protobuf():
     image = mmap.mmap(-1, 1 << 31)  # hardly touched, so it takes no memory
     image.write(encode(photo(4, 4), "JPEG"))
     record = Record(b"k", 0, memoryview(image))
@@ -310,7 +308,7 @@ def test_an_image_too_large_for_a_protobuf() -> None:
         encode_example(record, ["a"])
 
 
-def test_3000_flips_in_an_example() -> None:
+def test_3000_flips_in_an_example():
     """What is no such message any more is refused; nothing else is raised, and no place is outside."""
     rng, refused = random.Random(3), 0
     whole = encode_example(Record(b"key", 1, b"data" * 8), ["a", "b"])
@@ -327,7 +325,7 @@ def test_3000_flips_in_an_example() -> None:
     assert 1000 < refused < 2900
 
 
-def test_a_label_too_large_to_name_all_below_it(tmp_path: Path) -> None:
+def test_a_label_too_large_to_name_all_below_it(tmp_path):
     write_examples(tmp_path / "train.tfrecord", image(label=3), image(label=30_000_000), image(label=4))
     wanted = (
         f"{tmp_path}:train/train.tfrecord/1 has the label 30000000; without {tmp_path}/classes.txt, which names the "
@@ -365,7 +363,7 @@ def tfds(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_tensorflow_datasets(tfds: Path) -> None:
+def test_tensorflow_datasets(tfds):
     """The features are those that `features.json` describes, and classes have their names."""
     source = open_source("auto", tfds)
     assert source.classes == ("cat", "dog", "emu")
@@ -401,7 +399,7 @@ BY_TFDS = tuple(
 """TFRecords and `features.json` by TensorFlow Datasets 4.9.10: PNG (2, 3, 3) of one value, cat or dog, and names."""
 
 
-def test_what_tensorflow_datasets_wrote(tmp_path: Path) -> None:
+def test_what_tensorflow_datasets_wrote(tmp_path):
     for name, data in zip(("zoo-train.tfrecord-00000-of-00001", "features.json"), BY_TFDS, strict=True):
         (tmp_path / name).write_bytes(data)
     (tmp_path / "label.labels.txt").write_text("cat\ndog\n")
@@ -425,7 +423,7 @@ def decoded(source: Source, index: int) -> np.ndarray[Any, Any]:
         ("train.tfrecord.gz", "is compressed (gzip); write it again without compression"),
     ],
 )
-def test_refused_by_name(name: str, message: str, tmp_path: Path) -> None:
+def test_refused_by_name(name, message, tmp_path):
     """What `data=auto` knows, and can't read."""
     (tmp_path / name).write_bytes(gzip.compress(b"records"))
     with pytest.raises(DataError, match=re.escape(f"{tmp_path / name} {message}")):
@@ -443,7 +441,7 @@ def test_refused_by_name(name: str, message: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_features_that_are_not_described(tfds: Path, features: Any, wanted: str) -> None:
+def test_features_that_are_not_described(tfds, features, wanted):
     text = features if isinstance(features, str) else json.dumps({"featuresDict": {"features": features}})
     (tfds / "features.json").write_text(text)
     with pytest.raises(DataError, match=wanted):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -35,7 +33,7 @@ def chunks(path: Path, name: str, array: str) -> list[Path]:
 
 
 @pytest.mark.parametrize(("shard_bytes", "count"), [(1, 503), (100, 6), (252, 2), (503, 1)])
-def test_samples_cross_borders_of_chunks(name: str, path: Path, tmp_path: Path, shard_bytes: int, count: int) -> None:
+def test_samples_cross_borders_of_chunks(name, path, tmp_path, shard_bytes, count):
     split = open_source("zarr", path)
     cut = tmp_path / "cut"
     writers[name](cut, Dataset(split.classes, {"train": Copied(split)}, {}, shard_bytes=shard_bytes))
@@ -76,7 +74,7 @@ json.dump({"header": header, **{array: values.tolist() for array, values in arra
 @pytest.mark.parametrize(
     ("package", "name"), [("zarr", "zarr"), ("zarr", "zarr2"), *(("tensorstore", name) for name in FORMATS)]
 )
-def test_other_packages_read_it(package: str, name: str, photos: Path, tmp_path: Path) -> None:
+def test_other_packages_read_it(package, name, photos, tmp_path):
     """In a process of their own: tensorstore's threads must not be there when another test forks."""
     path = write_as(name, photos, tmp_path / "set", shard_bytes=5000)
     script = tmp_path / "read.py"
@@ -92,7 +90,7 @@ def test_other_packages_read_it(package: str, name: str, photos: Path, tmp_path:
     assert found["end"] == np.cumsum([len(image) for image in images]).tolist()
 
 
-def test_missing_or_cut_chunk(path: Path, name: str) -> None:
+def test_missing_or_cut_chunk(path, name):
     """To zarr it would be zeros."""
     for array, fix in (("payload", "it should have"), ("end", "put it back or convert again")):
         (file,) = chunks(path, name, array)
@@ -115,7 +113,7 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("file", FOLDERS)
-def test_folder_of_another_kind(tmp_path: Path, file: str) -> None:
+def test_folder_of_another_kind(tmp_path, file):
     content, wanted = FOLDERS[file]
     (tmp_path / file.replace("no n5", "attributes.json")).write_text(content)
     with pytest.raises(DataError, match=f"^{tmp_path} {wanted}"):
@@ -123,7 +121,7 @@ def test_folder_of_another_kind(tmp_path: Path, file: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a":' * 100_000])
-def test_damaged_metadata(path: Path, name: str, text: str) -> None:
+def test_damaged_metadata(path, name, text):
     for file in (path / "train" / "end" / META[name][1], path / "train" / META[name][0]):
         file.write_text(text)
         wanted = f"{file} is damaged: it doesn't hold metadata as JSON; put it back or convert again"
@@ -142,7 +140,7 @@ OTHERS: list[tuple[str, str, Any]] = [
 ]
 
 
-def test_what_can_not_be_mapped(tmp_path: Path) -> None:
+def test_what_can_not_be_mapped(tmp_path):
     for number, (name, field, found) in enumerate(OTHERS):
         path = write(name, tmp_path / f"{number}")
         file = path / "train" / "payload" / META[name][1]
@@ -151,7 +149,7 @@ def test_what_can_not_be_mapped(tmp_path: Path) -> None:
             open_source("zarr", path)
 
 
-def test_a_length_is_not_believed(path: Path, name: str) -> None:
+def test_a_length_is_not_believed(path, name):
     for found in (10**18, 10**4000):
         edit(path / "train" / "payload" / META[name][1], lambda meta: meta.update({SHAPES[name]: [found]}))  # noqa: B023
         with pytest.raises(DataError, match=r"/train/payload/.* can't be read .*: put it back or convert again$"):
@@ -159,7 +157,7 @@ def test_a_length_is_not_believed(path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["data", "../here/data"])
-def test_relative_root_of_another_program(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_root_of_another_program(root, tmp_path, monkeypatch):
     zarr = pytest.importorskip("zarr")
     group = zarr.open_group(str(tmp_path / "here" / "data"), mode="w")
     for split in ("train", "val"):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ def lay_out(path: Path, order: str = "<") -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_columns_of_either_byte_order(tmp_path: Path, order: str) -> None:
+def test_columns_of_either_byte_order(tmp_path, order):
     arrays = lay_out(tmp_path / "file", order)
     packed = pack({}, "here", MappedFiles([tmp_path / "file"]), arrays)
     assert packed.targets.tolist() == [0, 1]
@@ -45,14 +43,14 @@ def test_columns_of_either_byte_order(tmp_path: Path, order: str) -> None:
     assert not packed.targets.flags.writeable
 
 
-def test_an_empty_array_is_nowhere() -> None:
+def test_an_empty_array_is_nowhere():
     arrays = {name: Array(0, 1 << 60, values.dtype, 0) for name, values in COLUMNS.items()}
     packed = pack({}, "here", MappedFiles([]), arrays, [])
     assert [len(packed.targets), len(packed.keys)] == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["crc32c", "payload"])
-def test_array_outside_of_its_file(tmp_path: Path, name: str) -> None:
+def test_array_outside_of_its_file(tmp_path, name):
     path = tmp_path / "file"
     arrays, size = lay_out(path), (tmp_path / "file").stat().st_size
     arrays[name] = replace(arrays[name], offset=size - 1)
@@ -62,7 +60,7 @@ def test_array_outside_of_its_file(tmp_path: Path, name: str) -> None:
         pack({}, "here", MappedFiles([path]), arrays)
 
 
-def test_ends_that_do_not_fit(tmp_path: Path) -> None:
+def test_ends_that_do_not_fit(tmp_path):
     arrays = lay_out(tmp_path / "file")
     arrays["end"] = arrays["key_end"]
     wanted = (
@@ -73,5 +71,5 @@ def test_ends_that_do_not_fit(tmp_path: Path) -> None:
         pack({}, "here", MappedFiles([tmp_path / "file"]), arrays)
 
 
-def test_checksum_of_a_header_is_of_what_it_says() -> None:
+def test_checksum_of_a_header_is_of_what_it_says():
     assert header_crc32c({"a": 1, "b": [2]}) == header_crc32c({"b": [2], "a": 1}) != header_crc32c({"b": [2], "a": 2})

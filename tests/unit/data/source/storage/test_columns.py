@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -54,7 +52,7 @@ def column(said: str) -> bytes:
     return raw(b'{"version": 1, "meta": {}, "columns": {"x": %s}}' % said.encode())
 
 
-def test_columns_that_are_not_what_is_asked_for(path: Path) -> None:
+def test_columns_that_are_not_what_is_asked_for(path):
     file = ColumnFile(path)
     for read, wanted in (
         (lambda: file["nowhere"], "it has no column 'nowhere'"),
@@ -67,7 +65,7 @@ def test_columns_that_are_not_what_is_asked_for(path: Path) -> None:
         assert str(caught.value) == f"{path} is damaged: {wanted}; convert it again"
 
 
-def test_round_trip(path: Path) -> None:
+def test_round_trip(path):
     file = ColumnFile(path)
     assert file.meta == {"classes": ["cat", "dög"]}
     for name, values in COLUMNS.items():
@@ -79,32 +77,32 @@ def test_round_trip(path: Path) -> None:
     assert len(file.blobs("nothing")) == 0
 
 
-def test_layout_is_what_it_always_was(tmp_path: Path) -> None:
+def test_layout_is_what_it_always_was(tmp_path):
     payload = struct.pack("<3I", 5, 6, 70000)
     header = json.dumps({"version": 1, "meta": {"a": 1}, "columns": {"x": ["<u4", 3, 64]}}).encode()
     (tmp_path / "file").write_bytes(raw(header, payload))
     assert ColumnFile(tmp_path / "file")["x"].tolist() == [5, 6, 70000]
 
 
-def test_columns_are_aligned(path: Path) -> None:
+def test_columns_are_aligned(path):
     file = ColumnFile(path)
     for name in [*COLUMNS, "word", "word_end"]:
         if len(file[name]):
             assert file[name].ctypes.data % 64 == 0
 
 
-def test_pickle_carries_the_path_only(path: Path) -> None:
+def test_pickle_carries_the_path_only(path):
     pickled = pickle.dumps(ColumnFile(path))
     assert len(pickled) < 300
     np.testing.assert_array_equal(pickle.loads(pickled)["real"], COLUMNS["real"])
 
 
-def test_others_may_read_the_file(path: Path) -> None:
+def test_others_may_read_the_file(path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_an_exception_leaves_nothing_new(path: Path) -> None:
+def test_an_exception_leaves_nothing_new(path):
     before = path.read_bytes()
     for target in (path, path.with_name("other")):
         with pytest.raises(KeyboardInterrupt), ColumnWriter(target, {}) as writer:  # noqa: PT012
@@ -126,7 +124,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("count", [10, 100_000])  # fails when the buffer is flushed at the end, or within add
-def test_a_full_disk_leaves_nothing_new(path: Path, count: int) -> None:
+def test_a_full_disk_leaves_nothing_new(path, count):
     before = path.read_bytes()
     with largest_file(64), pytest.raises(OSError, match="File too large"), ColumnWriter(path, {}) as writer:
         writer.add("x", np.arange(count))
@@ -151,7 +149,7 @@ def test_a_full_disk_leaves_nothing_new(path: Path, count: int) -> None:
         (raw(b'{"version": 7}'), " has format version 7, this EffLoop reads 1; convert it again"),
     ],
 )
-def test_refuses_what_it_did_not_write(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_refuses_what_it_did_not_write(tmp_path, content, reason):
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
@@ -159,7 +157,7 @@ def test_refuses_what_it_did_not_write(tmp_path: Path, content: bytes, reason: s
     assert str(caught.value) == f"{path}{reason}"
 
 
-def test_every_cut_is_noticed(path: Path, tmp_path: Path) -> None:
+def test_every_cut_is_noticed(path, tmp_path):
     whole = path.read_bytes()
     cut = tmp_path / "cut"
     for end in {*range(0, len(whole), 37), len(whole) - 1}:
@@ -168,7 +166,7 @@ def test_every_cut_is_noticed(path: Path, tmp_path: Path) -> None:
             ColumnFile(cut)
 
 
-def test_every_damage_to_the_header_is_noticed(path: Path, tmp_path: Path) -> None:
+def test_every_damage_to_the_header_is_noticed(path, tmp_path):
     whole = path.read_bytes()
     start = struct.unpack_from("<Q", whole, 8)[0]
     damaged = tmp_path / "damaged"
@@ -178,7 +176,7 @@ def test_every_damage_to_the_header_is_noticed(path: Path, tmp_path: Path) -> No
             ColumnFile(damaged)
 
 
-def test_opening_does_not_read_the_columns(tmp_path: Path) -> None:
+def test_opening_does_not_read_the_columns(tmp_path):
     count = 10**9
     path = tmp_path / "sparse"
     header = json.dumps({"version": 1, "meta": {}, "columns": {"x": ["<i8", count, 64]}}).encode()
@@ -199,7 +197,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.parametrize(("megabytes", "wanted"), [(1, False), (65, True)])
-def test_a_large_file_is_not_read_ahead(tmp_path: Path, megabytes: int, wanted: bool) -> None:
+def test_a_large_file_is_not_read_ahead(tmp_path, megabytes, wanted):
     with ColumnWriter(tmp_path / "file", {}) as writer:
         writer.add("zeros", np.zeros(megabytes << 20, np.uint8))
     file = ColumnFile(tmp_path / "file")

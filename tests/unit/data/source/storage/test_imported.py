@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -35,7 +33,7 @@ def copies(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.suffix != ".lock"]
 
 
-def test_is_copied_once_and_again_after_a_change(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_is_copied_once_and_again_after_a_change(root, cache, capsys):
     first = open_source("npz", root)
     assert open_source("npz", root).fingerprint() == first.fingerprint()
     [copy] = copies(cache)
@@ -51,7 +49,7 @@ def test_is_copied_once_and_again_after_a_change(root: Path, cache: Path, capsys
     assert copies(cache) == [copy]
 
 
-def test_a_damaged_copy_is_made_again(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_copy_is_made_again(root, cache, capsys):
     wanted = read_bytes(open_source("npz", root), 5)
     [copy] = copies(cache)
     copy.write_bytes(copy.read_bytes()[:-9])
@@ -59,7 +57,7 @@ def test_a_damaged_copy_is_made_again(root: Path, cache: Path, capsys: pytest.Ca
     assert capsys.readouterr().err.count(COPIED) == 2
 
 
-def test_a_damaged_image_says_which_file_to_remove(root: Path, cache: Path) -> None:
+def test_a_damaged_image_says_which_file_to_remove(root, cache):
     source = open_source("npz", root)
     [copy] = copies(cache)
     with copy.open("r+b") as file:
@@ -70,7 +68,7 @@ def test_a_damaged_image_says_which_file_to_remove(root: Path, cache: Path) -> N
         source.verify(5)
 
 
-def test_a_kill_leaves_nothing_that_is_read_or_stays(root: Path, cache: Path) -> None:
+def test_a_kill_leaves_nothing_that_is_read_or_stays(root, cache):
     child = os.fork()
     if not child:
         packed.write_columns = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -82,7 +80,7 @@ def test_a_kill_leaves_nothing_that_is_read_or_stays(root: Path, cache: Path) ->
     assert [path.suffix for path in copies(cache)] == [".index"]
 
 
-def test_another_process_waits(root: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_process_waits(root, cache, capfd):
     def write_slowly(*args: Any) -> None:
         time.sleep(0.3)
         write_columns(*args)
@@ -97,7 +95,7 @@ def test_another_process_waits(root: Path, cache: Path, capfd: pytest.CaptureFix
     assert capfd.readouterr().err.count(COPIED) == 1
 
 
-def test_a_full_disk(root: Path, tmp_path: Path) -> None:
+def test_a_full_disk(root, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     with small_disk(disk, "4k"), pytest.raises(ConfigError) as caught:

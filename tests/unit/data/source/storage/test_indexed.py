@@ -1,7 +1,5 @@
 """What of an index is looked at before it is believed, and whose fault it is if a file can't be read."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -58,7 +56,7 @@ def root(name: str, tmp_path: Path) -> Path:
     return write_records(name, tmp_path / "set", ["a", "b"], train=TRAIN, val=TRAIN)
 
 
-def test_a_file_that_is_none_of_the_indexs(name: str, root: Path) -> None:
+def test_a_file_that_is_none_of_the_indexs(name, root):
     overwrite(root / "train.index", "file", 1, 7)
     source = open_source(name, root)
     with pytest.raises(DataError, match=line("is damaged: it should be in file 7, counted from 0, of 1")):
@@ -67,7 +65,7 @@ def test_a_file_that_is_none_of_the_indexs(name: str, root: Path) -> None:
     assert bytes(source.read(2)) == JPEG + b"3"
 
 
-def test_a_label_that_no_class_has(name: str, root: Path) -> None:
+def test_a_label_that_no_class_has(name, root):
     overwrite(root / "train.index", "label", 2, 9)
     plan = make_plan(open_source(name, root), batch=3)
     wanted = f"{root}:train/b/3.jpg has the label 9; allowed are 0 to 1: convert the dataset again"
@@ -106,27 +104,27 @@ SUMS = {"samples": 3, "bytes": 3, "sha256": ""}
         ),
     ],
 )
-def test_an_index_with_a_wrong_header(name: str, root: Path, edit: Callable[..., object], wanted: str) -> None:
+def test_an_index_with_a_wrong_header(name, root, edit, wanted):
     rewrite(root / "train.index", edit)
     with pytest.raises(DataError, match=line(f"{root}/train.index is damaged: {wanted}")):
         open_source(name, root)
 
 
 @pytest.mark.parametrize("column", ["file", "offset", "size"])
-def test_fewer_places_than_samples(name: str, root: Path, column: str) -> None:
+def test_fewer_places_than_samples(name, root, column):
     rewrite(root / "train.index", lambda header: header["columns"][column].__setitem__(1, 2))
     wanted = f"{root}:train is damaged: its header says 3 samples, its columns hold 3, 3, 3, 2; convert it again"
     with pytest.raises(DataError, match=line(wanted)):
         open_source(name, root)
 
 
-def test_an_index_without_its_header(root: Path, name: str) -> None:
+def test_an_index_without_its_header(root, name):
     rewrite(root / "train.index", lambda header: header["meta"].pop("header"))
     with pytest.raises(DataError, match="is not a dataset written by EffLoop: it has no header"):
         open_source(name, root)
 
 
-def test_a_size_from_a_damaged_index_is_not_allocated(root: Path, name: str) -> None:
+def test_a_size_from_a_damaged_index_is_not_allocated(root, name):
     """The file's ends don't match, so samples are looked at: by sizes that can't be."""
     for at in range(3):
         overwrite(root / "train.index", "size", at, (1 << 32) - 1)
@@ -141,7 +139,7 @@ def test_a_size_from_a_damaged_index_is_not_allocated(root: Path, name: str) -> 
     assert peak < 10 << 20
 
 
-def test_a_walk_is_not_believed_of_another_file(tmp_path: Path) -> None:
+def test_a_walk_is_not_believed_of_another_file(tmp_path):
     """Of the same size and time of change, which rsync and tar set."""
     first = make(tmp_path / "train-0.tar", [("a.jpg", JPEG), ("a.cls", b"0"), ("b.jpg", JPEG), ("b.cls", b"1")])
     assert open_source("tar", tmp_path).labels.tolist() == [0, 1]
@@ -153,7 +151,7 @@ def test_a_walk_is_not_believed_of_another_file(tmp_path: Path) -> None:
     assert open_source("tar", tmp_path).labels.tolist() == [1, 0]
 
 
-def test_names_of_classes_that_are_no_text(tmp_path: Path) -> None:
+def test_names_of_classes_that_are_no_text(tmp_path):
     make(tmp_path / "train-0.tar", pairs("a", "b"))
     (tmp_path / "classes.txt").write_bytes(b"caf\xe9\nb\n")
     wanted = f"{tmp_path}/classes.txt is not UTF-8 text: invalid continuation byte at byte 3; write it again"
@@ -189,7 +187,7 @@ def forbid(path: Path) -> None:
 
 @pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("auto", [True, False])
-def test_an_unreadable_file(name: str, public: Path, tmp_path: Path, auto: bool, indexed: bool) -> None:
+def test_an_unreadable_file(name, public, tmp_path, auto, indexed):
     (file,) = public.glob("train*.tar") if name == "tar" else public.glob("train.rec")
     if not indexed:
         (public / "train.index").unlink()
@@ -198,7 +196,7 @@ def test_an_unreadable_file(name: str, public: Path, tmp_path: Path, auto: bool,
         open_source("auto" if auto else name, public)
 
 
-def test_an_unreadable_list(public: Path, name: str) -> None:
+def test_an_unreadable_list(public, name):
     if name != "recordio":
         pytest.skip("has none")
     (public / "train.index").unlink()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import tarfile
@@ -47,7 +45,7 @@ def write(name: str, path: Path, targets: Targets = FLAGS, rows: list[list[float
         (FLAGS, ["1", "0"], "holds no list of 2 numbers, as targets.json or the first sample says"),
     ],
 )
-def test_values_that_no_sample_has(targets: Targets, values: Any, wanted: str) -> None:
+def test_values_that_no_sample_has(targets, values, wanted):
     with pytest.raises(DataError, match=line(wanted)):
         row_of(values, targets)
 
@@ -73,7 +71,7 @@ def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
         {"kind": "numbers", "names": ["cat", "dog"]},
     ],
 )
-def test_damaged_header(said: object, tmp_path: Path) -> None:
+def test_damaged_header(said, tmp_path):
     path = write("memmap", tmp_path / "set")
     change(path, lambda header: header.update(targets=said))
     wanted = f"{path}:train is damaged: its header doesn't say what its targets are; convert it again"
@@ -81,7 +79,7 @@ def test_damaged_header(said: object, tmp_path: Path) -> None:
         open_source("memmap", path)
 
 
-def test_rows_of_another_length(tmp_path: Path) -> None:
+def test_rows_of_another_length(tmp_path):
     path = write("memmap", tmp_path / "set")
     names = ["a", "b", "c", "d"]
     change(path, lambda header: header.update(targets={"kind": "flags", "names": names}, classes=names))
@@ -91,7 +89,7 @@ def test_rows_of_another_length(tmp_path: Path) -> None:
         open_source("memmap", path)
 
 
-def test_verify_names_what_no_sample_may_have(tmp_path: Path) -> None:
+def test_verify_names_what_no_sample_may_have(tmp_path):
     path = write("memmap", tmp_path / "set")
     _, _, offset = ColumnFile(path).place("train/target")
     with path.open("r+b") as file:
@@ -110,7 +108,7 @@ def test_verify_names_what_no_sample_may_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"kind": "flags"}', '{"kind": "other", "names": ["a"]}'])
-def test_a_file_that_does_not_say_what_targets_are(text: str, tmp_path: Path) -> None:
+def test_a_file_that_does_not_say_what_targets_are(text, tmp_path):
     root = write("tar", tmp_path / "set")
     (root / "train.index").unlink()
     (root / "targets.json").write_text(text)
@@ -118,7 +116,7 @@ def test_a_file_that_does_not_say_what_targets_are(text: str, tmp_path: Path) ->
         open_source("tar", root)
 
 
-def test_what_targets_are_may_be_said_of_any_files(tmp_path: Path) -> None:
+def test_what_targets_are_may_be_said_of_any_files(tmp_path):
     """Of archives that another program wrote; and it is noticed when it changes."""
     with tarfile.open(tmp_path / "train-0.tar", "w") as archive:
         for name, data in (
@@ -144,7 +142,7 @@ def test_what_targets_are_may_be_said_of_any_files(tmp_path: Path) -> None:
         open_source("tar", tmp_path)
 
 
-def test_a_class_that_no_flag_is_of(tmp_path: Path) -> None:
+def test_a_class_that_no_flag_is_of(tmp_path):
     root = write("tfrecord", tmp_path / "set", Targets(Kind.flags, ("a", "b", "c")), [[0, 1, 1]])
     (root / "train.index").unlink()
     (root / "targets.json").write_text(json.dumps(FLAGS.header()))
@@ -155,7 +153,7 @@ def test_a_class_that_no_flag_is_of(tmp_path: Path) -> None:
         open_source("tfrecord", root)
 
 
-def test_other_programs_read_them(tmp_path: Path) -> None:
+def test_other_programs_read_them(tmp_path):
     rows = [[1.0, 0.25], [-3.0, 1e-9]]
     tar = write("tar", tmp_path / "tar", NUMBERS, rows)
     with tarfile.open(tar / "train-000000.tar") as archive:
@@ -169,7 +167,7 @@ def test_other_programs_read_them(tmp_path: Path) -> None:
     assert (rec / "train.lst").read_text() == "0\t1\t0.25\t0.jpg\n1\t-3\t9.99999972e-10\t1.jpg\n"
 
 
-def test_flags_of_some_of_more_classes(tmp_path: Path) -> None:
+def test_flags_of_some_of_more_classes(tmp_path):
     source = open_source("memmap", write("memmap", tmp_path / "set"))
     wider = View(source, classes=["dog", "bird", "cat"])
     assert wider.targets.tolist() == [[0, 0, 1], [1, 0, 1], [0, 0, 0]]
@@ -177,7 +175,7 @@ def test_flags_of_some_of_more_classes(tmp_path: Path) -> None:
     assert wider.fingerprint() != source.fingerprint()
 
 
-def test_splits_with_other_targets(tmp_path: Path) -> None:
+def test_splits_with_other_targets(tmp_path):
     def opened(name: str, targets: Targets) -> Source:
         return open_source("memmap", write("memmap", tmp_path / name, targets))
 
