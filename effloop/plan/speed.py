@@ -95,6 +95,7 @@ def step_time(
     tf32: bool = False,
     channels_last: bool = True,
     optimizer_bytes: float | None = None,
+    accumulate: int = 1,
     gpus: int = 1,
 ) -> Time:
     """Predict a training step: forward and backward pass, update.
@@ -110,6 +111,7 @@ def step_time(
         tf32: whether float32 is rounded to TensorFloat-32 in products and convolutions.
         channels_last: memory layout of the model.
         optimizer_bytes: that an update reads and writes; None is SGD with momentum.
+        accumulate: batches of an update, which share it, and the summing of gradients.
         gpus: among which gradients are summed.
     """
     names, dtypes, *numbers = zip(*trace.ops, strict=True)
@@ -123,11 +125,11 @@ def step_time(
     seconds = forward * often + backward
     parts = {str(kind): float(seconds[kinds == kind].sum()) for kind in dict.fromkeys(kinds)}
     moved = 5 * trace.trained if optimizer_bytes is None else optimizer_bytes
-    parts["optimizer"] = moved / (card.bandwidth * factors["bandwidth"])
+    parts["optimizer"] = moved / (card.bandwidth * factors["bandwidth"]) / accumulate
     busy, launching = sum(parts.values()), factors["launch"] * often.sum()
     parts["launching"] = (busy**4 + launching**4) ** 0.25 - busy
     summing = 2 * (gpus - 1) / gpus * trace.trained / card.link
-    parts["summing gradients"] = max(0.0, summing - float(backward.sum()))
+    parts["summing gradients"] = max(0.0, summing - float(backward.sum())) / accumulate
     total = sum(parts.values())
     spread = factors["spread"]
     off = np.exp(sum(length * spread.get(kind, spread["others"]) for kind, length in parts.items()) / total)
