@@ -66,12 +66,15 @@ def plan(options: PlanOptions, overrides: list[str]) -> int:
         raise ConfigError("device: a plan is of GPUs, not of the cpu; drop device=cpu")
     if options.gpus > 1 and config.parallel.name == "dp":
         raise ConfigError(f"parallel: dp isn't planned for {options.gpus} GPUs; set parallel=ddp or fsdp")
-    cards, prices = cards or [_own()], tuple(options.price or ())
+    title, own = _own()
+    if not (cards := cards or ([own] if own else [])):
+        raise ConfigError(f"gpu: this machine has {title}; set gpu=NAME, or several, of {', '.join(table.cards)}")
+    prices = tuple(options.price or ())
     if len(prices) not in (0, 1, len(cards)):
         fix = "set one for each name in gpu=, or one for all"
         raise ConfigError(f"price: {len(prices)} prices for {len(cards)} GPUs; {fix}")
     files = new_files(options.out, ".json", ".png") if options.out else []
-    from effloop.measure.measured import loading_here
+    from effloop.measure.measured import loading_here, step_here
     from effloop.plan import picture
     from effloop.plan import plan as planning
 
@@ -79,7 +82,9 @@ def plan(options: PlanOptions, overrides: list[str]) -> int:
     with Console(stderr=True).status("measuring the loader, and tracing a step"):
         prices *= len(cards) if len(prices) == 1 else 1
         load = None if options.images else loading_here
-        found = planning.plan(config, cards, data, gpus=options.gpus, prices=prices, load=load)
+        found = planning.plan(
+            config, cards, data, gpus=options.gpus, prices=prices, load=load, own=own, measure=step_here
+        )
     picture.print_plan(found)
     if files:
         try:
@@ -91,11 +96,9 @@ def plan(options: PlanOptions, overrides: list[str]) -> int:
     return 0
 
 
-def _own() -> table.Card:
+def _own() -> tuple[str, table.Card | None]:
     """The GPU of this machine."""
     from effloop.system import gpu
 
     title = gpu.name(gpu.find_device("cuda:0")) if gpu.count() else "no GPU"
-    if not (card := table.of_device(title)):
-        raise ConfigError(f"gpu: this machine has {title}; set gpu=NAME, or several, of {', '.join(table.cards)}")
-    return card
+    return title, table.of_device(title)

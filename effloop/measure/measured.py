@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from effloop.assemble.environment import num_workers
+from effloop.assemble.environment import num_workers, resolved
 from effloop.assemble.loader import build_loader
-from effloop.assemble.model import seconds_of
+from effloop.assemble.model import random_batch, seconds_of
 from effloop.batch import Batch
 from effloop.config import Config
 from effloop.data.cache.cached import CachedSource
@@ -33,15 +33,16 @@ from effloop.data.plan import Plan
 from effloop.data.source import Cache, Source
 from effloop.data.source.view import View
 from effloop.errors import ConfigError
-from effloop.measure.loops import Updates, alone, endless, train_turn, trainer_in, turn_of
+from effloop.measure.loops import Updates, alone, endless, process_state_restored, train_turn, trainer_in, turn_of
 from effloop.measure.memory import expected_memory
-from effloop.measure.turns import Turn, for_seconds
+from effloop.measure.turns import Turn, for_seconds, scratch_folder
 from effloop.plan.plan import Loading
 from effloop.profile.syncs import SyncFinder
 from effloop.record.efficiency import Stage, Verdict, rate_text
 from effloop.system import gpu
 from effloop.system.hardware import available_cores, available_memory, file_system
 from effloop.system.memory import drop_from_cache, share_in_cache
+from effloop.task import tasks
 from effloop.train.trainer import Trainer
 
 T = TypeVar("T")
@@ -201,6 +202,20 @@ def loading_here(config: Config, seconds: float = 2.0) -> Loading:
             loading_costs(loader.plan, seconds / 2)  # fills it
         core_s = loading_costs(loader.plan, seconds / 2).total.cpu_s
         return Loading(loader_rate(loader, seconds / 2, pixels.engine.prefetch), core_s, available_cores())
+
+
+def step_here(config: Config, outputs: int) -> tuple[float, int]:
+    """Images/s of updates on random images in memory, and on a GPU the bytes of all tensors at their peak."""
+    base = alone(config, "record=none", "progressive=[]", f"model.num_classes={outputs}", "model.weights=null")
+    device = gpu.use(gpu.find_device(base.device))
+    task = tasks.build(base.task).for_outputs(outputs)
+    with scratch_folder("") as scratch, process_state_restored():
+        batches = [random_batch(resolved(base), base.size, task, outputs, device)[:2] for _ in range(base.accumulate)]
+        updates = Updates(trainer_in(scratch, base, train=batches, val=batches[:1]), 1)
+        batches.clear()  # it has copies
+        speed = float(np.median([updates.turn().images_per_s for _ in range(5)]))
+        updates.bytes()  # from here on the peak is that of an update
+        return speed, gpu.peak_memory()
 
 
 def transfer_cost(loader: Loader, seconds: float) -> float:

@@ -23,6 +23,7 @@ from effloop.errors import ConfigError, EffLoopError
 from effloop.optim import optimizers, state_ratio
 from effloop.parallel.base import OwnSlice
 from effloop.plan.cards import Card
+from effloop.plan.compare import Comparison, Measure, compared
 from effloop.plan.memory import gpu_memory, largest_batch
 from effloop.plan.speed import Time, step_time
 from effloop.plan.trace import Trace, trace
@@ -105,6 +106,7 @@ class Plan:
     cards: Sequence[CardPlan]  # in the order in which they were asked for
     advice: Sequence[Advice]  # the best first
     notes: Sequence[str]  # lines for users
+    compared: Comparison | None = None  # what this machine's GPU does, and was predicted to do; None without one
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -141,6 +143,8 @@ def plan(
     gpus: int = 1,
     prices: Sequence[float] = (),
     load: Load | None = None,
+    own: Card | None = None,
+    measure: Measure | None = None,
 ) -> Plan:
     """Plan a run for each of some cards, and find what would help on the first of them.
 
@@ -151,6 +155,8 @@ def plan(
         gpus: that the run has, of one kind.
         prices: of an hour of one GPU, for each of `cards`; none are unknown.
         load: measures what loading takes on this machine with a config; None where the data isn't here.
+        own: this machine's GPU, by which predictions are corrected; None is none.
+        measure: measures a step on it.
 
     Raises:
         ConfigError: the run can't be planned, or not even one image fits on any of the cards.
@@ -159,8 +165,13 @@ def plan(
         raise ConfigError("probe: a probe trains one layer on features in memory; set probe=0 to plan the whole model")
     for card in cards:
         precision_on(config, card)  # before anything takes time
-    batches_of_update(config, gpus)
-    planner = _Planner(data, gpus, load(config) if load else None)
+    batch, _ = batches_of_update(config, gpus)
+    planner, comparison, notes = _Planner(data), None, list[str]()
+    if own and measure:
+        comparison, note = compared(config, batch, data.outputs, partial(planner.planned, card=own), measure)
+        notes.append(note)
+        planner.faster = comparison.factor if comparison else 1.0
+    planner.gpus, planner.loading = gpus, load(config) if load else None
     found = [planner.planned(config, *each) for each in zip(cards, prices or [0.0] * len(cards), strict=True)]
     if not any(each.largest_batch for each in found):
         best, least = max(cards, key=lambda each: each.memory), replace(config, batch_size=1, global_batch=None)
@@ -174,9 +185,9 @@ def plan(
     if load and planner.loading and found[0].binds == "loader":
         advice += _of_loading(config, found[0], planner.loading, load)
     advice.sort(key=lambda each: -each.gain)
-    notes = ["compile=true isn't predicted; figures are of false"] * (config.compile is True)
+    notes += ["compile=true isn't predicted; figures are of false"] * (config.compile is True)
     notes += ["evaluation isn't counted, as the number of its images isn't known"] * (not data.val_images)
-    return Plan(_facts(config), gpus, data, planner.loading, found, advice[:_MOST], notes)
+    return Plan(_facts(config), gpus, data, planner.loading, found, advice[:_MOST], notes, comparison)
 
 
 def _facts(config: Config) -> dict[str, Any]:
@@ -204,8 +215,11 @@ def precision_on(config: Config, card: Card) -> str:
 class _Planner:
     """Plans a config for a card, with one trace of a model in so many bytes, whatever the card."""
 
-    def __init__(self, data: Data, gpus: int, loading: Loading | None) -> None:
-        self.data, self.gpus, self.loading = data, gpus, loading
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.gpus = 1
+        self.loading: Loading | None = None
+        self.faster = 1.0  # than a step is predicted to be, as measured
         self._traces = dict[str, Trace]()
 
     def planned(self, config: Config, card: Card, price: float = 0.0) -> CardPlan:
@@ -223,7 +237,7 @@ class _Planner:
         def step(batch: int) -> Time:
             options: Any = {"tf32": precision == "tf32", "channels_last": run.channels_last, "optimizer_bytes": moved}
             options |= {"accumulate": run.accumulate, "gpus": self.gpus}
-            return step_time(kept, batch * pixels, card, dtype, **options)
+            return step_time(kept, batch * pixels, card, dtype, **options) / self.faster
 
         batch, peak = min(run.batch_size, most), sum(memory.values())
         time = step(max(1, batch))
