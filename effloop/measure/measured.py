@@ -201,7 +201,8 @@ def loading_here(config: Config, seconds: float = 2.0) -> Loading:
         if pixels.data.cache is not Cache.none:
             loading_costs(loader.plan, seconds / 2)  # fills it
         core_s = loading_costs(loader.plan, seconds / 2).total.cpu_s
-        return Loading(loader_rate(loader, seconds / 2, pixels.engine.prefetch), core_s, available_cores())
+        rate, cores = loader_rate(loader, seconds / 2, pixels.engine.prefetch), available_cores()
+        return Loading(rate, core_s if loader.engine.exact else cores / rate, cores)
 
 
 def step_here(config: Config, outputs: int) -> tuple[float, int]:

@@ -122,6 +122,8 @@ _FORWARD = 1 / 3  # of a step: a backward pass has about twice the operations of
 _SATURATED = 0.95  # of the largest batch's images/s
 _HELPS = 1.05  # gain below which an override isn't advised
 _MOST = 5  # overrides that are advised
+_UPDATES = 10  # of an epoch that a larger batch leaves
+_CACHE_GB = 0.25  # of pixels, by which it is measured what loading takes without decoding
 
 
 def data_of(config: Config, images: int | None = None, classes: int | None = None) -> Data:
@@ -290,7 +292,7 @@ class _Planner:
 
 def _of_the_step(planner: _Planner, config: Config, card: Card, base: CardPlan) -> Iterator[Advice]:
     """What makes the step faster on a card, or its batch fit, each by planning with it."""
-    for override, why in _candidates(config, card, base):
+    for override, why in _candidates(planner, config, card, base):
         try:
             changed = with_overrides(config, *override.split())
             then = planner.planned(changed, card)
@@ -306,39 +308,36 @@ def _of_the_step(planner: _Planner, config: Config, card: Card, base: CardPlan) 
         yield Advice(override, why, "; ".join(brings), gain)
 
 
-def _candidates(config: Config, card: Card, base: CardPlan) -> Iterator[tuple[str, str]]:
+def _candidates(planner: _Planner, config: Config, card: Card, base: CardPlan) -> Iterator[tuple[str, str]]:
     """Overrides that may help, and why."""
     assert config.precision is not None
-    images, free = base.batch * base.accumulate, not (config.global_batch or config.parallel.virtual)
     if not config.precision.mixed and card.capability >= (7, 0):
         yield "amp=true", "tensor cores, and half the bytes"
-    if not base.fits and free:
-        size = next(each for each in range(base.largest_batch, 0, -1) if images % each == 0)
-        yield f"batch_size={size} accumulate={images // size}", "updates of as many images"
+    if not config.channels_last:
+        yield "channels_last=true", "convolutions needn't copy their images"
     if not base.fits and not config.model.checkpointing:
         yield "model.checkpointing=true", "computes again what it would keep for the backward pass"
-    if base.fits and free and base.batch < base.saturating_batch:
-        yield f"batch_size={base.saturating_batch}", "larger batches bring 5 % at most; adjust the learning rate"
+    if not (config.global_batch or config.parallel.virtual):
+        images = base.batch * base.accumulate
+        size = next(each for each in range(base.largest_batch, 0, -1) if images % each == 0)
+        if size != base.batch:
+            yield f"batch_size={size} accumulate={images // size}", "updates of as many images"
+        if base.batch < (size := min(base.saturating_batch, planner.data.images // (_UPDATES * planner.gpus))):
+            yield f"batch_size={size}", "larger batches bring little; the learning rate has to fit"
     if not config.progressive and config.epochs > 1 and min(config.size) >= 64:
         half = ImageSize(*(side // 2 for side in config.size)).word
         yield f"progressive=[{half},{config.size.word}]", "half of the epochs at half the size; scores may differ"
 
 
 def _of_loading(config: Config, base: CardPlan, before: Loading, load: Load) -> Iterator[Advice]:
-    """What feeds the GPUs where this machine doesn't, each measured."""
-    cores, gain = f"{math.ceil(base.cores):,} cores", base.images_per_s / before.images_per_s
-    yield Advice(cores, f"there are {before.cores}", "they feed the GPUs", gain)
-    ways = {}
+    """What feeds the GPUs where this machine doesn't."""
+    if (cores := math.ceil(base.cores)) > before.cores:
+        gain = base.images_per_s / before.images_per_s
+        yield Advice(f"{cores:,} cores", f"there are {before.cores}", "they feed the GPUs", gain)
     if config.data.cache is Cache.none:
-        word = "effloop convert payload=raw" if config.data.root else "data.cache=pixels"
-        ways[word] = "data.cache=pixels data.cache_gb=0.25", "no decoding"
-    if config.augment.name == "native":
-        ways["augment.device=gpu"] = "augment.device=gpu", "whole batches at once, on the GPU"
-    for word, (overrides, why) in ways.items():
-        try:
-            then = load(with_overrides(config, *overrides.split()))
-        except EffLoopError:
-            continue
-        if (gain := before.core_s / then.core_s) >= _HELPS:
-            cores = f"{math.ceil(base.images_per_s * then.core_s):,} cores"
-            yield Advice(word, why, f"{gain:.2f} x images/s of loading; {cores} feed the GPUs", gain)
+        then = load(with_overrides(config, "data.cache=pixels", f"data.cache_gb={_CACHE_GB}"))
+        gain, cores = before.core_s / then.core_s, math.ceil(base.images_per_s * then.core_s)
+        if gain >= _HELPS:
+            word = "effloop convert payload=raw" if config.data.root else "data.cache=pixels"
+            brings = f"{gain:.2f} x images/s of loading; {cores:,} core{'s' * (cores > 1)} feed the GPUs"
+            yield Advice(word, "pixels needn't be decoded", brings, gain)

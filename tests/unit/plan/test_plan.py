@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +80,8 @@ def test_figures_fit_together_and_one_trace_serves_all_cards() -> None:
 def test_batches_of_an_update_share_it() -> None:
     alone, four = (planned(*words).cards[0] for words in ([], ["accumulate=4"]))
     assert four.step_s["optimizer"] == pytest.approx(alone.step_s["optimizer"] / 4)
+    whole = next(each for each in planned("accumulate=4", gpu=T4).advice if "accumulate" in each.override)
+    assert whole.override == "batch_size=256 accumulate=1"
     parts = planned("global_batch=512", gpus=2).cards[0]
     assert (parts.batch, parts.accumulate) == (64, 4)
 
@@ -119,7 +122,7 @@ def test_a_slow_loader_binds_and_advice_is_measured() -> None:
     assert card.hours == pytest.approx((4 * DATA.images + 4 * DATA.val_images) / 200 / 3600)
     gains = {each.override: each.gain for each in found.advice}
     assert gains["data.cache=pixels"] == pytest.approx(5)
-    assert any(each.endswith(" cores") for each in gains)
+    assert gains[f"{math.ceil(card.cores):,} cores"] == pytest.approx(card.images_per_s / 200)
     assert planned(load=lambda config: Loading(1e9, 1e-9, cores=2)).cards[0].binds == "step"
 
 
