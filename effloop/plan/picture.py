@@ -29,10 +29,15 @@ def print_plan(found: Plan) -> None:
     most = max(1, (console.width - _LABEL) // _COLUMN)
     for first in range(0, len(found.cards), most):
         console.print(_cards_table(found, found.cards[first : first + most]))
+    if small := [card.card for card in found.cards if not card.fits]:
+        line = f"batch_size={facts['batch_size']} doesn't fit into {', '.join(small)}: what follows is of their largest"
+        console.print(Text(line, "red"))
     if found.advice:
-        table = _table("override", "brings", "why")
+        table = _table()
+        table.add_column("what would help", no_wrap=True, overflow="ignore")  # to be pasted
+        table.add_column(f"on {found.cards[0].card}")
         for each in found.advice:
-            table.add_row(*map(Text, (each.override, each.brings, each.why)))
+            table.add_row(Text(each.override), Text.assemble(each.brings, (f"; {each.why}", "dim")))
         console.print(table)
     console.print(Text("\n".join(found.notes), "dim"))
 
@@ -62,7 +67,7 @@ def _cards_table(found: Plan, cards: Sequence[CardPlan]) -> Table:
         for _, form, value, ends, words in row:
             span = dict.fromkeys(map(form, ends))
             texts = ["-".join(span)] * (len(span) > 1) + [words] * (alone and words != "")
-            cells += [Text(form(value), "bold"), Text(", ".join(texts), "dim")]
+            cells += [Text(form(value) if value else "-", "bold"), Text(", ".join(texts), "dim")]
         if not alone:
             cells = [Text("\n").join(filter(None, pair)) for pair in zip(cells[::2], cells[1::2], strict=True)]
         table.add_row(row[0][0], *cells)
@@ -97,7 +102,7 @@ def _figures(found: Plan, card: CardPlan) -> Iterator[_Figure]:
         yield "limited by", "the {}".format, card.binds, (), ""
     unit, parts = ("hours", 1) if max(each.hours for each in found.cards) >= 1 else ("minutes", 60)
     hours, low, high, evaluation = (parts * each for each in (card.hours, *card.hours_range, card.evaluation_hours))
-    yield unit, "{:,.1f}".format, hours, (low, high), f"{evaluation:.1f} of them evaluation" * (evaluation > 0)
+    yield unit, rate_text, hours, (low, high), f"{rate_text(evaluation)} of them evaluation" * (evaluation > 0)
     if any(each.cost for each in found.cards):
         yield "cost", "{:,.2f}".format, card.cost, (), together
 
