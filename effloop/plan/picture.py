@@ -30,7 +30,7 @@ def print_plan(found: Plan) -> None:
     for first in range(0, len(found.cards), most):
         console.print(_cards_table(found, found.cards[first : first + most]))
     if small := [card.card for card in found.cards if not card.fits]:
-        line = f"batch_size={facts['batch_size']} doesn't fit into {', '.join(small)}: what follows is of their largest"
+        line = f"batch_size={found.cards[0].batch} doesn't fit into {', '.join(small)}; speed, time and cost are of their largest one"
         console.print(Text(line, "red"))
     if found.advice:
         table = _table()
