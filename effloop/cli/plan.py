@@ -15,7 +15,7 @@ from effloop.cli.command import command, new_files
 from effloop.errors import ConfigError
 from effloop.plan import cards as table
 from effloop.record.rows import finite
-from effloop.system.files import describe_failure, write_text
+from effloop.system.files import explained_writing, write_text
 
 
 class Prices(tuple[float, ...]):
@@ -87,11 +87,9 @@ def plan(options: PlanOptions, overrides: list[str]) -> int:
         )
     picture.print_plan(found)
     if files:
-        try:
+        with explained_writing("out", files[0], "set out=NAME"):
             write_text(files[0], json.dumps(finite(found.to_plain()), indent=2) + "\n")
             picture.plot_plan(found, files[1])
-        except OSError as error:
-            raise ConfigError(f"out: {describe_failure(files[0], error)}; set out=NAME") from None
         print("figures: {}   plot: {}".format(*files))
     return 0
 

@@ -30,8 +30,8 @@ def print_plan(found: Plan) -> None:
     for first in range(0, len(found.cards), most):
         console.print(_cards_table(found, found.cards[first : first + most]))
     if small := [card.card for card in found.cards if not card.fits]:
-        line = f"batch_size={found.cards[0].batch} doesn't fit into {', '.join(small)}; speed, time and cost are of their largest one"
-        console.print(Text(line, "red"))
+        line = f"a batch of {found.cards[0].batch} doesn't fit into {', '.join(small)}"
+        console.print(Text(f"{line}; speed, time and cost are of the largest one", "red"))
     if found.advice:
         table = _table()
         table.add_column("what would help", no_wrap=True, overflow="ignore")  # to be pasted
