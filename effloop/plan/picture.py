@@ -102,7 +102,7 @@ def _figures(found: Plan, card: CardPlan) -> Iterator[_Figure]:
         yield "limited by", "the {}".format, card.binds, (), ""
     unit, parts = ("hours", 1) if max(each.hours for each in found.cards) >= 1 else ("minutes", 60)
     hours, low, high, evaluation = (parts * each for each in (card.hours, *card.hours_range, card.evaluation_hours))
-    yield unit, rate_text, hours, (low, high), f"{rate_text(evaluation)} of them evaluation" * (evaluation > 0)
+    yield unit, rate_text, hours, (low, high), f"{rate_text(evaluation)} of them evaluation" if evaluation else ""
     if any(each.cost for each in found.cards):
         yield "cost", "{:,.2f}".format, card.cost, (), together
 

@@ -55,7 +55,7 @@ def test_a_gpu_without_room_for_one_image(
 ) -> None:
     monkeypatch.setitem(cards, "t4", replace(cards["t4"], memory=600_000_000))
     assert main(["plan", "gpu=t4", "images=1000", "classes=5"]) == 2
-    assert capsys.readouterr().err.startswith("effloop: gpu: not even one image fits into t4, as it takes 6")
+    assert capsys.readouterr().err.startswith("effloop: gpu: not even one image fits into t4, as it takes ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine's own GPU would be planned")
