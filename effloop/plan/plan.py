@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -17,7 +18,6 @@ from effloop.assemble.environment import Resolved, batches_of_update, memory_hin
 from effloop.assemble.model import build_model
 from effloop.batch import ImageSize
 from effloop.config import Config, with_overrides
-from effloop.data.source import Cache
 from effloop.data.source.splits import open_split
 from effloop.errors import ConfigError, EffLoopError
 from effloop.optim import optimizers, state_ratio
@@ -93,6 +93,7 @@ class Advice:
     why: str  # a few words
     brings: str  # in words, such as `1.9 x images/s`
     gain: float  # images/s of the step or of loading, whichever it is about, divided by those before
+    fits: bool = False  # whether it makes a batch fit that doesn't
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ _FORWARD = 1 / 3  # of a step: a backward pass has about twice the operations of
 _SATURATED = 0.95  # of the largest batch's images/s
 _HELPS = 1.05  # gain below which an override isn't advised
 _MOST = 5  # overrides that are advised
+_BUSY = 0.6  # share of what its cores can load from which on a loader has them for itself
 _UPDATES = 10  # of an epoch that a larger batch leaves
 _CACHE_GB = 0.25  # of pixels, by which it is measured what loading takes without decoding
 _MADE_OF = (
@@ -190,11 +192,24 @@ def plan(
     advice = [*_of_the_step(planner, config, cards[0], found[0])] if found[0].largest_batch else []
     if load and planner.loading and found[0].binds == "loader":
         advice += _of_loading(config, found[0], planner.loading, load)
-    advice.sort(key=lambda each: -each.gain)
-    notes += ["compile=true isn't predicted; figures are of false"] * (config.compile is True)
-    notes += ["evaluation isn't counted, as the number of its images isn't known"] * (not data.val_images)
-    notes = [*notes, *_MADE_OF]
+    advice.sort(key=lambda each: (not each.fits, -each.gain))
+    notes += _notes(config, gpus, data, planner.loading)
     return Plan(_facts(config), gpus, data, planner.loading, found, advice[:_MOST], notes, comparison)
+
+
+def _notes(config: Config, gpus: int, data: Data, loading: Loading | None) -> Iterator[str]:
+    """What figures don't say."""
+    if config.compile is True:
+        yield "compile=true isn't predicted; figures are of false"
+    if config.parallel.name == "fsdp" and gpus > 1:
+        yield "what parallel=fsdp sends of the weights isn't counted"
+    if (update := math.prod(batches_of_update(config, gpus)) * gpus) > data.images:
+        yield f"an update is of {update:,} images and an epoch of {data.images:,}: train would refuse it"
+    if not data.val_images:
+        yield "evaluation isn't counted, as the number of its images isn't known"
+    if loading and (share := loading.images_per_s * loading.core_s / loading.cores) < _BUSY:
+        yield f"the loader came to {share:.0%} of what {loading.cores} cores can load: it waits, or they do other work"
+    yield from _MADE_OF
 
 
 def _facts(config: Config) -> dict[str, Any]:
@@ -248,9 +263,9 @@ class _Planner:
 
         batch, peak = min(run.batch_size, most), sum(memory.values())
         time = step(max(1, batch))
-        speed, low, high = (self.gpus * batch / each for each in (time.seconds, time.high, time.low))
+        speed, low, high = (float(self.gpus * batch / each) for each in (time.seconds, time.high, time.low))
         sizes = sorted({size * 2**power for power in range(16) for size in (1, 3)} | {most, batch})
-        curve = [(size, self.gpus * size / step(size).seconds) for size in sizes if 0 < size <= most]
+        curve = [(size, float(self.gpus * size / step(size).seconds)) for size in sizes if 0 < size <= most]
         hours, slow, fast = (self._hours(run, each, pixels) for each in (speed, low, high))
         return CardPlan(
             card=card.name,
@@ -269,7 +284,7 @@ class _Planner:
             curve=curve,
             images_per_s=speed,
             images_per_s_range=(low, high),
-            step_s=time.parts,
+            step_s={name: float(seconds) for name, seconds in time.parts.items()},
             cores=speed * self.loading.core_s if self.loading else 0.0,
             binds="loader" if self.loading and self.loading.images_per_s < speed else "step",
             hours=sum(hours),
@@ -310,7 +325,7 @@ def _of_the_step(planner: _Planner, config: Config, card: Card, base: CardPlan) 
             continue
         brings = ["the batch fits"] * fits + [f"{gain:.2f} x images/s of the step"]
         brings += [f"up to {then.largest_batch:,} images"] * (then.largest_batch >= _HELPS * base.largest_batch)
-        yield Advice(override, why, "; ".join(brings), gain)
+        yield Advice(override, why, "; ".join(brings), gain, fits)
 
 
 def _candidates(planner: _Planner, config: Config, card: Card, base: CardPlan) -> Iterator[tuple[str, str]]:
@@ -324,9 +339,11 @@ def _candidates(planner: _Planner, config: Config, card: Card, base: CardPlan) -
         yield "model.checkpointing=true", "computes again what it would keep for the backward pass"
     if not (config.global_batch or config.parallel.virtual):
         images = base.batch * base.accumulate
-        size = next(each for each in range(base.largest_batch, 0, -1) if images % each == 0)
-        if size != base.batch:
-            yield f"batch_size={size} accumulate={images // size}", "updates of as many images"
+        most = min(base.largest_batch, images)
+        size = next((each for each in range(most, most // 2, -1) if images % each == 0), most)
+        count = max(1, round(images / size))
+        if (size, count) != (base.batch, base.accumulate):
+            yield f"batch_size={size} accumulate={count}", f"updates of {size * count:,} images"
         if base.batch < (size := min(base.saturating_batch, planner.data.images // (_UPDATES * planner.gpus))):
             yield f"batch_size={size}", "larger batches bring little; the learning rate has to fit"
     if not config.progressive and config.epochs > 1 and min(config.size) >= 64:
@@ -339,7 +356,7 @@ def _of_loading(config: Config, base: CardPlan, before: Loading, load: Load) -> 
     if (cores := math.ceil(base.cores)) > before.cores:
         gain = base.images_per_s / before.images_per_s
         yield Advice(f"{cores:,} cores", f"there are {before.cores}", "they feed the GPUs", gain)
-    if config.data.cache is Cache.none:
+    with suppress(EffLoopError):  # there is a cache, or no room for one
         then = load(with_overrides(config, "data.cache=pixels", f"data.cache_gb={_CACHE_GB}"))
         gain, cores = before.core_s / then.core_s, math.ceil(base.images_per_s * then.core_s)
         if gain >= _HELPS:
