@@ -12,6 +12,7 @@ from runs import TINY
 import effloop
 from effloop.cli.main import MODULES
 
+TESTS = Path(__file__).parents[1]
 _RUN = """
 import json, sys
 from effloop.cli.main import main
@@ -63,7 +64,9 @@ def test_a_default_run_imports_the_core_and_what_it_has_chosen(photos, tmp_path)
 
 _WITHOUT_TORCH = """
 import contextlib, io, json, sys
+from composing import compose_once
 from effloop.cli.main import main
+compose_once()
 for words, wanted in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         main(words.split())
@@ -101,7 +104,7 @@ def test_what_needs_no_torch_does_not_import_it(photos, tmp_path):
         "model.arch=resnet19": "model=smp, model=timm or model=torchvision has it",
         f"data.root={photos} task=multilabel --cfg job": "multilabel",
     }
-    env = {**os.environ, "PYTHONPATH": str(Path(effloop.__file__).parents[1])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (Path(effloop.__file__).parents[1], TESTS)))}
     command = [sys.executable, "-c", _WITHOUT_TORCH, json.dumps([*commands.items()])]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -180,9 +180,8 @@ def test_ablate(photos: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_knobs_are_overrides_that_compose() -> None:
     config = effloop.compose(["batch_size=6", "accumulate=2", "image_size=[32,48]"])
-    for name, sides in knobs_of(config).items():
-        for words in sides:
-            assert with_overrides(config, *words.split()), name
+    for words in {words for sides in knobs_of(config).values() for words in sides}:
+        with_overrides(config, *words.split())
 
 
 # Loaders, and whole training.
