@@ -76,13 +76,6 @@ def nothing_left_behind() -> Iterator[None]:
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("name", engines.names())
-def test_prefetch_of_nothing_is_refused(name):
-    wanted = "engine.prefetch: 0 is not allowed; set a number of batches above 0"
-    with pytest.raises(ConfigError, match=line(wanted)):
-        engines[name].config(name=name, prefetch=0)
-
-
 @every_engine
 def test_batches_equal_the_references_to_the_bit(plan, name, num_workers):
     before = torch.get_rng_state()
@@ -121,7 +114,7 @@ def test_normalised_where_a_batch_is_filled(plan, name, num_workers, channels_la
             assert torch.equal(one.images, other)
 
 
-@every_engine
+@pytest.mark.parametrize(("name", "num_workers"), [("inline", 0), *((name, 2) for name in OWN_PIXELS)])
 def test_shape_and_layout(plan, name, num_workers):
     with closing(make_engine(name, plan, num_workers)) as engine:
         batches = list(engine.stream(0))

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from runs import call, train
+from runs import call
 
 import effloop
 from effloop.cli.command import options_of, parse
@@ -121,24 +121,6 @@ class TestUsersConfigs:
         _write(here / "configs/optim/sgd.yaml", "defaults: [sgd_schema, _self_]\nmomentum: 0.123\n")
         _write(here / "configs/train.yaml", "unrelated: true\n")
         assert effloop.compose(["optim=sgd"]).optim.momentum != 0.123
-
-
-class TestRunFolder:
-    def test_name_that_is_taken(self, here: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert train(photos, "run=a/x", "epochs=1") == 0
-        before = (here / "outputs/a/x/metrics.jsonl").read_bytes()
-        capsys.readouterr()
-        assert train(photos, "run=a/x", "epochs=1") == 2
-        assert "outputs/a/x holds a run already" in capsys.readouterr().err
-        assert (here / "outputs/a/x/metrics.jsonl").read_bytes() == before
-
-    def test_that_cannot_be_made(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (here / "outputs").write_text("a file")
-        assert main(["run=x"]) == 2
-        err = capsys.readouterr().err
-        assert "outputs" in err
-        assert "can't be made" in err
-        assert err.count("\n") == 1
 
 
 class TestEval:

@@ -63,22 +63,6 @@ def test_the_tail(photos):
     assert ids(wrap)[40:] == ids(wrap)[:8]
 
 
-def test_evaluation_takes_each_sample_once_in_order(photos):
-    val = loader(photos, split="val")
-    batches = list(val.epoch(0))
-    taken = torch.cat([batch.ids[batch.valid] for batch in batches])
-    assert taken.tolist() == list(range(13))
-    assert len(val) == 2
-    assert torch.equal(pixels(val, 0), pixels(val, 1))
-
-
-def test_resuming_seeks(photos):
-    train = loader(photos)
-    assert ids(train, 3, 24) == ids(train, 3)[24:]
-    with pytest.raises(ConfigError, match="samples_seen: 20 is inside a batch of 8"):
-        ids(train, 3, 20)
-
-
 @pytest.mark.parametrize(
     ("engine", "overrides"),
     [
@@ -154,14 +138,6 @@ def test_uint8_on_request(photos):
     assert pixels(raw).dtype == torch.uint8
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     torch.testing.assert_close(pixels(normal), (pixels(raw) / 255 - mean) / std, rtol=1e-5, atol=1e-5)
-
-
-def test_batch_larger_than_the_split(photos):
-    wanted = f"batch_size: 41 is more than the 40 samples in {photos}/train; set batch_size=40 or less"
-    with pytest.raises(ConfigError, match=line(f"{wanted}, or data.tail=wrap")):
-        loader(photos, "batch_size=41")
-    assert len(ids(loader(photos, "batch_size=41", "data.tail=wrap"))) == 41
-    assert len(ids(loader(photos, "batch_size=41", split="val"))) == 41
 
 
 def test_any_other_split_is_loaded_as_val_is(photos, tmp_path):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from runs import TINY, call, make_photos, once
+from runs import TINY, call, once
 
 from effloop.cli.main import main
 from effloop.errors import PROGRAM
@@ -173,13 +173,6 @@ def _experiment(here: Path, text: str) -> None:
     folder = here / "configs" / "experiment"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text(text)
-
-
-def test_22_not_an_image(refused, tmp_path):
-    data = make_photos(tmp_path / "data", train=24, val=9)
-    victim = data / "train" / "b" / "007.jpg"
-    victim.write_bytes(b"<html>not found</html>")
-    _has(refused.of(f"data.root={data}"), f"{victim} is not an image that Pillow reads b'<html>")
 
 
 @pytest.mark.parametrize(

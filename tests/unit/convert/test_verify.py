@@ -3,14 +3,11 @@ from pathlib import Path
 
 import pytest
 from images import encode, photo
-from plans import line, open_source, read_bytes, write_as, write_records
+from plans import open_source, write_records
 
 from effloop.convert.verify import SplitReport, verify
 from effloop.data.decode import Decoder, decoders
-from effloop.data.source import Source, sources
-from effloop.data.source.splits import check_same_classes
-from effloop.data.source.storage.writing import writers
-from effloop.errors import DataError
+from effloop.data.source import Source
 
 
 @pytest.fixture
@@ -56,37 +53,3 @@ def test_damage_that_no_checksum_shows(tmp_path, decoder):
     report, lines = look(open_source("memmap", path), decoder)
     assert lines == [f"{path}:train/2 is a truncated JPEG: ends after {len(whole) - 70:,} bytes without its end marker"]
     assert report.decoded == 1
-
-
-def test_other_classes(photos, tmp_path, decoder):
-    other = tmp_path / "other"
-    shutil.copytree(photos / "val/a", other / "val/z")
-    splits = {"train": open_source("folder", photos), "val": open_source("folder", other, "val")}
-    wanted = (
-        f"train and val have different classes ({photos}/train, {other}/val): only in train: a, b, c; "
-        "only in val: z; give both the same classes, or set data.allow_missing_classes=true"
-    )
-    with pytest.raises(DataError, match=line(wanted)):
-        check_same_classes(splits["train"], splits["val"])
-    problems: list[str] = []
-    reports = verify(splits, decoder, 1, problems)
-    assert problems == [wanted]
-    assert [report.problems for report in reports.values()] == [0, 0]
-
-
-@pytest.mark.parametrize("name", sorted(set(writers) - {"folder"}))  # which holds no checksums
-def test_flipped_byte_in_every_format(name, photos, tmp_path, decoder):
-    path = write_as(name, photos, tmp_path / "set")
-    source = open_source(name if name in sources else "zarr", path)
-    assert look(source, decoder)[1] == []
-    needle = read_bytes(source, 7)
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    (file,) = (file for file in files if needle in file.read_bytes())
-    at = file.read_bytes().index(needle) + len(needle) // 2
-    with file.open("r+b") as opened:
-        opened.seek(at)
-        opened.write(bytes([needle[len(needle) // 2] ^ 0x10]))
-    report, lines = look(open_source(name if name in sources else "zarr", path), decoder)
-    named = [text for text in lines if text.startswith(f"{source.where}/")]
-    assert named == [f"{source.where}/{source.key(7)} is damaged: its bytes don't match their checksum"]
-    assert report.decoded == 39

@@ -97,12 +97,6 @@ def fail() -> None:
     raise ValueError("no such colour")
 
 
-@pytest.mark.parametrize("run_length", [1, 3])
-def test_runs_of_any_length_fill_the_same(plan, run_length):
-    with closing(make(plan, run_length=run_length, prefetch=1)) as engine:
-        assert_right(plan, engine.stream(0))
-
-
 def test_more_jobs_than_a_pipe_holds(photos):
     plan = make_plan(open_source("folder", photos, "val"), train=False, batch=4000, size=4)
     with closing(make(plan, run_length=1)) as engine:

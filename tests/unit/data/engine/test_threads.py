@@ -2,6 +2,7 @@ import gc
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from effloop.errors import ConfigError, DataError
 from effloop.registry import Entry
 
 
-@pytest.mark.parametrize("run_length", [1, 3])
-def test_runs_of_any_length_fill_the_same(photos, run_length):
+@pytest.mark.parametrize(("name", "run_length"), [("threads", 1), ("threads", 3), ("processes", 1), ("processes", 3)])
+def test_runs_of_any_length_fill_the_same(photos, name, run_length):
     plan = make_plan(open_source("folder", photos))
     wanted = [batch.images for batch in make_engine("inline", plan).stream(0)]
-    got = [batch.images for batch in make_engine("threads", plan, 2, run_length=run_length, prefetch=1).stream(0)]
-    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    with closing(make_engine(name, plan, 2, run_length=run_length, prefetch=1)) as engine:
+        assert all(torch.equal(a.images, b) for a, b in zip(engine.stream(0), wanted, strict=True))
 
 
 def test_a_bad_sample_in_a_batchs_last_run(photos, tmp_path):
@@ -44,11 +45,12 @@ def test_an_engine_of_a_plugin_that_takes_pin_memory(photos, capsys, monkeypatch
     assert "mine: pin_memory is deprecated, and version 0.5 will not give it; take device" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["threads", "processes"])
-def test_runs_of_nothing_are_refused(name):
-    wanted = "engine.run_length: 0 is not allowed; set a number of samples above 0, or null"
-    with pytest.raises(ConfigError, match=line(wanted)):
-        engines[name].config(name=name, run_length=0)
+@pytest.mark.parametrize("name", engines.names())
+def test_runs_and_batches_of_nothing_are_refused(name):
+    wanted = {"prefetch": "a number of batches above 0", "run_length": "a number of samples above 0, or null"}
+    for key in wanted if name in ("threads", "processes") else ["prefetch"]:
+        with pytest.raises(ConfigError, match=line(f"engine.{key}: 0 is not allowed; set {wanted[key]}")):
+            engines[name].config(name=name, **{key: 0})
 
 
 def test_a_run_is_a_workers_share_of_a_batch():

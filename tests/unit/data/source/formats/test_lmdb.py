@@ -4,7 +4,7 @@ import os
 import pickle
 import resource
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,13 +164,6 @@ def test_not_written_by_effloop(tmp_path):
     assert refusal(tmp_path) == none
 
 
-def test_other_version(bare):
-    header = json.dumps({"effloop": 2, "classes": CLASSES, "fingerprint": {"samples": 40}}).encode()
-    environment(bare / "train", effloop=struct.pack("<IIH", crc32c(header), 0, 0) + header)
-    wanted = f"{bare}/train/data.mdb has format version 2, this EffLoop reads 1; convert it again"
-    assert refusal(bare) == wanted
-
-
 def test_other_key(bare):
     data = (bare / "train/data.mdb").read_bytes()
     (bare / "train/data.mdb").write_bytes(data.replace(b"38/\xff", b"83/\xff"))
@@ -225,7 +218,6 @@ def test_claims(root, photos):
 # Environments of other programs: copied once, with the pixels and labels of the folder.
 
 Samples = list[tuple[str, bytes, int]]
-Write = Callable[[Path, str, Samples], object]
 
 
 def samples_of(photos: Path, split: str) -> Samples:

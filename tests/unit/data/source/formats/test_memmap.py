@@ -12,12 +12,6 @@ def test_folder_instead_of_a_file(tmp_path):
         open_source("memmap", tmp_path)
 
 
-def test_foreign_file(tmp_path):
-    (tmp_path / "file").write_bytes(b"PK\3\4" + bytes(1000))
-    with pytest.raises(DataError, match=line(f"{tmp_path}/file is not a file written by EffLoop")):
-        open_source("memmap", tmp_path / "file")
-
-
 def test_index_of_a_folder_is_no_dataset(photos, tmp_path):
     open_source("folder", photos, index_dir=str(tmp_path / "cache"))
     (index,) = (tmp_path / "cache").iterdir()

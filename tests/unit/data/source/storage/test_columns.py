@@ -2,7 +2,6 @@ import json
 import os
 import pickle
 import resource
-import stat
 import struct
 import zlib
 from collections.abc import Iterator
@@ -97,21 +96,6 @@ def test_pickle_carries_the_path_only(path):
     np.testing.assert_array_equal(pickle.loads(pickled)["real"], COLUMNS["real"])
 
 
-def test_others_may_read_the_file(path):
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    assert os.listdir(path.parent) == [path.name]
-
-
-def test_an_exception_leaves_nothing_new(path):
-    before = path.read_bytes()
-    for target in (path, path.with_name("other")):
-        with pytest.raises(KeyboardInterrupt), ColumnWriter(target, {}) as writer:  # noqa: PT012
-            writer.add("x", np.arange(1000))
-            raise KeyboardInterrupt
-    assert os.listdir(path.parent) == [path.name]
-    assert path.read_bytes() == before
-
-
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
     """Writing beyond `size` bytes fails, as it does on a full disk."""
@@ -155,15 +139,6 @@ def test_refuses_what_it_did_not_write(tmp_path, content, reason):
     with pytest.raises(DataError) as caught:
         ColumnFile(path)
     assert str(caught.value) == f"{path}{reason}"
-
-
-def test_every_cut_is_noticed(path, tmp_path):
-    whole = path.read_bytes()
-    cut = tmp_path / "cut"
-    for end in {*range(0, len(whole), 37), len(whole) - 1}:
-        cut.write_bytes(whole[:end])
-        with pytest.raises(DataError):
-            ColumnFile(cut)
 
 
 def test_every_damage_to_the_header_is_noticed(path, tmp_path):
