@@ -83,7 +83,7 @@ LONGEST = {  # pages whose commands take three seconds or more
         "extending",
     ),
     *("gallery", "multi-gpu", "own-source", "own-task", "recipes", "runs", "segmentation", "splits", "start", "step"),
-    *("sweeps", "tasks"),
+    *("plan", "sweeps", "tasks"),
 }
 
 pages = pytest.mark.parametrize(
