@@ -16,7 +16,7 @@ from effloop.errors import ConfigError
 from effloop.measure.measured import loading_here
 from effloop.plan import plan as planning
 from effloop.plan.cards import Card, cards
-from effloop.plan.plan import Data, Loading, Plan, data_of, plan, precision_on
+from effloop.plan.plan import CardPlan, Data, Loading, Plan, _Planner, data_of, plan, precision_on
 
 WORDS = ("model=cnn", "model.width=4", "image_size=32", "batch_size=64", "epochs=4")
 A100, T4 = cards["a100"], cards["t4"]
@@ -37,8 +37,15 @@ def _each_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "trace", once)
 
 
-def planned(*words: str, gpu: Card = A100, **options: Any) -> Plan:
-    return plan(composed(*WORDS, *words), [gpu], options.pop("data", DATA), **options)
+def planned(*words: str, gpu: Card = A100, load: Any = None) -> Plan:
+    return plan(composed(*WORDS, *words), [gpu], DATA, load=load)
+
+
+def on(*words: str, gpu: Card = A100, gpus: int = 1) -> CardPlan:
+    """Without advice, which takes longer."""
+    planner = _Planner(DATA)
+    planner.gpus = gpus
+    return planner.planned(composed(*WORDS, *words), gpu)
 
 
 @pytest.mark.parametrize(
@@ -78,16 +85,16 @@ def test_figures_fit_together_and_one_trace_serves_all_cards() -> None:
 
 
 def test_batches_of_an_update_share_it() -> None:
-    alone, four = (planned(*words).cards[0] for words in ([], ["accumulate=4"]))
+    alone, four = on(), on("accumulate=4")
     assert four.step_s["optimizer"] == pytest.approx(alone.step_s["optimizer"] / 4)
     whole = next(each for each in planned("accumulate=4", gpu=T4).advice if "accumulate" in each.override)
     assert whole.override == "batch_size=256 accumulate=1"
-    parts = planned("global_batch=512", gpus=2).cards[0]
+    parts = on("global_batch=512", gpus=2)
     assert (parts.batch, parts.accumulate) == (64, 4)
 
 
 def test_a_batch_that_does_not_fit_is_planned_as_the_largest_that_does() -> None:
-    small = replace(A100, memory=planned().cards[0].peak_bytes - 1)
+    small = replace(A100, memory=on().peak_bytes - 1)
     found = planned(gpu=small)
     card = found.cards[0]
     assert not card.fits
@@ -95,18 +102,19 @@ def test_a_batch_that_does_not_fit_is_planned_as_the_largest_that_does() -> None
     assert card.images_per_s == dict(card.curve)[card.largest_batch]
     fitting = next(each for each in found.advice if "accumulate" in each.override)
     assert fitting.brings.startswith("the batch fits")
-    changed = planned(*fitting.override.split(), gpu=small).cards[0]
+    changed = on(*fitting.override.split(), gpu=small)
     assert changed.fits
     assert changed.batch * changed.accumulate == 64
 
 
+@pytest.mark.slow
 def test_what_helps_is_what_a_plan_with_it_says() -> None:
     words = ("batch_size=64", "image_size=64", "model.width=64")
     found = planned(*words, gpu=T4)
     assert {each.override.partition("=")[0] for each in found.advice} == {"amp", "progressive"}
     assert [each.gain for each in found.advice] == sorted((each.gain for each in found.advice), reverse=True)
     for each in found.advice:
-        then = planned(*words, *each.override.split(), gpu=T4).cards[0]
+        then = on(*words, *each.override.split(), gpu=T4)
         assert then.images_per_s == pytest.approx(each.gain * found.cards[0].images_per_s)
         assert each.gain >= 1.05
 
