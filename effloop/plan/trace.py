@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -68,7 +69,7 @@ class Trace:
     weights: int  # bytes of parameters and buffers
     trained: int  # bytes of the parameters that are trained
     parameters: int  # tensors that are trained
-    block: float = 0.0  # bytes of an image that the largest block keeps while it is recomputed, if blocks are
+    block: float = 0.0  # bytes of an image that are kept beside `saved` while a block is recomputed
 
 
 def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | None) -> Trace:
@@ -93,7 +94,9 @@ def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | N
         if blocks:
             checkpoint_blocks(model)
             kept = _run(step, plain, num_outputs)
-            found = replace(found, saved=kept.saved, fixed=kept.fixed, buffers=kept.buffers)
+            block = max(0.0, found.block - kept.saved)
+            buffers = max(found.buffers, kept.buffers - block)
+            found = replace(found, saved=kept.saved, fixed=kept.fixed, buffers=buffers, block=block)
     return found
 
 
@@ -115,7 +118,7 @@ def _run(step: Step, config: Resolved, num_outputs: int, blocks: Sequence[nn.Mod
                     f"model: {name} can't be planned, as it reads values of tensors: {reason(error)}"
                 ) from error
         kept.append(watch.kept)
-        peaks.append(watch.peak)
+        peaks.append(watch.peak())
         del outputs
         seen.append((watch.ops, watch.blocks))
     ops, of_blocks = (zip(few, many, strict=True) for few, many in zip(*seen, strict=True))
@@ -151,9 +154,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []
-        self.kept, self.peak = 0, 0  # bytes that are in use now, and at most, with gradients of an operation's tensors
-        self.blocks = list[int]()  # bytes that each block has kept
-        self._known = dict[int, int]()  # address -> bytes of a storage that is in use
+        self.kept, self.most = 0, 0  # bytes that are in use now, and at most so far
+        self.gradients = list[int]()  # bytes of the gradients of each operation's tensors
+        self.blocks, self._recomputed = list[int](), 0  # bytes in use while each block is recomputed; that all keep so
+        self._known = dict[int, tuple[int, int]]()  # address of a storage that is in use -> its bytes and operation
         self._entered = 0, 0  # operations and bytes before a block
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -167,8 +171,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for each in results:
             self._keep(each.untyped_storage())
         floats = {each.untyped_storage()._cdata for each in (*given, *results) if each.is_floating_point()}
-        gradients = sum(self._known.get(each, 0) for each in floats) * torch.is_grad_enabled()
-        self.peak = max(self.peak, self.kept + gradients)  # the backward pass gets here with as much in use
+        self.gradients.append(sum(self._known[each][0] for each in floats & {*self._known}) * torch.is_grad_enabled())
         flops = flop_registry.get(function.overloadpacket, lambda *_, **__: 0)(*args, **(kwargs or {}), out_val=made)
         dtype = next((str(each.dtype).removeprefix("torch.") for each in given if each.is_floating_point()), "")
         moved = sum(each.nbytes for each in (*given, *results))
@@ -179,20 +182,33 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A block that is going to be recomputed begins."""
         self._entered = len(self.ops), self.kept
 
-    def leave(self, *_: Any) -> None:
+    def leave(self, _: nn.Module, __: Any, outputs: Any) -> None:
         """It ends."""
         first, before = self._entered
         self.ops[first:] = [each._replace(forward=2) for each in self.ops[first:]]
-        self.blocks.append(self.kept - before)
+        self.blocks.append(self.kept - self._recomputed)
+        given = sum(each.nbytes for each in tree_leaves(outputs) if isinstance(each, Tensor))
+        self._recomputed += max(0, self.kept - before - given)
 
     def _keep(self, storage: Any) -> None:
         if (address := storage._cdata) not in self._known:
-            self._known[address] = -(-storage.nbytes() // _BLOCK) * _BLOCK
-            self.kept += self._known[address]
+            size = -(-storage.nbytes() // _BLOCK) * _BLOCK
+            self._known[address] = size, len(self.ops)
+            self.kept += size
+            self.most = max(self.most, self.kept)
             weakref.finalize(storage, self._free, address).atexit = False
 
     def _free(self, address: int) -> None:
-        self.kept -= self._known.pop(address)
+        self.kept -= self._known.pop(address)[0]
+
+    def peak(self) -> int:
+        """Bytes in use at most, in the forward pass, or as the backward pass comes to an operation: what it and those
+        before it have kept, and gradients of its tensors.
+        """
+        kept = [0] * len(self.ops)
+        for size, number in self._known.values():
+            kept[number] += size
+        return max(self.most, *map(operator.add, accumulate(kept), self.gradients))
 
 
 def _backward(given: Sequence[Tensor], *, product: bool) -> float:

@@ -71,3 +71,10 @@ def test_what_is_frozen_has_no_backward_pass() -> None:
     products = [each.backward for each in found.ops if each.flops]
     # Of the first trained block, two convolutions take what needs no gradient.
     assert products == [0.0] * 15 + [0.5, 1.0, 0.5, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.nightly
+def test_attention_in_torch_s_own_layer_is_one_operation() -> None:
+    names = [each.name for each in traced("model=vit_b_16", "image_size=32").ops]
+    assert names.count("_scaled_dot_product_efficient_attention") == 12
+    assert "bmm" not in names
