@@ -11,7 +11,8 @@ from effloop.system.memory import USABLE, step_parts
 
 CONTEXT = 820_000_000
 """Bytes of a process on a GPU beside torch's tensors: the driver's, kernels, and what libraries allocate themselves. On
-an H100 with torch 2.11 and CUDA 13 it was 804 to 831 MB after steps of 52 models."""
+an H100 with torch 2.11 and CUDA 13 it was 804 to 846 MB after steps of 49 models; older ones, which load
+all kernels, take 1.5 GB on an RTX 3090 (pytorch issue 49877), and timm's batches are compared with that."""
 
 BATCHES = (*range(1, 8), *range(8, 1 << 16, 8))
 """Sizes of a batch to choose from, in images: multiples of 8, of which tensor cores make the most, and fewer."""
@@ -57,7 +58,9 @@ def largest_batch(
 ) -> int:
     """The largest of some sizes of a batch, in rising order, that fits into a GPU's `memory`, in bytes; 0 is none.
 
-    Other arguments are as of `gpu_memory`.
+    Other arguments are as of `gpu_memory`. Of 196 models of timm's that nothing was fitted to, it is timm's own largest
+    batch on an RTX 3090 for 94 %, and one of its steps off for the others but one. The peak of tensors in 59 steps of
+    49 models on an H100, which nothing was fitted to, is within 5 %, half of them within 1 %.
     """
 
     def needed(batch: int) -> int:

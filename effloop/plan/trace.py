@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -208,7 +207,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept = [0] * len(self.ops)
         for size, number in self._known.values():
             kept[number] += size
-        return max(self.most, *map(operator.add, accumulate(kept), self.gradients))
+        return max(
+            self.most, *(each + gradient for each, gradient in zip(accumulate(kept), self.gradients, strict=True))
+        )
 
 
 def _backward(given: Sequence[Tensor], *, product: bool) -> float:
