@@ -25,7 +25,9 @@ _KINDS = {
     **dict.fromkeys(("bmm", "baddbmm", "_scaled_dot_product_efficient_attention"), "attention"),
     **dict.fromkeys(("cudnn_batch_norm", "native_batch_norm", "native_layer_norm", "native_group_norm"), "norms"),
     **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax", *_ACTIVATIONS), "activations"),
-    **dict.fromkeys(("_to_copy", "clone", "copy", "cat", "stack", "constant_pad_nd", "roll", "index"), "copies"),
+    **dict.fromkeys(("_to_copy", "clone", "copy", "stack", "constant_pad_nd", "roll", "index"), "copies"),
+    **dict.fromkeys(("avg_pool2d", "_adaptive_avg_pool2d"), "average pooling"),
+    "cat": "joining",
     "add": "additions",
 }
 _OTHERS = "elementwise"
@@ -51,13 +53,14 @@ class Time:
         return Time(self.seconds / faster, self.low / faster, self.high / faster, parts)
 
 
-def kinds_of(names: tuple[str, ...]) -> NDArray[np.str_]:
-    """The kind of each operation."""
-    return np.array([_KINDS.get(name.removesuffix("_"), _OTHERS) for name in names])
+def kinds_of(trace: Trace) -> NDArray[np.intp]:
+    """The kind of each operation, by its place among those of `factors`."""
+    places = {kind: place for place, kind in enumerate(factors["kinds"])}
+    return np.array([places[_KINDS.get(each.name.removesuffix("_"), _OTHERS)] for each in trace.ops])
 
 
 def forward_times(
-    kinds: NDArray[np.str_],
+    kinds: NDArray[np.intp],
     flops: NDArray[np.float64],
     moved: NDArray[np.float64],
     peak: NDArray[np.float64],
@@ -78,17 +81,22 @@ def forward_times(
         card: what they run on.
         channels_last: memory layout; otherwise convolutions copy their tensors into it and back.
     """
-    share, instructions, _ = np.array([factors["kinds"][kind] for kind in kinds]).T
-    convolutions = np.char.endswith(kinds, "convolutions")
+    share, instructions, _ = np.array([*factors["kinds"].values()]).T[:, kinds]
+    grouped, depthwise = ([*factors["kinds"]].index(f"{kind} convolutions") for kind in ("grouped", "depthwise"))
     if not channels_last:
-        share = np.where(kinds == "grouped convolutions", share * factors["channels_first"]["grouped"], share)
-        moved = np.where(convolutions, moved * factors["channels_first"]["traffic"], moved)
+        first = factors["channels_first"]
+        share = np.where(kinds == grouped, share * first["grouped"], share)
+        moved = np.where(kinds <= depthwise, moved * first["traffic"], moved)  # which comes after other convolutions
     lanes = card.fp32 * (2 if card.capability in _FEW_LANES else 1)
-    peak = np.where(kinds == "depthwise convolutions", lanes, peak)  # without tensor cores
-    arithmetic = flops / (peak * share)
+    arithmetic = flops / (share * np.where(kinds == depthwise, lanes, peak))  # a depthwise one has no tensor cores
     traffic = moved * (1 / (card.bandwidth * factors["bandwidth"]) + instructions / (lanes / 64))
     times: NDArray[np.float64] = np.hypot(arithmetic, traffic) + factors["kernel"]
     return times
+
+
+def with_launching(busy: Any, launches: Any) -> Any:
+    """Seconds of what the card computes in `busy` seconds, while the CPU launches so many operations of a trace."""
+    return (busy**4 + (factors["launch"] * launches) ** 4) ** 0.25
 
 
 def step_time(
@@ -119,20 +127,20 @@ def step_time(
         accumulate: batches of an update, which share it, and the summing of gradients.
         gpus: among which gradients are summed.
     """
-    names, dtypes, *numbers = zip(*trace.ops, strict=True)
-    flops, each, fixed, backward, often = np.array(numbers, float)
-    kinds, half = kinds_of(names), np.isin(dtypes, ("float16", "bfloat16"))
+    _, dtypes, *numbers = zip(*trace.ops, strict=True)
+    flops, each, fixed, needed, often = np.array(numbers, float)
+    kinds, half = kinds_of(trace), np.isin(dtypes, ("float16", "bfloat16"))
     whole = (tf32 and card.tf32) or card.fp32
     tensor_cores = {torch.float16: card.fp16, torch.bfloat16: card.bf16}.get(dtype) if dtype else None
     peak = np.where(half, tensor_cores or whole, whole)
     forward = forward_times(kinds, flops * batch, each * batch + fixed, peak, card, channels_last=channels_last)
-    backward = backward * forward * np.array([factors["kinds"][kind][2] for kind in kinds])
-    seconds = forward * often + backward
-    parts = {str(kind): float(seconds[kinds == kind].sum()) for kind in dict.fromkeys(kinds)}
+    backward = forward * needed * np.array([*factors["kinds"].values()])[kinds, 2]
+    seconds = np.bincount(kinds, forward * often + backward, len(factors["kinds"]))
+    parts = dict(zip(factors["kinds"], seconds.tolist(), strict=True))
     moved = 5 * trace.trained if optimizer_bytes is None else optimizer_bytes
     parts["optimizer"] = moved / (card.bandwidth * factors["bandwidth"]) / accumulate
-    busy, launching = sum(parts.values()), factors["launch"] * often.sum()
-    parts["launching"] = (busy**4 + launching**4) ** 0.25 - busy
+    busy = sum(parts.values())
+    parts["launching"] = with_launching(busy, float(often.sum())) - busy
     summing = 2 * (gpus - 1) / gpus * trace.trained / card.link
     parts["summing gradients"] = max(0.0, summing - float(backward.sum())) / accumulate
     total = sum(parts.values())
