@@ -204,7 +204,7 @@ def _notes(config: Config, gpus: int, data: Data, loading: Loading | None) -> It
     if config.parallel.name == "fsdp" and gpus > 1:
         yield "what parallel=fsdp sends of the weights isn't counted"
     if (update := math.prod(batches_of_update(config, gpus)) * gpus) > data.images:
-        yield f"an update is of {update:,} images and an epoch of {data.images:,}: train would refuse it"
+        yield f"an update has {update:,} images, more than the {data.images:,} of an epoch"
     if not data.val_images:
         yield "evaluation isn't counted, as the number of its images isn't known"
     if loading and (share := loading.images_per_s * loading.core_s / loading.cores) < _BUSY:
