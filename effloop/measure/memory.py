@@ -122,7 +122,7 @@ class Memory:
             size = next(each for each in range(smaller, 0, -1) if images % each == 0)
             accumulated = f", and accumulate={images // size} for updates of as many images"
             fix = f"set batch_size={size}{'' if config.global_batch or config.parallel.virtual else accumulated}"
-            return f"{smaller} fit; {fix}"
+            return f"at most {smaller} fit; {fix}"
         fix = "set data.cache=none" if any(part.in_shm for part in parts) else "choose a smaller model"
         return f"most of it is its {max(parts, key=lambda part: part.bytes).name}, whatever the batch; {fix}"
 

@@ -117,7 +117,7 @@ class Plan:
 _CPU = torch.device("cpu")
 _OFF = 0.05
 """By which the peak of memory may be more or less: of 196 of timm's models that nothing was fitted to, the largest
-batches on an RTX 3090 are those of a peak within it for 94 %."""
+batches on an RTX 3090 are those of a peak within it for 95 %."""
 
 _FORWARD = 1 / 3  # of a step: a backward pass has about twice the operations of a forward pass
 _SATURATED = 0.95  # of the largest batch's images/s
@@ -128,7 +128,7 @@ _UPDATES = 10  # of an epoch that a larger batch leaves
 _CACHE_GB = 0.25  # of pixels, by which it is measured what loading takes without decoding
 _MADE_OF = (  # docs/plan.md has what of
     "images/s: from a traced step and data sheets; 78 % within 20 % on an RTX 3090, 71 % on an H100",
-    "memory: from what the traced step keeps; 33 of 37 peaks on an H100 within 2 %",
+    "memory: from what the traced step keeps; 54 of 59 peaks on an H100 within 2 %",
 )
 
 

@@ -95,7 +95,7 @@ def test_warnings() -> None:
     assert list(known(process, batches).warnings(config)) == []
     (line,) = known(process, replace(batches, bytes=1000 * MB)).warnings(config)
     assert line.startswith("batch_size: 32 needs about 1.5 GB of memory, where 1.5 GB are free, and the machine may")
-    assert line.endswith("; 24 fit; set batch_size=16, and accumulate=4 for updates of as many images")
+    assert line.endswith("; at most 24 fit; set batch_size=16, and accumulate=4 for updates of as many images")
     (line,) = known(process, batches, ranks=2).warnings(config)
     assert "2.6 GB of memory for 2 ranks, where 2.0 GB are free" in line
     (line,) = known(process, Part("weights", "gpu", 98, by_batch=False), gpu=100).warnings(config)
@@ -120,7 +120,9 @@ def test_a_warning_about_a_gpu_names_the_batch_that_plan_does(photos: Path, monk
     weights = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
     largest = largest_batch(trace(plan, task, 3, None), plan, 52 * MB + weights + CONTEXT, 2.0)
     assert line.startswith("batch_size: 200 needs about ")
-    words = re.search(r"the run may fail; (\d+) fit; set batch_size=100, and accumulate=2 for updates of as many", line)
+    words = re.search(
+        r"the run may fail; at most (\d+) fit; set batch_size=100, and accumulate=2 for updates of as many", line
+    )
     assert words is not None
     assert int(words[1]) == pytest.approx(largest, rel=0.05)
 
