@@ -33,6 +33,7 @@ from effloop.data.engine import Engine
 from effloop.data.loader import Loader
 from effloop.data.plan import Plan
 from effloop.data.source import Kind
+from effloop.plan.trace import made_fake
 from effloop.record import Metrics
 from effloop.train.evaluation import Scorer, evaluate
 from effloop.train.trainer import Trainer
@@ -130,21 +131,6 @@ def _numpy(tensor: FakeTensor) -> Any:
         return torch.ones(tensor.shape, dtype=tensor.dtype).numpy()
 
 
-def fake_in_place(model: nn.Module) -> nn.Module:
-    """The same module, its parameters and buffers fake and on the GPU; `to` can't swap them."""
-
-    def fake(tensor: Tensor) -> Tensor:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=GPU)
-
-    for each in model.modules():
-        for name, value in each._parameters.items():
-            if value is not None:
-                each._parameters[name] = nn.Parameter(fake(value), requires_grad=value.requires_grad)
-        for name, value in each._buffers.items():
-            each._buffers[name] = value if value is None else fake(value)
-    return model
-
-
 class Mode(FakeTensorMode):
     """What the host has is real. Copying a fake tensor, as for an average, copies no mode: torch crashed then."""
 
@@ -206,7 +192,7 @@ def assembled(words: Sequence[str]) -> Trainer:
     def built(config: Any, num_outputs: int, device: torch.device, given: Any = None) -> nn.Module:
         with unset_fake_temporarily():  # constructors read values
             model = build_model(config, num_outputs, torch.device("cpu"), given)
-        return fake_in_place(model)
+        return made_fake(model)
 
     data = loader.Data(train, train, train, val, {"train": {}, "val": {}}, [], {})
     environment = environment.fitted(train.source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
@@ -27,7 +27,10 @@ from effloop.precision import Precision
 from effloop.task import Task
 from effloop.train.trainer import Step
 
-_GPU = torch.device("cuda:0")
+# A build without CUDA can't have fake tensors on a GPU: torch 2.13 ends the process. They are on the CPU there, where
+# autocast computes `_FULL` in fewer bits, and a GPU in float32.
+_GPU = torch.device("cuda:0" if torch.backends.cuda.is_built() else "cpu")  # type: ignore[no-untyped-call]
+_FULL = {"layer_norm", "group_norm", "softmax", "log_softmax", "cross_entropy", "interpolate"}
 _BATCHES = (2, 4)  # images; what grows with the batch is the difference of the two
 _BLOCK = 512  # bytes that the caching allocator rounds up to
 _INITIALISING = {"uniform_", "normal_", "erfinv_", "exponential_", "orthogonal_", "trunc_normal_", "kaiming_uniform_"}
@@ -88,7 +91,7 @@ def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | N
         model = build_model(plain, num_outputs, torch.device("cpu")).train()
     blocks = blocks_of(model, "model.checkpointing", "set it to false") if config.model.checkpointing else []
     with _fake_gpu(), mock.patch.object(F, "scaled_dot_product_attention", _attention):
-        step = Step(_made_fake(model), task, _Autocast(dtype))
+        step = Step(made_fake(model), task, _Autocast(dtype))
         found = _run(step, plain, num_outputs, blocks)
         if blocks:
             checkpoint_blocks(model)
@@ -242,6 +245,15 @@ class _Uninitialised(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+class _FullPrecision(TorchFunctionMode):
+    """Where fake tensors are on the CPU: `_FULL` takes float32, as on a GPU."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") in _FULL and args and torch.is_autocast_enabled("cpu"):
+            args = (args[0].float(), *args[1:])
+        return function(*args, **(kwargs or {}))
+
+
 def _attention(
     query: Tensor,
     key: Tensor,
@@ -253,8 +265,8 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Attention as the one operation that it is on a GPU; for fake tensors torch takes its parts."""
-    if torch.is_autocast_enabled("cuda"):
-        query, key, value = (each.to(torch.get_autocast_dtype("cuda")) for each in (query, key, value))
+    if torch.is_autocast_enabled(_GPU.type):
+        query, key, value = (each.to(torch.get_autocast_dtype(_GPU.type)) for each in (query, key, value))
     bias = attn_mask if attn_mask is None or attn_mask.is_floating_point() else None
     if bias is not None:
         bias = bias.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
@@ -267,11 +279,12 @@ def _fake_gpu() -> Iterator[None]:
     """Tensors without memory, also on a GPU that isn't there, for which torch switches autocast off or refuses it."""
     missing = mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False)
     bf16 = mock.patch("torch.cuda.is_bf16_supported", return_value=True)
-    with missing, bf16, FakeTensorMode(allow_non_fake_inputs=True):  # tasks have tensors of their own
+    full = nullcontext() if _GPU.type == "cuda" else _FullPrecision()
+    with missing, bf16, FakeTensorMode(allow_non_fake_inputs=True), full:  # tasks have tensors of their own
         yield
 
 
-def _made_fake(model: nn.Module) -> nn.Module:
+def made_fake(model: nn.Module) -> nn.Module:
     """The same module, its parameters and buffers without memory on the GPU; `to` can't swap them."""
 
     def fake(tensor: Tensor) -> Tensor:

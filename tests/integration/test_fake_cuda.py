@@ -114,7 +114,7 @@ def found_of_planted() -> list[str]:
 LOSS, PIXELS = "effloop.task.classification.Classification.loss", "effloop.data.transfer.Transfer.normalize"
 SUMS, CAST = "effloop.record.base.Metrics.add", "effloop.precision.Precision.autocast"
 RESET, SCALER = "effloop.record.base.Metrics.reset", "torch.amp.GradScaler.update"
-COPY, MAKE = "effloop.system.gpu.to_device", "faked.fake_in_place"
+COPY, MAKE = "effloop.system.gpu.to_device", "faked.made_fake"
 BFLOAT16, MIXED = "precision=bf16", "augment.mixup=0.5"
 
 

@@ -78,3 +78,15 @@ def test_attention_in_torch_s_own_layer_is_one_operation() -> None:
     names = [each.name for each in traced("model=vit_b_16", "image_size=32").ops]
     assert names.count("_scaled_dot_product_efficient_attention") == 12
     assert "bmm" not in names
+
+
+def test_a_build_of_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There fake tensors are on the CPU, whose autocast keeps other operations in float32."""
+    words = "model=unet", "task=segmentation"
+    found = traced(*words, dtype=torch.float16)
+    monkeypatch.setattr("effloop.plan.trace._GPU", torch.device("cpu"))
+    other = traced(*words, dtype=torch.float16)
+    assert flops(other) == flops(found)
+    assert other.saved == pytest.approx(found.saved, rel=0.01)
+    moved, others = (sum(each.bytes for each in one.ops) for one in (found, other))
+    assert others == pytest.approx(moved, rel=0.1)
