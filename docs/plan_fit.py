@@ -66,8 +66,7 @@ COVERED = 0.85  # share of held-out figures that lie in their range
 
 def traced(job: tuple[str, str, str, bool]) -> dict[str, Any]:
     """A line of traces.jsonl. timm's figures are of attention whose weights are in memory."""
-    arch, size, precision, fused = job
-    os.environ["TIMM_FUSED_ATTN"] = str(int(fused))
+    arch, size, precision, _ = job
     torch.set_num_threads(1)
     words = ["model=timm", f"model.arch={arch}", f"image_size={size}", "channels_last=true"]
     line: dict[str, Any] = {"job": job}
@@ -97,10 +96,13 @@ def trace_all(folder: Path) -> None:
     """Write traces.jsonl, or what is missing of it."""
     path = folder / "traces.jsonl"
     done = {tuple(json.loads(line)["job"]) for line in path.read_text().splitlines()} if path.exists() else set()
-    with get_context("spawn").Pool(2, maxtasksperchild=20) as pool, path.open("a") as file:
-        for line in pool.imap_unordered(traced, [job for job in jobs(folder) if job not in done]):
-            file.write(json.dumps(line) + "\n")
-            file.flush()
+    todo = [job for job in jobs(folder) if job not in done]
+    for fused in (False, True):
+        os.environ["TIMM_FUSED_ATTN"] = str(int(fused))  # which timm reads when it is imported
+        with get_context("spawn").Pool(2, maxtasksperchild=20) as pool, path.open("a") as file:
+            for line in pool.imap_unordered(traced, [job for job in todo if job[3] == fused]):
+                file.write(json.dumps(line) + "\n")
+                file.flush()
 
 
 class Rows:
