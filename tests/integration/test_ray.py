@@ -16,8 +16,6 @@ from runs import TINY, once
 
 from effloop.cli.main import main
 
-pytest.importorskip("ray.train", reason="pip install 'ray[train]'", exc_type=ImportError)
-
 pytestmark = pytest.mark.nightly
 
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -27,6 +25,7 @@ WORDS = (*TINY, "epochs=40", "checkpoint.every_steps=5", "record.tensorboard=fal
 @pytest.fixture
 def cluster(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Two nodes of a core each, which `RAY_ADDRESS` leads to; the second one is `cluster.second`."""
+    pytest.importorskip("ray.train", reason="pip install 'ray[train]'", exc_type=ImportError)
     from ray.cluster_utils import Cluster
 
     for name, value in {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}.items():
