@@ -1,7 +1,5 @@
 """The commands, as a user calls them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -27,7 +25,7 @@ from effloop.precision import precisions
 commands = {name: command_named(name) for name in MODULES}
 
 
-def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_fits_a_screen(capsys):
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 46
@@ -37,7 +35,7 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", commands)
-def test_help_of_a_command(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_command(name, here, capsys):
     assert main([name, "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"effloop {name}")
@@ -52,11 +50,11 @@ def test_help_of_a_command(name: str, here: Path, capsys: pytest.CaptureFixture[
         assert option.meaning
 
 
-def test_version_and_the_module(tmp_path: Path) -> None:
+def test_version_and_the_module(tmp_path):
     assert call("--version", cwd=tmp_path, forked=False) == (0, f"effloop {effloop.__version__}\n", "")
 
 
-def test_list_of_a_group(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_a_group(here, capsys):
     assert main(["list", "model"]) == 0
     parts, _, keys = capsys.readouterr().out.partition("\nKeys:\n")
     assert "  model.width " in keys
@@ -65,7 +63,7 @@ def test_list_of_a_group(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert {"cnn", "small_resnet", "resnet50", "vit_b_16"} <= set(names)
 
 
-def test_list_of_a_key_says_what_sets_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_a_key_says_what_sets_it(here, capsys):
     """A model that brings weights, or an experiment, the user's among them."""
     _write(here / "configs/experiment/mine.yaml", "# @package _global_\ndata: {mean: [0.5, 0.5, 0.5]}\n")
     _write(here / "configs/experiment/broken.yaml", "# @package _global_\ndata: {mean: [0.5,\n")
@@ -76,7 +74,7 @@ def test_list_of_a_key_says_what_sets_it(here: Path, capsys: pytest.CaptureFixtu
     assert "[0.5, 0.5, 0.5] (experiment=mine)" in out
 
 
-def test_list_shows_the_users_configs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_the_users_configs(here, capsys):
     _write(here / "configs/experiment/night.yaml", "# @package _global_\n# Twelve hours.\nepochs: 9\n")
     text = "# @package _global_\n# Short.\n# score: 9 %,\n#   or 8 %\n# differs: no\n# cost: 3 days [4 GPUs]\n"
     _write(here / "configs/experiment/scored.yaml", text)
@@ -89,7 +87,7 @@ def test_list_shows_the_users_configs(here: Path, capsys: pytest.CaptureFixture[
     assert [name for name, *_ in cells] == sorted({*recipes, "night", "scored"})
 
 
-def test_cfg_prints_and_stops(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cfg_prints_and_stops(here, capsys):
     assert main(["--cfg", "job", "epochs=7", "model=resnet18"]) == 0
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["epochs"] == 7
@@ -98,7 +96,7 @@ def test_cfg_prints_and_stops(here: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 class TestUsersConfigs:
-    def test_experiment(self, here: Path, photos: Path) -> None:
+    def test_experiment(self, here, photos):
         text = "# @package _global_\ndefaults:\n  - override /optim: sgd\nepochs: 1\nmodel:\n  width: 3\n"
         _write(here / "configs/experiment/mine.yaml", text)
         assert main([f"data.root={photos}", "experiment=mine", "image_size=16", "batch_size=8", "run=x"]) == 0
@@ -106,18 +104,18 @@ class TestUsersConfigs:
         assert (config["epochs"], config["model"]["width"], config["optim"]["name"]) == (1, 3, "sgd")
 
     @pytest.mark.parametrize("chosen", ["experiment=deep", "model=resnet18"])
-    def test_model_by_name(self, here: Path, chosen: str) -> None:
+    def test_model_by_name(self, here, chosen):
         text = "# @package _global_\ndefaults:\n  - override /model: resnet18\n"
         _write(here / "configs/experiment/deep.yaml", text)
         assert main([chosen, "--cfg", "job"]) == 0
         assert effloop.compose([chosen]).model.name == "torchvision"
 
-    def test_part(self, here: Path) -> None:
+    def test_part(self, here):
         _write(here / "configs/augment/weak.yaml", "defaults: [native, _self_]\nops: {crop: {scale: [0.9, 1.0]}}\n")
         augment = effloop.compose(["augment=weak"]).augment
         assert (augment.name, augment.ops["crop"]["scale"]) == ("native", [0.9, 1.0])
 
-    def test_packaged_file_wins(self, here: Path) -> None:
+    def test_packaged_file_wins(self, here):
         _write(here / "configs/optim/sgd.yaml", "defaults: [sgd_schema, _self_]\nmomentum: 0.123\n")
         _write(here / "configs/train.yaml", "unrelated: true\n")
         assert effloop.compose(["optim=sgd"]).optim.momentum != 0.123
@@ -125,7 +123,7 @@ class TestUsersConfigs:
 
 class TestEval:
     @pytest.mark.usefixtures("without_pictures")
-    def test_folder_and_file_agree_with_the_run(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_folder_and_file_agree_with_the_run(self, finished, capsys):
         summary = json.loads((finished / "summary.json").read_text())
         for path, which in ((finished, "best"), (finished / "checkpoints/last.ckpt", "last")):
             assert main(["eval", str(path)]) == 0
@@ -136,9 +134,7 @@ class TestEval:
 
     @pytest.mark.usefixtures("without_pictures")
     @pytest.mark.parametrize(("split", "images"), [("val", 13), ("train", 40), ("test", 13)])
-    def test_splits(
-        self, split: str, images: int, finished: Path, photos: Path, here: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_splits(self, split, images, finished, photos, here, capsys):
         for source, target in (("train", "train"), ("val", "val"), ("val", "test")):
             (here / "photos").mkdir(exist_ok=True)
             (here / "photos" / target).symlink_to(photos / source)
@@ -155,14 +151,14 @@ class TestEval:
             ("tta=fliip", "tta: 'fliip' is not allowed; set flip"),
         ],
     )
-    def test_refusals(self, finished: Path, override: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_refusals(self, finished, override, words, capsys):
         assert main(["eval", str(finished), override]) == 2
         err = capsys.readouterr().err
         assert words in err
         assert err.count("\n") == 1
 
     @pytest.mark.usefixtures("without_pictures")
-    def test_views(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_views(self, finished, capsys):
         """Of the image alone, and of several views of it: their mean, computed here."""
         assert main(["eval", str(finished), "tta=flip"]) == 0
         rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line][:2]
@@ -177,7 +173,7 @@ class TestEval:
             shares = (trained.model(images).softmax(1) + trained.model(images.flip(3)).softmax(1)) / 2
         assert losses[1] == f"{float(F.nll_loss(shares.log(), targets)):.4f}"
 
-    def test_leaves_the_run_as_it_was(self, finished: Path, here: Path) -> None:
+    def test_leaves_the_run_as_it_was(self, finished, here):
         """All that it writes is in a folder of its own."""
 
         def files() -> dict[Path, int]:
@@ -190,7 +186,7 @@ class TestEval:
         assert not list(here.iterdir())
 
 
-def test_nothing_that_runs_what_it_reads() -> None:
+def test_nothing_that_runs_what_it_reads():
     forbidden = re.compile(
         r"pickle\.loads?\(|(?<![.\w])eval\(|(?<![.\w])exec\(|yaml\.load\(|weights_only=False|shell=True|allow_pickle=True|os\.(system|popen)\("
     )
@@ -204,7 +200,7 @@ def test_nothing_that_runs_what_it_reads() -> None:
 
 
 @pytest.mark.nightly
-def test_compose_inside_of_a_hydra_application(tmp_path: Path) -> None:
+def test_compose_inside_of_a_hydra_application(tmp_path):
     (tmp_path / "app.py").write_text(
         "import effloop, hydra\n"
         "@hydra.main(version_base='1.3', config_path=None)\n"

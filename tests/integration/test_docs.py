@@ -3,8 +3,6 @@
 What a block does not run is listed here with its reason: those commands are only composed, or parsed.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
@@ -170,7 +168,7 @@ RAN: set[str] = set()  # several pages have the same command
 
 
 @pages
-def test_every_command_and_block_runs(page: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_and_block_runs(page, scratch, monkeypatch):
     for text in blocks(page, "yaml"):
         file = scratch / re.search(r"^# (configs/\S+\.yaml)", text, re.MULTILINE).group(1)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -283,12 +281,12 @@ def only_compose(args: list[str]) -> None:
         assert main([*kept, "--cfg", "all"]) == 0
 
 
-def test_blocks_say_what_they_are() -> None:
+def test_blocks_say_what_they_are():
     found = {(page.name, language) for page in PAGES for language, _ in BLOCK.findall(TEXTS[page])}
     assert {each for each in found if each[1] not in LANGUAGES} == set()
 
 
-def test_what_is_not_run_is_there() -> None:
+def test_what_is_not_run_is_there():
     everything = "\n".join(TEXTS.values())
     assert [key for key in (*ELSEWHERE, *COMPOSED, *REFUSED) if key not in everything] == []
 
@@ -324,7 +322,7 @@ NEEDS = {  # beginning of an override -> what has to be chosen for it
 
 
 @pytest.mark.slow
-def test_overrides_in_the_text_compose() -> None:
+def test_overrides_in_the_text_compose():
     """Every `KEY=VALUE` between backticks, placeholders in capitals aside; many at once, to save time."""
     bundles: list[dict[str, list[str]]] = []
     for span in sorted({span for page in PAGES for span in spans(page)}):  # a set has another order each time
@@ -359,7 +357,7 @@ def root(key: str) -> str:
     return related.get(first, first)
 
 
-def test_readme_is_short() -> None:
+def test_readme_is_short():
     text = TEXTS[ROOT / "README.md"]
     assert len(text.splitlines()) <= 200
     assert len(re.findall(r"!\[", text)) <= 2
@@ -370,7 +368,7 @@ def test_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
-def test_links_resolve(page: Path) -> None:
+def test_links_resolve(page):
     text = BLOCK.sub("", page.read_text("utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)(?: \"[^\"]+\")?\)", text):
         if target.startswith("https://"):
@@ -396,47 +394,47 @@ def table(name: str) -> list[list[set[str]]]:
     return [[set(SPAN.findall(cell)) for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_formats_are_those_of_the_registries() -> None:
+def test_formats_are_those_of_the_registries():
     rows = table("formats")
     assert {name for row in rows for name in row[0]} == set(groups["data"]) - {"auto", "embedded"}
     assert {name for row in rows for name in row[1]} == set(writers)
 
 
-def test_groups_are_those_of_the_registries() -> None:
+def test_groups_are_those_of_the_registries():
     rows = {name: row[1] for row in table("groups") for name in row[0]}
     assert set(rows) == {*Config.GROUPS, "experiment"}
     for group in Config.GROUPS:
         assert rows[group] - {"dali", "resnet50"} == set(groups[group]) - {"dali"}, group
 
 
-def test_experiments_are_the_files() -> None:
+def test_experiments_are_the_files():
     assert {name for row in table("experiments") for name in row[0]} == {
         path.stem for path in (ROOT / "configs/experiment").glob("*.yaml")
     }
 
 
-def test_recipes_and_root_keys_are_mentioned() -> None:
+def test_recipes_and_root_keys_are_mentioned():
     everything = {word for page in PAGES for span in spans(page) for word in re.split(r"[ =]", span)}
     recipes = {path.stem for path in (ROOT / "configs/augment").glob("*.yaml")}
     keys = {field.name for field in dataclasses.fields(Config)} - {"sweep", "stop"}
     assert (recipes | keys) - everything == set()
 
 
-def test_keys_are_those_of_the_dataclasses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_those_of_the_dataclasses(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     keys = importlib.import_module("keys")
     assert TEXTS[ROOT / "docs/keys.md"] == keys.page(), "run python docs/keys.py"
     assert [key.name for key in keys_of().values() if not key.meaning] == []
 
 
-def test_commands_are_mentioned() -> None:
+def test_commands_are_mentioned():
     text = TEXTS[ROOT / "docs/commands.md"]
     assert {name for name in registered if f"effloop {name}" not in text.replace("[train]", "train")} == set()
     for name in BENCHMARKS:
         assert f"`effloop bench what={name}" in text
 
 
-def test_the_public_interface_and_the_version_are_said_once() -> None:
+def test_the_public_interface_and_the_version_are_said_once():
     [names] = re.findall(r"`effloop\.__all__`: ([^|]*), and the documented", TEXTS[ROOT / "docs/promises.md"])
     assert re.findall(r"`(\w+)`", names) == sorted(effloop.__all__)
     assert f"\nversion: {effloop.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
