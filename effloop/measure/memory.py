@@ -255,6 +255,7 @@ def expected_memory(
         probe=config.probe > 0,
     )
     step["gradients"] *= len(parallel.parts).bit_length()
+    step["update"] *= place == "gpu"  # on a CPU torch updates one parameter after the other
     details = _DETAILS | {"optimizer": f"state of {getattr(config.optim, 'arch', config.optim.name)}"}
     batch = {"host": host_batch(train), "device": device_batch(config, train)}
     images, targets = batch["device"]["images"], batch["device"]["targets"].nbytes
