@@ -27,7 +27,7 @@ class Prices(tuple[float, ...]):
     @classmethod
     def parse(cls, text: str) -> Prices:
         """Raises a ValueError for anything else."""
-        found = cls(map(float, text.split(",")))
+        found = cls(map(float, text.strip("[]").split(",")))
         if not all(0 < each < inf for each in found):
             raise ValueError
         return found
