@@ -2,6 +2,13 @@
 
 #include "jpeg.h"
 
+const uint8_t NATURAL[128] = {
+    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
+    35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
+    64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64,
+    64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64,
+};
+
 static unsigned be16(const uint8_t *at) { return (unsigned)at[0] << 8 | at[1]; }
 
 int huffman_valid(const Huffman *table) {
@@ -29,6 +36,16 @@ static int read_tables(const uint8_t *at, const uint8_t *end, Jpeg *jpeg) {
     return 1;
 }
 
+/* What isn't in order is left out. */
+static void read_quantizers(const uint8_t *at, const uint8_t *end, Jpeg *jpeg) {
+    while (at < end) {
+        int wide = at[0] >> 4, number = at[0] & 15;
+        if (wide > 1 || number > 3 || end - at < 1 + 64 * (1 + wide)) return;
+        at++;
+        for (int i = 0; i < 64; i++, at += 1 + wide) jpeg->quantizers[number][NATURAL[i]] = (uint16_t)(wide ? be16(at) : *at);
+    }
+}
+
 static int read_frame(const uint8_t *at, size_t length, Jpeg *jpeg) {
     if (length < 11 || at[4] != 8) return 0;
     jpeg->height = (int)be16(at + 5), jpeg->width = (int)be16(at + 7), jpeg->components = at[9];
@@ -41,6 +58,8 @@ static int read_frame(const uint8_t *at, size_t length, Jpeg *jpeg) {
     } else if (at[14] != 0x11 || at[17] != 0x11 || across * down + 2 > MAX_BLOCKS) {
         return 0; /* several chroma samples in an MCU */
     }
+    for (int i = 0; i < jpeg->components; i++) jpeg->quantizer[i] = at[12 + 3 * i] & 3;
+    jpeg->is_ycbcr |= jpeg->components == 3 && at[10] == 1 && at[13] == 2 && at[16] == 3;
     jpeg->blocks[0] = across * down, jpeg->blocks[1] = jpeg->blocks[2] = 1;
     jpeg->mcu_width = 8 * across, jpeg->mcu_height = 8 * down;
     jpeg->columns = (jpeg->width + jpeg->mcu_width - 1) / jpeg->mcu_width;
@@ -71,14 +90,18 @@ static int read_segment(const uint8_t *data, size_t at, size_t length, Jpeg *jpe
         if (jpeg->sof_at) return 0;
         jpeg->sof_at = at;
         return read_frame(segment, length, jpeg);
-    default: return segment[1] == 0xDB || segment[1] == 0xFE || (segment[1] >= 0xE0 && segment[1] <= 0xEF);
+    case DQT: read_quantizers(segment + 4, segment + 2 + length, jpeg); return 1;
+    case APP0: if (length >= 16 && !memcmp(segment + 4, "JFIF", 5)) jpeg->is_ycbcr = 1; return 1;
+    case APP14: if (length >= 14 && !memcmp(segment + 4, "Adobe", 5)) jpeg->is_adobe_rgb = segment[15] != 1; return 1;
+    default: return segment[1] == 0xFE || (segment[1] >= 0xE0 && segment[1] <= 0xEF);
     }
 }
 
 int jpeg_read(const uint8_t *data, size_t size, Jpeg *jpeg) {
     if (size < 4 || size > 1u << 28 || data[0] != 0xFF || data[1] != SOI) return 0;
     if (data[size - 2] != 0xFF || data[size - 1] != EOI) return 0;
-    jpeg->sof_at = 0;
+    jpeg->sof_at = 0, jpeg->is_ycbcr = jpeg->is_adobe_rgb = 0;
+    memset(jpeg->quantizers, 0, sizeof jpeg->quantizers);
     for (int kind = DC; kind <= AC; kind++)
         for (int i = 0; i < 4; i++) jpeg->huffman[kind][i].total = 0;
     for (size_t at = 2; at + 4 <= size;) {

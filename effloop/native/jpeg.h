@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { DC, AC, MAX_COMPONENTS = 3, MAX_BLOCKS = 10, SYMBOLS = 256, END_OF_BLOCK = 0 };
-enum { SOI = 0xD8, EOI = 0xD9, SOS = 0xDA, DRI = 0xDD, DHT = 0xC4, SOF0 = 0xC0 };
+enum { SOI = 0xD8, EOI = 0xD9, SOS = 0xDA, DQT = 0xDB, DRI = 0xDD, DHT = 0xC4, SOF0 = 0xC0, APP0 = 0xE0, APP14 = 0xEE };
 
 /* A Huffman table as DHT stores it: how many codes there are of 1 to 16 bits, and their symbols in order. */
 typedef struct {
@@ -25,6 +25,9 @@ typedef struct {
     int blocks[MAX_COMPONENTS];  /* of each component in an MCU */
     int table[2][MAX_COMPONENTS]; /* which DC and which AC table a component uses */
     Huffman huffman[2][4];       /* by class and number; total is 0 where there is none */
+    uint16_t quantizers[4][64];  /* by number, in natural order; the first is 0 where there is none */
+    int quantizer[MAX_COMPONENTS]; /* which of them a component uses */
+    int is_ycbcr, is_adobe_rgb;  /* whether it says that its components are, or aren't, those of JFIF */
     size_t sof_at, sos_at;       /* offsets of the frame's and the scan's header */
     size_t scan_at, scan_end;    /* offset of the entropy-coded data, and of the EOI that ends it and the file */
 } Jpeg;
@@ -44,6 +47,9 @@ int huffman_valid(const Huffman *table);
 /* A checksum that changes with any change within one of the aligned 8-byte words, and with others as good as always.
  * It finds damage and other files, not forgeries. */
 uint64_t checksum64(const uint8_t *data, size_t size);
+
+/* Of 64 coefficients in zigzag order, where they are in an 8x8 block; then 64 places after the block. */
+extern const uint8_t NATURAL[128];
 
 static inline uint64_t load_be64(const uint8_t *at) {
     uint64_t word;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "export.h"
+#include "jpeg_box.h"
 #include "jpeg_decode.h"
 #include "libjpeg.h"
 
@@ -21,6 +22,7 @@ struct Workspace {
     Errors errors;
     jmp_buf escape;
     Memory part, pixels;
+    BoxDecoder *boxes;
 };
 
 static Library library;
@@ -50,7 +52,8 @@ static int create(Workspace *space) {
 
 static Workspace *make(void) {
     Workspace *space = calloc(1, sizeof *space);
-    if (!space || create(space)) return space;
+    if (space && (space->boxes = box_decoder_make()) && create(space)) return space;
+    if (space) box_decoder_free(space->boxes);
     free(space);
     return NULL;
 }
@@ -72,12 +75,13 @@ static void shrink(Memory *memory) {
 
 void workspace_give_back(Workspace *space) {
     if (!space) return;
-    shrink(&space->part), shrink(&space->pixels);
+    shrink(&space->part), shrink(&space->pixels), box_decoder_shrink(space->boxes, MOST_KEPT);
     for (int i = 0; i < SPACES; i++) {
         Workspace *none = NULL;
         if (atomic_compare_exchange_strong(&spaces[i], &none, space)) return;
     }
     library.destroy(&space->jpeg);
+    box_decoder_free(space->boxes);
     free(space->part.bytes), free(space->pixels.bytes), free(space);
 }
 
@@ -90,6 +94,8 @@ static uint8_t *reserve(Memory *memory, size_t size) {
     }
     return memory->bytes;
 }
+
+BoxDecoder *workspace_boxes(Workspace *space) { return space->boxes; }
 
 uint8_t *workspace_bytes(Workspace *space, size_t size) { return reserve(&space->part, size); }
 

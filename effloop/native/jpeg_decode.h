@@ -8,6 +8,7 @@
 
 /* What a thread decodes with; `workspace_take` gives one to it. */
 typedef struct Workspace Workspace;
+typedef struct BoxDecoder BoxDecoder;
 
 /* A box of an image, in pixels of the image. */
 typedef struct {
@@ -35,6 +36,8 @@ typedef struct {
 /* NULL: no memory, or no library. */
 Workspace *workspace_take(void);
 void workspace_give_back(Workspace *);
+
+BoxDecoder *workspace_boxes(Workspace *);
 
 /* At least `size` bytes for a smaller JPEG, which stay until the workspace is given back; NULL: no memory. */
 uint8_t *workspace_bytes(Workspace *, size_t size);

@@ -4,7 +4,7 @@
 
 #include "export.h"
 #include "headers.h"
-#include "jpeg_decode.h"
+#include "jpeg_box.h"
 #include "jpeg_markers.h"
 #include "resize.h"
 
@@ -113,6 +113,10 @@ static int decode_jpeg(Workspace *space, const Sample *sample, const Target *tar
     Layout layout = {0};
     JpegRequest part = {.data = sample->data, .size = (size_t)sample->size, .channels = (int)target->channels};
     if (!space) return 0;
+    if (sample->index && factor == 1 && target->least_saved >= 0 &&
+        box_decode(workspace_boxes(space), part.data, part.size, sample->index, (size_t)sample->index_size, box, part.channels,
+                   found))
+        return 1;
     part.factor = factor, part.partial = effloop_jpeg_layout(sample->data, sample->size, header->at, &layout);
     double outside = 1 - (double)(box->height * box->width) / ((double)header->height * header->width);
     if (target->least_saved >= 0 && (double)sample->size * outside > (double)target->least_saved &&

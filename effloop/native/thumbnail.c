@@ -6,7 +6,6 @@
 #include "export.h"
 #include "jpeg_scan.h"
 
-enum { DQT = 0xDB, APP14 = 0xEE };
 enum { SIDE = 32, PIXELS = SIDE * SIDE }; /* as in audit/records.py */
 
 /* What each component's DC values are multiplied with; 0: libjpeg refuses the tables, or the colours aren't YCbCr. */
