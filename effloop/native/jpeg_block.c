@@ -16,20 +16,27 @@ static int16_t saturated(int32_t value) { return (int16_t)(value < INT16_MIN ? I
 
 static uint8_t sample_of(int16_t value) { return (uint8_t)((value < -CENTRE ? -CENTRE : value >= CENTRE ? CENTRE - 1 : value) + CENTRE); }
 
+/* A sum of two products; overflows wrap around. */
+static uint32_t sum(int32_t a, int32_t by_a, int32_t b, int32_t by_b) { return (uint32_t)a * (uint32_t)by_a + (uint32_t)b * (uint32_t)by_b; }
+
+/* What the first pass makes of a value where all rows below are 0: libjpeg-turbo doesn't saturate it then. */
+static int16_t first_of(int16_t value) { return (int16_t)((uint32_t)value << MORE); }
+
 /* Eight values that are `step` apart. */
 static void pass(int16_t *at, int step, int shift) {
-    int32_t v[8], odd[4], even[4];
+    int16_t v[8];
     for (int i = 0; i < 8; i++) v[i] = at[i * step];
-    int32_t low = (int16_t)(v[0] + v[4]) * (1 << FRACTION), high = (int16_t)(v[0] - v[4]) * (1 << FRACTION);
-    int32_t outer = v[2] * (C0541 + C0765) + v[6] * C0541, inner = v[2] * C0541 + v[6] * (C0541 - C1847);
-    even[0] = low + outer, even[1] = high + inner, even[2] = high - inner, even[3] = low - outer;
-    int32_t z3 = (int16_t)(v[7] + v[3]), z4 = (int16_t)(v[5] + v[1]);
-    int32_t s3 = z3 * (C1175 - C1961) + z4 * C1175, s4 = z3 * C1175 + z4 * (C1175 - C0390);
-    odd[3] = v[7] * (C0298 - C0899) - v[1] * C0899 + s3, odd[0] = v[1] * (C1501 - C0899) - v[7] * C0899 + s4;
-    odd[2] = v[5] * (C2053 - C2562) - v[3] * C2562 + s4, odd[1] = v[3] * (C3072 - C2562) - v[5] * C2562 + s3;
+    int16_t z3 = (int16_t)(v[7] + v[3]), z4 = (int16_t)(v[5] + v[1]);
+    uint32_t low = sum((int16_t)(v[0] + v[4]), 1 << FRACTION, 0, 0), high = sum((int16_t)(v[0] - v[4]), 1 << FRACTION, 0, 0);
+    uint32_t outer = sum(v[2], C0541 + C0765, v[6], C0541), inner = sum(v[2], C0541, v[6], C0541 - C1847);
+    uint32_t s3 = sum(z3, C1175 - C1961, z4, C1175), s4 = sum(z3, C1175, z4, C1175 - C0390);
+    const uint32_t even[4] = {low + outer, high + inner, high - inner, low - outer};
+    const uint32_t odd[4] = {sum(v[1], C1501 - C0899, v[7], -C0899) + s4, sum(v[3], C3072 - C2562, v[5], -C2562) + s3,
+                             sum(v[5], C2053 - C2562, v[3], -C2562) + s4, sum(v[7], C0298 - C0899, v[1], -C0899) + s3};
     for (int i = 0; i < 4; i++) {
-        int32_t rounded = even[i] + (1 << (shift - 1));
-        at[i * step] = saturated((rounded + odd[i]) >> shift), at[(7 - i) * step] = saturated((rounded - odd[i]) >> shift);
+        uint32_t rounded = even[i] + (1u << (shift - 1));
+        at[i * step] = saturated((int32_t)(rounded + odd[i]) >> shift);
+        at[(7 - i) * step] = saturated((int32_t)(rounded - odd[i]) >> shift);
     }
 }
 
@@ -37,14 +44,23 @@ static void plain(const int16_t *const blocks[2], const uint16_t *quantizers, ui
     for (int block = 0; block < 2; block++) {
         int16_t values[64];
         for (int i = 0; i < 64; i++) values[i] = (int16_t)(blocks[block][i] * quantizers[i]);
-        for (int i = 0; i < 8; i++) pass(values + i, 8, FIRST);
+        int rest = 0;
+        for (int i = 8; i < 64; i++) rest |= blocks[block][i];
+        for (int i = 0; i < 8; i++) {
+            if (rest) {
+                pass(values + i, 8, FIRST);
+                continue;
+            }
+            int16_t value = first_of(values[i]);
+            for (int j = 0; j < 8; j++) values[8 * j + i] = value;
+        }
         for (int i = 0; i < 8; i++) pass(values + 8 * i, 1, SECOND);
         for (int i = 0; i < 64; i++) to[block][(i >> 3) * stride + (i & 7)] = sample_of(values[i]);
     }
 }
 
 void flat_block(int16_t dc, uint16_t quantizer, uint8_t *to, ptrdiff_t stride) {
-    int16_t value = (int16_t)((uint32_t)(dc * quantizer) << MORE);
+    int16_t value = first_of((int16_t)(dc * quantizer));
     uint64_t row = 0x0101010101010101u * sample_of((int16_t)((value + 16) >> 5));
     for (int i = 0; i < 8; i++) memcpy(to + i * stride, &row, sizeof row);
 }
@@ -103,10 +119,19 @@ INLINE void transpose(Vector v[8]) {
 INLINE Vector both(const void *low, const void *high) { return _mm256_loadu2_m128i((const __m128i_u *)high, (const __m128i_u *)low); }
 
 static AVX2 void fast(const int16_t *const blocks[2], const uint16_t *quantizers, uint8_t *const to[2], ptrdiff_t stride) {
-    Vector v[8];
-    for (int i = 0; i < 8; i++)
-        v[i] = _mm256_mullo_epi16(both(blocks[0] + 8 * i, blocks[1] + 8 * i), both(quantizers + 8 * i, quantizers + 8 * i));
-    pass_avx2(v, FIRST), transpose(v), pass_avx2(v, SECOND), transpose(v);
+    Vector v[8], rest = _mm256_setzero_si256();
+    for (int i = 0; i < 8; i++) {
+        Vector row = both(blocks[0] + 8 * i, blocks[1] + 8 * i);
+        if (i) rest = _mm256_or_si256(rest, row);
+        v[i] = _mm256_mullo_epi16(row, both(quantizers + 8 * i, quantizers + 8 * i));
+    }
+    Vector empty = _mm256_cmpeq_epi64(rest, _mm256_setzero_si256()); /* and the other half of a block's */
+    empty = _mm256_and_si256(empty, _mm256_shuffle_epi32(empty, _MM_SHUFFLE(1, 0, 3, 2)));
+    Vector first = _mm256_slli_epi16(v[0], MORE);
+    pass_avx2(v, FIRST);
+    if (!_mm256_testz_si256(empty, empty))
+        for (int i = 0; i < 8; i++) v[i] = _mm256_blendv_epi8(v[i], first, empty);
+    transpose(v), pass_avx2(v, SECOND), transpose(v);
     for (int i = 0; i < 8; i += 2) {
         Vector rows = _mm256_add_epi8(_mm256_packs_epi16(v[i], v[i + 1]), _mm256_set1_epi8((char)CENTRE));
         __m128i one = _mm256_castsi256_si128(rows), other = _mm256_extracti128_si256(rows, 1);

@@ -66,7 +66,7 @@ static int units(int64_t pixels, int unit) { return (int)((pixels + unit - 1) / 
 static int least(int a, int b) { return a < b ? a : b; }
 
 /* Which MCUs the box needs; 0: it isn't inside of the image, or the image is of a kind that is left to others. */
-static int plan(Job *job, int channels) {
+static int plan(Job *job) {
     const Jpeg *jpeg = job->jpeg;
     const Box *box = job->box;
     int across = jpeg->mcu_width / 8, down = jpeg->mcu_height / 8, wide = jpeg->mcu_width * job->states->grid;
@@ -81,7 +81,16 @@ static int plan(Job *job, int channels) {
     job->column = job->first * job->states->grid;
     job->mcus = least(job->last * job->states->grid, jpeg->columns) - job->column;
     for (int i = 0; i < jpeg->components; i++) job->blocks += jpeg->blocks[i];
-    (void)channels;
+    return 1;
+}
+
+/* Whether libjpeg takes the tables. */
+static int are_plain(const Jpeg *jpeg) {
+    for (int i = 0; i < jpeg->components; i++) {
+        const Huffman *codes = &jpeg->huffman[DC][jpeg->table[DC][i]];
+        for (int j = 0; j < codes->total; j++)
+            if (codes->symbols[j] > 15) return 0;
+    }
     return 1;
 }
 
@@ -252,7 +261,7 @@ int box_decode(BoxDecoder *decoder, const uint8_t *data, size_t size, const uint
     States states;
     Job job = {.jpeg = &jpeg, .states = &states, .box = box};
     if (!jpeg_read(data, size, &jpeg) || !states_open(index, index_size, &jpeg, &states)) return 0;
-    if (!plan(&job, channels) || checksum64(data, size) != states.jpeg_checksum) return 0;
+    if (!are_plain(&jpeg) || !plan(&job) || checksum64(data, size) != states.jpeg_checksum) return 0;
     job.scan = data + jpeg.scan_at;
     return coder_open(decoder->coder, &jpeg, job.mcus) && make_planes(decoder, &job) && decode_rows(decoder, &job) &&
            make_pixels(decoder, &job, channels, found);
