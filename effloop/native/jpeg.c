@@ -58,7 +58,7 @@ static int read_frame(const uint8_t *at, size_t length, Jpeg *jpeg) {
     } else if (at[14] != 0x11 || at[17] != 0x11 || across * down + 2 > MAX_BLOCKS) {
         return 0; /* several chroma samples in an MCU */
     }
-    for (int i = 0; i < jpeg->components; i++) jpeg->quantizer[i] = at[12 + 3 * i] & 3;
+    for (int i = 0; i < jpeg->components; i++) jpeg->quantizer[i] = at[12 + 3 * i];
     jpeg->is_ycbcr |= jpeg->components == 3 && at[10] == 1 && at[13] == 2 && at[16] == 3;
     jpeg->blocks[0] = across * down, jpeg->blocks[1] = jpeg->blocks[2] = 1;
     jpeg->mcu_width = 8 * across, jpeg->mcu_height = 8 * down;

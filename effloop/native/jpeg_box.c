@@ -88,6 +88,7 @@ static int plan(Job *job) {
 static int are_plain(const Jpeg *jpeg) {
     for (int i = 0; i < jpeg->components; i++) {
         const Huffman *codes = &jpeg->huffman[DC][jpeg->table[DC][i]];
+        if (jpeg->quantizer[i] > 3 || !jpeg->quantizers[jpeg->quantizer[i]][0]) return 0;
         for (int j = 0; j < codes->total; j++)
             if (codes->symbols[j] > 15) return 0;
     }
@@ -106,7 +107,6 @@ static int make_planes(BoxDecoder *decoder, Job *job) {
         plane->height = units(jpeg->height, down / plane->down) - 8 * plane->down * job->first_row;
         plane->width = least(plane->width, (int)plane->stride), plane->height = least(plane->height, 8 * plane->down * rows);
         plane->quantizers = jpeg->quantizers[jpeg->quantizer[i]];
-        if (!plane->quantizers[0]) return 0;
         at[i] = size, size += (size_t)plane->stride * (size_t)(8 * plane->down * rows);
     }
     uint8_t *samples = reserve(&decoder->planes, size + SPARE);
