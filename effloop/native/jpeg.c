@@ -59,7 +59,7 @@ static int read_frame(const uint8_t *at, size_t length, Jpeg *jpeg) {
         return 0; /* several chroma samples in an MCU */
     }
     for (int i = 0; i < jpeg->components; i++) jpeg->quantizer[i] = at[12 + 3 * i];
-    jpeg->is_ycbcr |= jpeg->components == 3 && at[10] == 1 && at[13] == 2 && at[16] == 3;
+    jpeg->is_rgb |= jpeg->components == 3 && at[10] == 'R' && at[13] == 'G' && at[16] == 'B';
     jpeg->blocks[0] = across * down, jpeg->blocks[1] = jpeg->blocks[2] = 1;
     jpeg->mcu_width = 8 * across, jpeg->mcu_height = 8 * down;
     jpeg->columns = (jpeg->width + jpeg->mcu_width - 1) / jpeg->mcu_width;
@@ -91,8 +91,8 @@ static int read_segment(const uint8_t *data, size_t at, size_t length, Jpeg *jpe
         jpeg->sof_at = at;
         return read_frame(segment, length, jpeg);
     case DQT: read_quantizers(segment + 4, segment + 2 + length, jpeg); return 1;
-    case APP0: if (length >= 16 && !memcmp(segment + 4, "JFIF", 5)) jpeg->is_ycbcr = 1; return 1;
-    case APP14: if (length >= 14 && !memcmp(segment + 4, "Adobe", 5)) jpeg->is_adobe_rgb = segment[15] != 1; return 1;
+    case APP0: if (length >= 16 && !memcmp(segment + 4, "JFIF", 5)) jpeg->has_jfif = 1; return 1;
+    case APP14: if (length >= 14 && !memcmp(segment + 4, "Adobe", 5)) jpeg->is_rgb = segment[15] != 1; return 1;
     default: return segment[1] == 0xFE || (segment[1] >= 0xE0 && segment[1] <= 0xEF);
     }
 }
@@ -100,7 +100,7 @@ static int read_segment(const uint8_t *data, size_t at, size_t length, Jpeg *jpe
 int jpeg_read(const uint8_t *data, size_t size, Jpeg *jpeg) {
     if (size < 4 || size > 1u << 28 || data[0] != 0xFF || data[1] != SOI) return 0;
     if (data[size - 2] != 0xFF || data[size - 1] != EOI) return 0;
-    jpeg->sof_at = 0, jpeg->is_ycbcr = jpeg->is_adobe_rgb = 0;
+    jpeg->sof_at = 0, jpeg->has_jfif = jpeg->is_rgb = 0;
     memset(jpeg->quantizers, 0, sizeof jpeg->quantizers);
     for (int kind = DC; kind <= AC; kind++)
         for (int i = 0; i < 4; i++) jpeg->huffman[kind][i].total = 0;
@@ -115,6 +115,16 @@ int jpeg_read(const uint8_t *data, size_t size, Jpeg *jpeg) {
         at += 2 + length;
     }
     return 0;
+}
+
+int jpeg_is_plain(const Jpeg *jpeg) {
+    for (int i = 0; i < jpeg->components; i++) {
+        const Huffman *codes = &jpeg->huffman[DC][jpeg->table[DC][i]];
+        if (jpeg->quantizer[i] > 3 || !jpeg->quantizers[jpeg->quantizer[i]][0]) return 0;
+        for (int j = 0; j < codes->total; j++)
+            if (codes->symbols[j] > 15) return 0;
+    }
+    return jpeg->has_jfif || !jpeg->is_rgb;
 }
 
 /* Each word changes its lane's state one to one, so that no change of a single word can get lost. */

@@ -27,7 +27,7 @@ typedef struct {
     Huffman huffman[2][4];       /* by class and number; total is 0 where there is none */
     uint16_t quantizers[4][64];  /* by number, in natural order; the first is 0 where there is none */
     int quantizer[MAX_COMPONENTS]; /* which of them a component uses */
-    int is_ycbcr, is_adobe_rgb;  /* whether it says that its components are, or aren't, those of JFIF */
+    int has_jfif, is_rgb;        /* whether it has JFIF's header; whether its components aren't luma and chroma, if it hasn't */
     size_t sof_at, sos_at;       /* offsets of the frame's and the scan's header */
     size_t scan_at, scan_end;    /* offset of the entropy-coded data, and of the EOI that ends it and the file */
 } Jpeg;
@@ -40,6 +40,9 @@ typedef struct {
 
 /* Whether this is a JPEG whose scan can be cut; fills `jpeg`. */
 int jpeg_read(const uint8_t *data, size_t size, Jpeg *jpeg);
+
+/* Whether libjpeg takes the tables, and the components are luma and, if there are three, chroma. */
+int jpeg_is_plain(const Jpeg *jpeg);
 
 /* Whether a table has at least one code, and none that is too long for its place. */
 int huffman_valid(const Huffman *table);

@@ -70,7 +70,7 @@ static int plan(Job *job) {
     const Jpeg *jpeg = job->jpeg;
     const Box *box = job->box;
     int across = jpeg->mcu_width / 8, down = jpeg->mcu_height / 8, wide = jpeg->mcu_width * job->states->grid;
-    if (across > 2 || down > 2 || (jpeg->components == 3 && (!jpeg->is_ycbcr || jpeg->is_adobe_rgb))) return 0;
+    if (across > 2 || down > 2) return 0;
     if (across == 2 && jpeg->width < 6) return 0; /* libjpeg doesn't interpolate two samples of chroma */
     if (box->top < 0 || box->left < 0 || box->height < 1 || box->width < 1) return 0;
     if (box->height > jpeg->height - box->top || box->width > jpeg->width - box->left) return 0;
@@ -81,17 +81,6 @@ static int plan(Job *job) {
     job->column = job->first * job->states->grid;
     job->mcus = least(job->last * job->states->grid, jpeg->columns) - job->column;
     for (int i = 0; i < jpeg->components; i++) job->blocks += jpeg->blocks[i];
-    return 1;
-}
-
-/* Whether libjpeg takes the tables. */
-static int are_plain(const Jpeg *jpeg) {
-    for (int i = 0; i < jpeg->components; i++) {
-        const Huffman *codes = &jpeg->huffman[DC][jpeg->table[DC][i]];
-        if (jpeg->quantizer[i] > 3 || !jpeg->quantizers[jpeg->quantizer[i]][0]) return 0;
-        for (int j = 0; j < codes->total; j++)
-            if (codes->symbols[j] > 15) return 0;
-    }
     return 1;
 }
 
@@ -261,7 +250,7 @@ int box_decode(BoxDecoder *decoder, const uint8_t *data, size_t size, const uint
     States states;
     Job job = {.jpeg = &jpeg, .states = &states, .box = box};
     if (!jpeg_read(data, size, &jpeg) || !states_open(index, index_size, &jpeg, &states)) return 0;
-    if (!are_plain(&jpeg) || !plan(&job) || checksum64(data, size) != states.jpeg_checksum) return 0;
+    if (!jpeg_is_plain(&jpeg) || !plan(&job) || checksum64(data, size) != states.jpeg_checksum) return 0;
     job.scan = data + jpeg.scan_at;
     return coder_open(decoder->coder, &jpeg, job.mcus) && make_planes(decoder, &job) && decode_rows(decoder, &job) &&
            make_pixels(decoder, &job, channels, found);

@@ -8,30 +8,6 @@
 
 enum { SIDE = 32, PIXELS = SIDE * SIDE }; /* as in audit/records.py */
 
-/* What each component's DC values are multiplied with; 0: libjpeg refuses the tables, or the colours aren't YCbCr. */
-static int read_quantizers(const uint8_t *data, const Jpeg *jpeg, int found[MAX_COMPONENTS]) {
-    const uint8_t *frame = data + jpeg->sof_at;
-    int tables[4] = {0};
-    for (size_t at = 2; at < jpeg->sos_at; at += 2 + (size_t)(data[at + 2] << 8 | data[at + 3])) {
-        const uint8_t *segment = data + at, *end = segment + 2 + (segment[2] << 8 | segment[3]);
-        if (segment[1] == APP14 && end - segment >= 16 && !memcmp(segment + 4, "Adobe", 5) && !segment[15]) return 0;
-        if (segment[1] != DQT) continue;
-        for (const uint8_t *table = segment + 4; table < end;) {
-            int wide = table[0] >> 4 != 0, number = table[0] & 15;
-            if (end - table < 65 + 64 * wide || number > 3) return 0;
-            tables[number] = wide ? table[1] << 8 | table[2] : table[1];
-            table += 65 + 64 * wide;
-        }
-    }
-    for (int i = 0; i < jpeg->components; i++) {
-        const Huffman *codes = &jpeg->huffman[DC][jpeg->table[DC][i]];
-        for (int j = 0; j < codes->total; j++)
-            if (codes->symbols[j] > 15) return 0;
-        if (frame[10 + 3 * i] == 'R' || frame[12 + 3 * i] > 3 || !(found[i] = tables[frame[12 + 3 * i]])) return 0;
-    }
-    return 1;
-}
-
 /* A component's blocks: how many are beside and above each other in an MCU, and their first's place in it. */
 typedef struct {
     int across, down, first;
@@ -88,13 +64,12 @@ typedef struct {
     Walk *walk;
     Jpeg jpeg;
     int64_t image; /* which one; -1: none */
-    int quantizers[MAX_COMPONENTS];
 } Place;
 
 static int begin(Place *place, const uint8_t *data, size_t size) {
     Jpeg *jpeg = &place->jpeg;
     if (!jpeg_read(data, size, jpeg) || jpeg->height < 8 * SIDE || jpeg->width < 8 * SIDE) return 0;
-    return read_quantizers(data, jpeg, place->quantizers) && walk_open(place->walk, data, jpeg) == 1;
+    return jpeg_is_plain(jpeg) && walk_open(place->walk, data, jpeg) == 1;
 }
 
 static int finish(const Place *place, uint8_t *out) {
@@ -111,7 +86,7 @@ static int finish(const Place *place, uint8_t *out) {
         double width = (double)jpeg->width * part.across / jpeg->mcu_width;
         sum_up(jpeg, &part, blocks, values, sums);
         average(sums, (size_t)(jpeg->columns * part.across) + 2, height, width, planes[i]);
-        for (int j = 0; j < PIXELS; j++) planes[i][j] *= (float)place->quantizers[i] / 8;
+        for (int j = 0; j < PIXELS; j++) planes[i][j] *= (float)jpeg->quantizers[jpeg->quantizer[i]][0] / 8;
     }
     if (done) colour(planes, out);
     free(sums), free(values);
