@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 
+#include "export.h"
 #include "jpeg_coder.h"
 #include "jpeg_pixels.h"
 #include "jpeg_states.h"
@@ -274,4 +275,17 @@ void box_decoder_free(BoxDecoder *decoder) {
     box_decoder_shrink(decoder, 0);
     coder_free(decoder->coder);
     free(decoder);
+}
+
+/* Writes a box's pixels (height, width, channels); 0 as box_decode. */
+EXPORT int effloop_jpeg_box(const uint8_t *data, int64_t size, const uint8_t *index, int64_t index_size, const int64_t box[4],
+                            int channels, uint8_t *out) {
+    const Box wanted = {box[0], box[1], box[2], box[3]};
+    BoxDecoder *decoder = size < 0 || index_size < 0 ? NULL : box_decoder_make();
+    Region found;
+    int done = decoder && box_decode(decoder, data, (size_t)size, index, (size_t)index_size, &wanted, channels, &found);
+    size_t row = done ? (size_t)wanted.width * (size_t)channels : 0;
+    for (int64_t i = 0; done && i < wanted.height; i++) memcpy(out + (size_t)i * row, found.pixels + i * found.stride, row);
+    box_decoder_free(decoder);
+    return done;
 }

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "cpu.h"
 #include "export.h"
 #include "headers.h"
 #include "jpeg_box.h"
@@ -113,7 +114,7 @@ static int decode_jpeg(Workspace *space, const Sample *sample, const Target *tar
     Layout layout = {0};
     JpegRequest part = {.data = sample->data, .size = (size_t)sample->size, .channels = (int)target->channels};
     if (!space) return 0;
-    if (sample->index && factor == 1 && target->least_saved >= 0 &&
+    if (cpu_has(CPU_AVX2) && sample->index && factor == 1 && target->least_saved >= 0 && /* else libjpeg-turbo is faster */
         box_decode(workspace_boxes(space), part.data, part.size, sample->index, (size_t)sample->index_size, box, part.channels,
                    found))
         return 1;

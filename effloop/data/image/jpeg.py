@@ -82,7 +82,8 @@ def _scan_interval_lengths(data: Encoded, scan_at: int) -> NDArray[Any]:
 
 
 # Entropy indexes: of JPEGs without restart markers, beside the file. They hold the states of the entropy decoder at
-# every few MCUs of each row: bit position and DC predictors. With them a crop's bits are spliced into a smaller JPEG.
+# every few MCUs of each row: bit position and DC predictors. With them native/jpeg_box.c decodes a crop; on a processor
+# without AVX2, and where the result is scaled, the crop's bits are spliced into a smaller JPEG for libjpeg-turbo.
 
 VERSION = 1  # of the format; another one's indexes match nothing
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jpegs import KINDS, Box, boxes, by_opencv, crop_indexed, picture
+from jpegs import KINDS, Box, boxes, by_opencv, crop_indexed, decode_indexed, picture
 from numpy.typing import NDArray
 
 from effloop.data.decode import DecodeConfig, common, decoders
@@ -52,14 +52,18 @@ def inside(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crop_is_cut_from_the_whole(kind):
-    decoder, rng, cut = build(), np.random.default_rng(7), 0
+    decoder, rng, cut, decoded = build(), np.random.default_rng(7), 0, 0
     for height, width in SIZES:
         data = KINDS[kind](picture(height, width, rng))
         found, whole = indexed(data), decoder.decode(data)
         for box in boxes(height, width, 8, rng):
             cut += crop_indexed(data, found, box) is not None
             np.testing.assert_array_equal(decode(decoder, data, found, box), inside(whole, box), str(box))
+            if (pixels := decode_indexed(data, found, box)) is not None:
+                decoded += 1
+                np.testing.assert_array_equal(pixels, inside(whole, box), str(box))
     assert cut > 50
+    assert decoded > 50 or kind in ("4:1:1", "RGB")
 
 
 @pytest.mark.parametrize("share", [0.015, 0.04])
