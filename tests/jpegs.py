@@ -117,8 +117,9 @@ def crop_indexed(data: bytes, index: bytes, box: Box) -> Part | None:
 def decode_indexed(data: bytes, index: bytes, box: Box, channels: int = 3) -> NDArray[np.uint8] | None:
     """The pixels of a box by an entropy index, (height, width, channels); None where that is left to others."""
     out = np.empty((*box[2:], channels), np.uint8)
-    decode = function("effloop_jpeg_box", "plplpip", "i")
-    return out if decode(*pointer(data), *pointer(index), (ctypes.c_int64 * 4)(*box), channels, pointer(out)[0]) else None
+    decode, place = function("effloop_jpeg_box", "plplpip", "i"), (ctypes.c_int64 * 4)(*box)
+    done = decode(*pointer(data), *pointer(index), place, channels, pointer(out)[0])
+    return out if done else None
 
 
 def crop_by_markers(data: bytes, box: Box, *, bottom: bool = False) -> Part | None:
