@@ -36,6 +36,12 @@ def _with_metadata(pixels: Pixels) -> bytes:
     return encode(pixels, "JPEG", exif=exif(1), icc_profile=b"\xff" * 3000, comment=b"\xff\xd9", quality=95)
 
 
+def with_segment(data: bytes, kind: int, content: bytes) -> bytes:
+    """The JPEG with one more segment, before its scan."""
+    at = data.index(b"\xff\xda")
+    return data[:at] + bytes([0xFF, kind]) + struct.pack(">H", len(content) + 2) + content + data[at:]
+
+
 KINDS: dict[str, Callable[[Pixels], bytes]] = {  # (H, W, 3) uint8 -> a JPEG that can be indexed
     **{sampling: lambda pixels, factors=sampling: by_opencv(pixels, factors) for sampling in FACTORS},
     "grey": by_pillow(mode="L", quality=95),

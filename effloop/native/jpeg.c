@@ -15,7 +15,7 @@ int huffman_valid(const Huffman *table) {
     uint32_t code = 0;
     for (int length = 1; length <= 16; length++) {
         code += table->counts[length - 1];
-        if (code > 1u << length) return 0;
+        if (code >= 1u << length) return 0;
         code <<= 1;
     }
     return table->total > 0;
@@ -36,14 +36,14 @@ static int read_tables(const uint8_t *at, const uint8_t *end, Jpeg *jpeg) {
     return 1;
 }
 
-/* What isn't in order is left out. */
-static void read_quantizers(const uint8_t *at, const uint8_t *end, Jpeg *jpeg) {
+static int read_quantizers(const uint8_t *at, const uint8_t *end, Jpeg *jpeg) {
     while (at < end) {
-        int wide = at[0] >> 4, number = at[0] & 15;
-        if (wide > 1 || number > 3 || end - at < 1 + 64 * (1 + wide)) return;
+        int wide = at[0] >> 4 != 0, number = at[0] & 15;
+        if (number > 3 || end - at < 1 + 64 * (1 + wide)) return 0;
         at++;
         for (int i = 0; i < 64; i++, at += 1 + wide) jpeg->quantizers[number][NATURAL[i]] = (uint16_t)(wide ? be16(at) : *at);
     }
+    return 1;
 }
 
 static int read_frame(const uint8_t *at, size_t length, Jpeg *jpeg) {
@@ -90,7 +90,7 @@ static int read_segment(const uint8_t *data, size_t at, size_t length, Jpeg *jpe
         if (jpeg->sof_at) return 0;
         jpeg->sof_at = at;
         return read_frame(segment, length, jpeg);
-    case DQT: read_quantizers(segment + 4, segment + 2 + length, jpeg); return 1;
+    case DQT: return read_quantizers(segment + 4, segment + 2 + length, jpeg);
     case APP0: if (length >= 16 && !memcmp(segment + 4, "JFIF", 5)) jpeg->has_jfif = 1; return 1;
     case APP14: if (length >= 14 && !memcmp(segment + 4, "Adobe", 5)) jpeg->is_rgb = segment[15] != 1; return 1;
     default: return segment[1] == 0xFE || (segment[1] >= 0xE0 && segment[1] <= 0xEF);

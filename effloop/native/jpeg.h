@@ -44,7 +44,7 @@ int jpeg_read(const uint8_t *data, size_t size, Jpeg *jpeg);
 /* Whether libjpeg takes the tables, and the components are luma and, if there are three, chroma. */
 int jpeg_is_plain(const Jpeg *jpeg);
 
-/* Whether a table has at least one code, and none that is too long for its place. */
+/* Whether a table has at least one code, and none that is too long for its place or of ones only. */
 int huffman_valid(const Huffman *table);
 
 /* A checksum that changes with any change within one of the aligned 8-byte words, and with others as good as always.

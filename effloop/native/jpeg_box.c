@@ -130,10 +130,11 @@ static void read_bounds(Reader *reader, const Job *job, State bounds[2]) {
 
 /* The segments between these states, in memory of their own; 0: there is none, or they aren't in order. */
 static int make_segments(BoxDecoder *decoder, const Job *job, State (*bounds)[2], Segment *segments, int count) {
-    uint32_t scan_bits = (uint32_t)(job->jpeg->scan_end - job->jpeg->scan_at) * 8;
+    uint32_t scan_bits = (uint32_t)(job->jpeg->scan_end - job->jpeg->scan_at) * 8, last = 0;
     size_t size = 0, blocks = (size_t)(job->mcus * job->blocks) + BLOCK_SLACK;
     for (int i = 0; i < count; i++) {
-        if (bounds[i][0].bit > bounds[i][1].bit || bounds[i][1].bit > scan_bits) return 0;
+        if (bounds[i][0].bit < last || bounds[i][0].bit > bounds[i][1].bit || bounds[i][1].bit > scan_bits) return 0;
+        last = bounds[i][1].bit;
         size += (bounds[i][1].bit - bounds[i][0].bit) / 8 + 2 + SCAN_SLACK;
     }
     uint8_t *to = reserve(&decoder->scan, size), *memory = reserve(&decoder->blocks, (size_t)count * blocks * (2 * BLOCK + 1));

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jpegs import KINDS, Box, boxes, by_opencv, crop_indexed, decode_indexed, picture
+from jpegs import KINDS, Box, boxes, by_opencv, crop_indexed, decode_indexed, picture, with_segment
 from numpy.typing import NDArray
 
 from effloop.data.decode import DecodeConfig, common, decoders
@@ -96,6 +96,25 @@ def test_turned_images(orientation):
     whole, found = turning.decode(data), indexed(data)
     for box in boxes(*whole.shape[:2], 8, rng):
         np.testing.assert_array_equal(decode(turning, data, found, box), inside(whole, box))
+
+
+@pytest.mark.parametrize("precision", range(4))  # libjpeg takes all but 0 for 16 bits
+def test_the_last_quantization_table_counts(precision):
+    rng, box = np.random.default_rng(precision), (9, 5, 40, 30)
+    table = rng.integers(1, 256, 64).astype(">u2" if precision else "u1")
+    plain = by_opencv(picture(67, 53, rng))
+    data = with_segment(plain, 0xDB, bytes([precision << 4]) + table.tobytes())
+    whole = build().decode(data)
+    assert (whole != build().decode(plain)).any()
+    np.testing.assert_array_equal(decode_indexed(data, indexed(data), box), inside(whole, box))
+
+
+@pytest.mark.parametrize("factors", [0x12, 0x21, 0x22, 0x33])
+def test_grey_of_any_factors(factors):
+    data, box = bytearray(KINDS["grey"](picture(67, 53, np.random.default_rng(factors)))), (9, 5, 58, 48)
+    data[data.index(b"\xff\xc0") + 11] = factors
+    whole = build().decode(data)
+    np.testing.assert_array_equal(decode_indexed(bytes(data), indexed(bytes(data)), box), inside(whole, box))
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from images import encode, photo
-from jpegs import KINDS, by_opencv, picture
+from jpegs import KINDS, by_opencv, picture, with_segment
 
 from effloop.data.decode.base import DecodeConfig
 from effloop.data.decode.common import PillowDecoder
 from effloop.data.image.jpeg import build_index, matches
+from effloop.errors import DataError
 
 PIXELS = photo(240, 360)
 
@@ -71,6 +72,31 @@ def _by_hand(size: int) -> bytes:
     segments += [*((0xC4, table) for table in tables), (0xDA, b"\1\1\0\0\x3f\0")]
     header = b"".join(bytes([0xFF, kind]) + (len(data) + 2).to_bytes(2, "big") + data for kind, data in segments)
     return b"\xff\xd8" + header + scan + b"\xff\xd9"
+
+
+def _with_a_code_of_ones_only() -> bytes:
+    """In the first table, which libjpeg refuses."""
+    data = by_opencv(PIXELS)
+    at = data.index(b"\xff\xc4") + 4
+    counts = bytearray(data[at + 1 : at + 17])
+    counts[8] += 1  # of 9 bits, the longest there
+    return with_segment(data, 0xC4, data[at : at + 1] + counts + data[at + 17 : at + 29] + b"\x0c")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        with_segment(by_opencv(PIXELS), 0xDB, bytes([0, *[1] * 64, 0])),
+        with_segment(by_opencv(PIXELS), 0xDB, bytes([16, *[1] * 64])),
+        with_segment(by_opencv(PIXELS), 0xDB, bytes([4, *[1] * 64])),
+        _with_a_code_of_ones_only(),
+    ],
+    ids=range(4),
+)
+def test_tables_that_libjpeg_refuses(data):
+    with pytest.raises(DataError, match="is a damaged JPEG"):
+        PillowDecoder(DecodeConfig()).decode(data)
+    assert build_index(data) is None
 
 
 def test_a_symbol_of_no_baseline_jpeg_is_not_taken_for_its_neighbour():
