@@ -123,7 +123,7 @@ def memory_hint(config: Config) -> str:
     words = ["" if config.precision and config.precision.mixed else "precision=amp", "a smaller image_size"]
     if not getattr(config.model, "checkpointing", True):
         words.insert(1, "model.checkpointing=true")
-    return f"set {half}{more}; or {', '.join(filter(None, words))}"
+    return f"set {f'{half}{more}; or ' * (size > 1)}{', '.join(filter(None, words))}"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -23,14 +23,22 @@ from effloop.system import gpu
 from effloop.task import Task, is_spatial
 
 
-def build_model(config: Resolved, num_outputs: int, device: torch.device, given: nn.Module | None = None) -> nn.Module:
-    """The model on its device, in its memory layout, compiled if asked for; refused if it can't take the images."""
+def build_model(
+    config: Resolved,
+    num_outputs: int,
+    device: torch.device,
+    given: nn.Module | None = None,
+    trial: AbstractContextManager[Any] | None = None,
+) -> nn.Module:
+    """The model on its device, in its memory layout, compiled if asked for; refused if it can't take the images, of
+    which it gets one of each size inside `trial`.
+    """
     wanted = config.model.num_classes
     if wanted is not None and wanted != num_outputs:
         raise ConfigError(
             f"model.num_classes: {wanted}, but the data has {num_outputs}; set model.num_classes={num_outputs} or null"
         )
-    model = _tried(config, num_outputs) if given is None else given
+    model = _tried(config, num_outputs, trial or nullcontext()) if given is None else given
     if config.model.freeze:
         freeze(model, config.model.freeze)
     if config.model.checkpointing:
@@ -42,7 +50,7 @@ def build_model(config: Resolved, num_outputs: int, device: torch.device, given:
     return model
 
 
-def _tried(config: Resolved, num_outputs: int) -> nn.Module:
+def _tried(config: Resolved, num_outputs: int, trial: AbstractContextManager[Any]) -> nn.Module:
     """The model as it is built, once it has taken an image of each size: many can't take a small one."""
     size, spatial = config.size, is_spatial(config.task.name)
     name = getattr(config.model, "arch", config.model.name)
@@ -51,7 +59,7 @@ def _tried(config: Resolved, num_outputs: int) -> nn.Module:
             config.model, num_classes=num_outputs, image_size=config.image_size, channels=config.data.channels
         )
         for size in dict.fromkeys([config.size, *config.train_sizes]):
-            with torch.no_grad():
+            with torch.no_grad(), trial:
                 outputs = built.eval()(torch.zeros(1, config.data.channels, *size))
             if (outputs.ndim == 4) != spatial:
                 has, fix = "pixel", "model=resnet50 or another model of images, or task=segmentation for masks"

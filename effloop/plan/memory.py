@@ -46,6 +46,8 @@ def gpu_memory(trace: Trace, config: Resolved, batch: int, ratio: float, gpus: i
         ema=config.optim.ema > 0,
         probe=config.probe > 0,
     )
+    if virtual := config.parallel.virtual:
+        parts["gradients"] *= (virtual // gpus).bit_length()  # sums of a tree over the rank's parts of an update
     parts["inputs"] = batch * largest * config.data.channels * (4 + 1)  # float32 ones, and the next batch's pixels
     return {name: size for name, size in parts.items() if size} | {
         "gaps": round(sum(parts.values()) * (1 / USABLE["gpu"] - 1)),

@@ -15,7 +15,6 @@ import torch
 from rich.filesize import decimal
 
 from effloop.assemble.environment import Resolved, batches_of_update, memory_hint, resolved
-from effloop.assemble.model import build_model
 from effloop.batch import ImageSize
 from effloop.config import Config, with_overrides
 from effloop.data.source.splits import open_split
@@ -24,9 +23,9 @@ from effloop.optim import optimizers, state_ratio
 from effloop.parallel.base import OwnSlice
 from effloop.plan.cards import Card
 from effloop.plan.compare import Comparison, Measure, compared
-from effloop.plan.memory import gpu_memory, largest_batch
+from effloop.plan.memory import BATCHES, gpu_memory, largest_batch
 from effloop.plan.speed import Time, step_time
-from effloop.plan.trace import Trace, trace
+from effloop.plan.trace import Trace, built, trace
 from effloop.task import tasks
 
 
@@ -127,7 +126,7 @@ _BUSY = 0.6  # share of what its cores can load from which on a loader has them 
 _UPDATES = 10  # of an epoch that a larger batch leaves
 _CACHE_GB = 0.25  # of pixels, by which it is measured what loading takes without decoding
 _MADE_OF = (  # docs/plan.md has what of
-    "images/s: from a traced step and data sheets; 78 % within 20 % on an RTX 3090, 71 % on an H100",
+    "images/s: from a traced step and data sheets; 78 % within 20 % on an RTX 3090, 73 % on an H100",
     "memory: from what the traced step keeps; 54 of 59 peaks on an H100 within 2 %",
 )
 
@@ -179,9 +178,8 @@ def plan(
         comparison, note = compared(config, batch, data.outputs, partial(planner.planned, card=own), measure)
         notes.append(note)
         planner.faster = comparison.factor if comparison else 1.0
-    planner.gpus, planner.loading = gpus, load(config) if load else None
-    found = [planner.planned(config, *each) for each in zip(cards, prices or [0.0] * len(cards), strict=True)]
-    if not any(each.largest_batch for each in found):
+    planner.gpus = gpus
+    if not any(planner.planned(config, card).largest_batch for card in cards):
         best, least = max(cards, key=lambda each: each.memory), replace(config, batch_size=1, global_batch=None)
         needed = planner.planned(least, best)
         part, size = max(needed.memory.items(), key=itemgetter(1))
@@ -189,6 +187,8 @@ def plan(
             f"gpu: not even one image fits into {best.name}, as it takes {decimal(needed.peak_bytes)} of its "
             f"{decimal(best.memory)}, of which {part} {decimal(size)}; {memory_hint(least)}"
         )
+    planner.loading = load(config) if load else None
+    found = [planner.planned(config, *each) for each in zip(cards, prices or [0.0] * len(cards), strict=True)]
     advice = [*_of_the_step(planner, config, cards[0], found[0])] if found[0].largest_batch else []
     if load and planner.loading and found[0].binds == "loader":
         advice += _of_loading(config, found[0], planner.loading, load)
@@ -251,7 +251,8 @@ class _Planner:
         kept, ratio = self._trace(run, half=dtype is not None), state_ratio(partial(optimizers.build, run.optim), _CPU)
         memory = gpu_memory(kept, run, run.batch_size, ratio, self.gpus)
         room = (card.memory, card.memory / (1 + _OFF), card.memory / (1 - _OFF))
-        most, fewest, at_most = (largest_batch(kept, run, int(each), ratio, self.gpus) for each in room)
+        batches = sorted({*BATCHES, run.batch_size})
+        most, fewest, at_most = (largest_batch(kept, run, int(each), ratio, self.gpus, batches) for each in room)
         # An update reads weights, gradients and state, and writes all but gradients; an average is read and written.
         moved = (3 + 2 * ratio) * kept.trained + 3 * kept.weights * (run.optim.ema > 0) / run.optim.ema_every
         pixels = fmean(size.pixels for size in run.train_sizes) / run.size.pixels
@@ -320,7 +321,7 @@ def _of_the_step(planner: _Planner, config: Config, card: Card, base: CardPlan) 
             if gain < _HELPS and not fits:
                 continue
             if changed.train_sizes != config.train_sizes:  # which many models can't take
-                build_model(resolved(changed), planner.data.outputs, _CPU)
+                built(resolved(changed), planner.data.outputs)
         except EffLoopError:  # this model can't
             continue
         brings = ["the batch fits"] * fits + [f"{gain:.2f} x images/s of the step"]
@@ -333,7 +334,8 @@ def _candidates(planner: _Planner, config: Config, card: Card, base: CardPlan) -
     assert config.precision is not None
     if not config.precision.mixed and card.capability >= (7, 0):
         yield "amp=true", "tensor cores, and half the bytes"
-    if not config.channels_last:
+    grouped = "grouped convolutions" in base.step_s  # which may be slower then; of float32 it isn't known
+    if config.precision.mixed and not (config.channels_last or grouped):
         yield "channels_last=true", "convolutions needn't copy their images"
     if not base.fits and not config.model.checkpointing:
         yield "model.checkpointing=true", "computes again what it would keep for the backward pass"
@@ -344,7 +346,9 @@ def _candidates(planner: _Planner, config: Config, card: Card, base: CardPlan) -
         count = max(1, round(images / size))
         if (size, count) != (base.batch, base.accumulate):
             yield f"batch_size={size} accumulate={count}", f"updates of {size * count:,} images"
-        if base.batch < (size := min(base.saturating_batch, planner.data.images // (_UPDATES * planner.gpus))):
+        if base.batch < (
+            size := min(base.saturating_batch, planner.data.images // (_UPDATES * planner.gpus * base.accumulate))
+        ):
             yield f"batch_size={size}", "larger batches bring little; the learning rate has to fit"
     if not config.progressive and config.epochs > 1 and min(config.size) >= 64:
         half = ImageSize(*(side // 2 for side in config.size)).word

@@ -16,6 +16,7 @@ from effloop.plan.cards import Card
 from effloop.plan.trace import Trace
 
 _ACTIVATIONS = ("relu", "leaky_relu", "silu", "gelu", "elu", "sigmoid", "hardtanh", "hardswish", "hardsigmoid")
+_BATCH_NORMS = ("cudnn_batch_norm", "native_batch_norm")
 _KINDS = {
     "conv": "convolutions",
     "conv1x1": "1x1 convolutions",
@@ -23,7 +24,7 @@ _KINDS = {
     "conv_depthwise": "depthwise convolutions",
     **dict.fromkeys(("mm", "addmm"), "products"),
     **dict.fromkeys(("bmm", "baddbmm", "_scaled_dot_product_efficient_attention"), "attention"),
-    **dict.fromkeys(("cudnn_batch_norm", "native_batch_norm", "native_layer_norm", "native_group_norm"), "norms"),
+    **dict.fromkeys((*_BATCH_NORMS, "native_layer_norm", "native_group_norm"), "norms"),
     **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax", *_ACTIVATIONS), "activations"),
     **dict.fromkeys(("_to_copy", "clone", "copy", "stack", "constant_pad_nd", "roll", "index"), "copies"),
     **dict.fromkeys(("avg_pool2d", "_adaptive_avg_pool2d"), "average pooling"),
@@ -127,13 +128,15 @@ def step_time(
         accumulate: batches of an update, which share it, and the summing of gradients.
         gpus: among which gradients are summed.
     """
-    _, dtypes, *numbers = zip(*trace.ops, strict=True)
+    names, dtypes, *numbers = zip(*trace.ops, strict=True)
     flops, each, fixed, needed, often = np.array(numbers, float)
     kinds, half = kinds_of(trace), np.isin(dtypes, ("float16", "bfloat16"))
     whole = (tf32 and card.tf32) or card.fp32
     tensor_cores = {torch.float16: card.fp16, torch.bfloat16: card.bf16}.get(dtype) if dtype else None
     peak = np.where(half, tensor_cores or whole, whole)
     forward = forward_times(kinds, flops * batch, each * batch + fixed, peak, card, channels_last=channels_last)
+    if dtype == torch.bfloat16:
+        forward[np.isin(names, _BATCH_NORMS)] *= factors["bfloat16_batch_norms"]
     backward = forward * needed * np.array([*factors["kinds"].values()])[kinds, 2]
     seconds = np.bincount(kinds, forward * often + backward, len(factors["kinds"]))
     parts = dict(zip(factors["kinds"], seconds.tolist(), strict=True))

@@ -13,7 +13,11 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -87,8 +91,7 @@ def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | N
         ConfigError: the model can't be built, or decides by values, which fake tensors haven't.
     """
     plain = replace(config, compile=False, model=replace(config.model, checkpointing=False))
-    with torch.random.fork_rng(devices=[]), _Uninitialised():
-        model = build_model(plain, num_outputs, torch.device("cpu")).train()
+    model = built(plain, num_outputs).train()
     blocks = blocks_of(model, "model.checkpointing", "set it to false") if config.model.checkpointing else []
     with _fake_gpu(), mock.patch.object(F, "scaled_dot_product_attention", _attention):
         step = Step(made_fake(model), task, _Autocast(dtype))
@@ -100,6 +103,23 @@ def trace(config: Resolved, task: Task, num_outputs: int, dtype: torch.dtype | N
             buffers = max(found.buffers, kept.buffers - block)
             found = replace(found, saved=kept.saved, fixed=kept.fixed, buffers=buffers, block=block)
     return found
+
+
+def built(config: Resolved, num_outputs: int) -> nn.Module:
+    """A model whose weights have any values, once it has taken fake images of its sizes; those may be huge."""
+    trial = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.random.fork_rng(devices=[]), _Uninitialised():
+        try:
+            return build_model(config, num_outputs, torch.device("cpu"), trial=trial)
+        except ConfigError as error:
+            if isinstance(error.__cause__, DataDependentOutputException | UnsupportedOperatorException):
+                raise _reads_values(config, error.__cause__) from error
+            raise
+
+
+def _reads_values(config: Resolved, error: Exception) -> ConfigError:
+    name = getattr(config.model, "arch", config.model.name)
+    return ConfigError(f"model: {name} can't be planned, as it reads values of tensors: {reason(error)}")
 
 
 def _run(step: Step, config: Resolved, num_outputs: int, blocks: Sequence[nn.Module] = ()) -> Trace:
@@ -115,10 +135,7 @@ def _run(step: Step, config: Resolved, num_outputs: int, blocks: Sequence[nn.Mod
             try:
                 outputs = step(*batch)
             except Exception as error:  # of any kind, in the code of any model
-                name = getattr(config.model, "arch", config.model.name)
-                raise ConfigError(
-                    f"model: {name} can't be planned, as it reads values of tensors: {reason(error)}"
-                ) from error
+                raise _reads_values(config, error) from error
         kept.append(watch.kept)
         peaks.append(watch.peak())
         del outputs
@@ -148,6 +165,9 @@ def _line(at_few: float, at_many: float) -> tuple[float, float]:
 def _of_image(few: Op, many: Op) -> Op:
     each, fixed = _line(few.bytes, many.bytes)
     return few._replace(flops=_line(few.flops, many.flops)[0], bytes=each, fixed=fixed)
+
+
+_in_parts = F.scaled_dot_product_attention
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -264,7 +284,11 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Attention as the one operation that it is on a GPU; for fake tensors torch takes its parts."""
+    """Attention as the one operation that it is on a GPU; for fake tensors torch takes its parts, which it is there,
+    too, where a query hasn't 4 dimensions.
+    """
+    if query.ndim != 4:
+        return _in_parts(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if torch.is_autocast_enabled(_GPU.type):
         query, key, value = (each.to(torch.get_autocast_dtype(_GPU.type)) for each in (query, key, value))
     bias = attn_mask if attn_mask is None or attn_mask.is_floating_point() else None

@@ -38,6 +38,7 @@ def test_parts_of_a_step() -> None:
         ("parallel=fsdp", {"weights": 25.25, "gradients": 25, "optimizer": 50}),
         ("parallel=ddp", {}),
         ("accumulate=4", {}),
+        ("parallel.virtual=16", {"gradients": 300}),  # sums of one part, of two, and of four
         ("probe=5", {"gradients": 0, "optimizer": 0, "casts": 0, "activations": 0}),
     ],
 )

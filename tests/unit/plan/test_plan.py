@@ -16,7 +16,7 @@ from effloop.errors import ConfigError
 from effloop.measure.measured import loading_here
 from effloop.plan import plan as planning
 from effloop.plan.cards import Card, cards
-from effloop.plan.plan import CardPlan, Data, Loading, Plan, _Planner, data_of, plan, precision_on
+from effloop.plan.plan import CardPlan, Data, Loading, Plan, _candidates, _Planner, data_of, plan, precision_on
 
 WORDS = ("model=cnn", "model.width=4", "image_size=32", "batch_size=64", "epochs=4")
 A100, T4 = cards["a100"], cards["t4"]
@@ -107,6 +107,23 @@ def test_a_batch_that_does_not_fit_is_planned_as_the_largest_that_does() -> None
     assert changed.batch * changed.accumulate == 64
 
 
+def test_a_batch_that_just_fits_is_the_largest() -> None:
+    card = on("batch_size=61", gpu=replace(A100, memory=on("batch_size=61").peak_bytes))
+    assert card.fits
+    assert card.largest_batch == 61 <= card.largest_range[1]
+    assert card.images_per_s == dict(card.curve)[61]
+
+
+def test_a_memory_layout_is_advised_where_it_is_known_to_help() -> None:
+    def overrides(*words: str, kinds: dict[str, float]) -> list[str]:
+        config, base = composed(*WORDS, "channels_last=false", *words), replace(on(), step_s=kinds)
+        return [override for override, _ in _candidates(_Planner(DATA), config, A100, base)]
+
+    assert "channels_last=true" in overrides("amp=true", kinds={"convolutions": 1.0})
+    assert "channels_last=true" not in overrides("amp=true", kinds={"grouped convolutions": 1.0})
+    assert "channels_last=true" not in overrides("amp=false", kinds={"convolutions": 1.0})
+
+
 @pytest.mark.slow
 def test_what_helps_is_what_a_plan_with_it_says() -> None:
     words = ("batch_size=64", "image_size=64", "model.width=64")
@@ -135,8 +152,8 @@ def test_a_slow_loader_binds_and_advice_is_measured() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not even one image fits"):
-        planned(gpu=replace(A100, memory=10**8))
+    with pytest.raises(ConfigError, match=r"not even one image fits .*; set precision=amp"):
+        planned(gpu=replace(A100, memory=10**8), load=lambda _: pytest.fail("it is refused before loading is measured"))
     with pytest.raises(ConfigError, match="set probe=0"):
         planned("probe=1")
     with pytest.raises(ConfigError, match=r"images: .* classes=N"):

@@ -6,7 +6,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import effloop
 from effloop.assemble.environment import Resolved, resolved
 from effloop.assemble.model import build_model, random_batch
-from effloop.plan.trace import Trace, trace
+from effloop.errors import ConfigError
+from effloop.plan.trace import _GPU, Trace, _attention, _fake_gpu, _Watch, trace
 from effloop.precision import tf32_switches
 from effloop.task import Task, tasks
 
@@ -71,6 +72,27 @@ def test_what_is_frozen_has_no_backward_pass() -> None:
     products = [each.backward for each in found.ops if each.flops]
     # Of the first trained block, two convolutions take what needs no gradient.
     assert products == [0.0] * 15 + [0.5, 1.0, 0.5, 1.0, 1.0, 1.0]
+
+
+def test_images_that_no_memory_has_room_for() -> None:
+    found = traced("model=cnn", "image_size=20000")
+    assert found.saved > 20000**2 * 4
+
+
+def test_a_model_that_reads_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.nn.ReLU.forward", lambda _, images: images * images.sum().item())
+    with pytest.raises(ConfigError, match="model: cnn can't be planned, as it reads values"):
+        traced("model=cnn")
+
+
+def test_attention_of_more_dimensions_is_in_parts_as_on_a_gpu() -> None:
+    with _fake_gpu():
+        query = torch.empty(2, 3, 4, 5, 6, requires_grad=True, device=_GPU)
+        with _Watch() as watch:
+            assert _attention(query, query, query).shape == query.shape
+    names = [each.name for each in watch.ops]
+    assert "bmm" in names
+    assert "_scaled_dot_product_efficient_attention" not in names
 
 
 @pytest.mark.nightly
