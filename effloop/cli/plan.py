@@ -62,17 +62,20 @@ def plan(options: PlanOptions, overrides: list[str]) -> int:
     figure is made of, and how far off such figures were, is said below them.
     """
     cards, config = [table.find(name) for name in options.gpu], configs.compose(overrides)
-    if config.device == "cpu":
-        raise ConfigError("device: a plan is of GPUs, not of the cpu; drop device=cpu")
+    if config.device.partition(":")[0] not in ("auto", "cuda"):
+        raise ConfigError(f"device: a plan is of GPUs; drop device={config.device}")
     if options.gpus > 1 and config.parallel.name == "dp":
         raise ConfigError(f"parallel: dp isn't planned for {options.gpus} GPUs; set parallel=ddp or fsdp")
     title, own = _own()
     if not (cards := cards or ([own] if own else [])):
         raise ConfigError(f"gpu: this machine has {title}; set gpu=NAME, or several, of {', '.join(table.cards)}")
+    names = [card.name for card in cards]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"gpu: {twice[0]} is named more than once, in other words; set each once")
     prices = tuple(options.price or ())
     if len(prices) not in (0, 1, len(cards)):
         fix = "set one for each name in gpu=, or one for all"
-        raise ConfigError(f"price: {len(prices)} prices for {len(cards)} GPUs; {fix}")
+        raise ConfigError(f"price: {len(prices)} prices for gpu={','.join(names)}; {fix}")
     files = new_files(options.out, ".json", ".png") if options.out else []
     from effloop.measure.measured import loading_here, step_here
     from effloop.plan import picture

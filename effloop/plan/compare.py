@@ -70,7 +70,7 @@ def compared(
             if row.get("torch") == version and isclose(row["predicted"], plan.images_per_s, rel_tol=1e-3):
                 found = Comparison(**{name: row[name] for name in Comparison.__dataclass_fields__})
                 return found, f"{found.note()} ({row['date']})"
-        tensors = sum(size for part, size in plan.memory.items() if part not in ("gaps", "context"))
+        tensors = sum(size for part, size in plan.memory.items() if part not in ("fragmentation", "context"))
         found = Comparison(plan.card, plan.batch, plan.images_per_s, *measure(alone, outputs), tensors)
     except (EffLoopError, RuntimeError) as error:  # such as a GPU that others use
         return None, f"this machine's GPU isn't compared with its plan: {reason(error)}"

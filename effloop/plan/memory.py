@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 
 from effloop.assemble.environment import Resolved
 from effloop.plan.trace import Trace
@@ -13,9 +12,6 @@ CONTEXT = 820_000_000
 """Bytes of a process on a GPU beside torch's tensors: the driver's, kernels, and what libraries allocate themselves. On
 an H100 with torch 2.11 and CUDA 13 it was 804 to 846 MB after steps of 49 models; older ones, which load
 all kernels, take 1.5 GB on an RTX 3090 (pytorch issue 49877), and timm's batches are compared with that."""
-
-BATCHES = (*range(1, 8), *range(8, 1 << 16, 8))
-"""Sizes of a batch to choose from, in images: multiples of 8, of which tensor cores make the most, and fewer."""
 
 
 def gpu_memory(trace: Trace, config: Resolved, batch: int, ratio: float, gpus: int = 1) -> dict[str, int]:
@@ -50,23 +46,23 @@ def gpu_memory(trace: Trace, config: Resolved, batch: int, ratio: float, gpus: i
         parts["gradients"] *= (virtual // gpus).bit_length()  # sums of a tree over the rank's parts of an update
     parts["inputs"] = batch * largest * config.data.channels * (4 + 1)  # float32 ones, and the next batch's pixels
     return {name: size for name, size in parts.items() if size} | {
-        "gaps": round(sum(parts.values()) * (1 / USABLE["gpu"] - 1)),
+        "fragmentation": round(sum(parts.values()) * (1 / USABLE["gpu"] - 1)),
         "context": CONTEXT,
     }
 
 
-def largest_batch(
-    trace: Trace, config: Resolved, memory: int, ratio: float, gpus: int = 1, batches: Sequence[int] = BATCHES
-) -> int:
-    """The largest of some sizes of a batch, in rising order, that fits into a GPU's `memory`, in bytes; 0 is none.
+def largest_batch(trace: Trace, config: Resolved, memory: int, ratio: float, gpus: int = 1) -> int:
+    """The most images that fit into a GPU's `memory`, in bytes; from 8 on a multiple of 8, of which tensor cores make
+    the most.
 
     Other arguments are as of `gpu_memory`. Of 196 models of timm's that were held out, it is timm's own largest
     batch on an RTX 3090 for 95 %, and one of its steps off for the others but one. The peak of tensors in 59 steps of
-    49 models on an H100, by which the formula was chosen, was within 5 %, half of them within 1 %. Both figures are
-    of an earlier form of it.
+    49 models on an H100, by which the formula was chosen, is within 5 %, half of them within 1 %. The first figure
+    is of an earlier form of it.
     """
 
     def needed(batch: int) -> int:
         return sum(gpu_memory(trace, config, batch, ratio, gpus).values())
 
-    return [0, *batches][bisect_right(batches, memory, key=needed)]
+    count = bisect_right(range(1, 1 << 40), memory, key=needed)
+    return count if count < 8 else count // 8 * 8

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,19 +17,22 @@ from effloop.plan.plan import CardPlan, Plan
 from effloop.record.efficiency import rate_text
 from effloop.report import charts
 
-_LABEL, _COLUMN, _BAR = 24, 13, 32  # characters of the first column, of each card's, and of a bar beside the only one
+_COLUMN, _BAR = 13, 32  # characters of a card's column at least, and of a bar beside the only one
 _GIB = 2**30
 
 
 def print_plan(found: Plan) -> None:
     """Print the cards beside each other, what would help, and what the figures are made of."""
-    console, facts = Console(), found.facts
-    run = [f"{facts['model']}, {facts['image_size']} px", f"batch_size={facts['batch_size']}"]
-    run += [f"{facts['epochs']} epochs of {found.data.images:,} images", f"{found.gpus} GPU{'s' * (found.gpus > 1)}"]
-    console.print(Text(" · ".join(run), "dim"))
-    most = max(1, (console.width - _LABEL) // _COLUMN)
-    for first in range(0, len(found.cards), most):
-        console.print(_cards_table(found, found.cards[first : first + most]))
+    console = Console()
+    console.print(Text(_title(found), "dim"))
+    cards, unlimited = found.cards, console.options.update_width(1000)
+    while cards:
+        for count in range(min(len(cards), max(1, console.width // _COLUMN)), 0, -1):
+            table = _cards_table(found, cards[:count])
+            if Measurement.get(console, unlimited, table).maximum <= console.width:
+                break
+        console.print(table)
+        cards = cards[count:]
     if small := [card.card for card in found.cards if not card.fits]:
         line = f"a batch of {found.cards[0].batch} doesn't fit into {', '.join(small)}"
         console.print(Text(f"{line}; speed, time and cost are of the largest one", "red"))
@@ -42,13 +46,22 @@ def print_plan(found: Plan) -> None:
     console.print(Text("\n".join(found.notes), "dim"))
 
 
-def _table(*headings: str) -> Table:
-    return Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+def _title(found: Plan) -> str:
+    """The run, in a line."""
+    facts = found.facts
+    run = [f"{facts['model']}, {facts['image_size']} px", f"batch_size={facts['batch_size']}"]
+    run += [f"{facts['epochs']} epochs of {found.data.images:,} images", f"{found.gpus} GPU{'s' * (found.gpus > 1)}"]
+    return " · ".join(run)
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def _cards_table(found: Plan, cards: Sequence[CardPlan]) -> Table:
     """A column for each card; beside a single one a bar for each part of its memory, and words."""
-    table, alone, before = _table("memory of a GPU, GiB"), len(cards) == 1, 0
+    table, alone, before = _table(), len(cards) == 1, 0
+    table.add_column("memory of a GPU, GiB", no_wrap=True)
     for card in cards:
         table.add_column(card.card, justify="right", no_wrap=True, min_width=_COLUMN - 2)
     if alone:
@@ -60,8 +73,8 @@ def _cards_table(found: Plan, cards: Sequence[CardPlan]) -> Table:
     totals = [Text(_gib(card.peak_bytes), "bold" if card.fits else "bold red") for card in cards]
     bars = [_bar(card, card.peak_bytes, 0, _BAR if alone else _COLUMN - 2) for card in cards]
     cells = [*totals, *bars] if alone else [total + "\n" + bar for total, bar in zip(totals, bars, strict=True)]
-    table.add_row(Text(f"= at batch_size={cards[0].batch}", "bold"), *cells)
-    table.add_row("there is", *(_gib(card.capacity) for card in cards), style="dim", end_section=True)
+    table.add_row(Text(f"peak at batch_size={cards[0].batch}", "bold"), *cells)
+    table.add_row("available", *(_gib(card.capacity) for card in cards), style="dim", end_section=True)
     for row in zip(*(_figures(found, card) for card in cards), strict=True):
         cells = []
         for _, form, value, ends, words in row:
@@ -113,7 +126,8 @@ def plot_plan(found: Plan, path: Path) -> None:
 
     cards, names = found.cards, [card.card for card in found.cards]
     with charts.style():
-        figure = Figure(figsize=(10, 4), layout="constrained")
+        figure = Figure(figsize=(10, max(4, 0.3 * len(cards))), layout="constrained")
+        figure.suptitle(_title(found), fontsize="medium")
         speed, memory = figure.subplots(1, 2, width_ratios=(3, 2))
         for card, colour in zip(cards, charts.colours(len(cards)), strict=True):
             if card.curve:
@@ -126,7 +140,9 @@ def plot_plan(found: Plan, path: Path) -> None:
         speed.set_xscale("log", base=2)
         speed.xaxis.set_major_formatter("{x:,.0f}")
         speed.yaxis.set_major_formatter("{x:,.10g}")
-        speed.set(xlabel="images of a GPU's batch; dot: the largest that fits", ylabel="images/s", ylim=(0, None))
+        speed.set(
+            xlabel="images of a GPU's batch; dot: the largest that fits", ylabel="images/s of the step", ylim=(0, None)
+        )
         speed.legend(fontsize="small")
         parts, left = [*dict.fromkeys(part for card in cards for part in card.memory)], np.zeros(len(cards))
         for part, colour in zip(parts, charts.colours(len(parts)), strict=True):
@@ -136,5 +152,5 @@ def plot_plan(found: Plan, path: Path) -> None:
         memory.barh(names, [card.capacity / _GIB for card in cards], fill=False, edgecolor=charts.INK)
         memory.invert_yaxis()
         memory.set(xlabel=f"GiB at batch_size={cards[0].batch}; frame: what a GPU has")
-        memory.legend(fontsize="x-small")
+        figure.legend(*memory.get_legend_handles_labels(), loc="outside right upper", fontsize="x-small")
         charts.save_png(figure, path)

@@ -23,7 +23,7 @@ from effloop.optim import optimizers, state_ratio
 from effloop.parallel.base import OwnSlice
 from effloop.plan.cards import Card
 from effloop.plan.compare import Comparison, Measure, compared
-from effloop.plan.memory import BATCHES, gpu_memory, largest_batch
+from effloop.plan.memory import gpu_memory, largest_batch
 from effloop.plan.speed import Time, step_time
 from effloop.plan.trace import Trace, built, trace
 from effloop.task import tasks
@@ -127,7 +127,7 @@ _UPDATES = 10  # of an epoch that a larger batch leaves
 _CACHE_GB = 0.25  # of pixels, by which it is measured what loading takes without decoding
 _MADE_OF = (  # docs/plan.md has what of
     "images/s: from a traced step and data sheets; 78 % within 20 % on an RTX 3090, 73 % on an H100",
-    "memory: from what the traced step keeps; 54 of 59 peaks on an H100 within 2 %",
+    "memory: from what the traced step keeps; 53 of 59 peaks on an H100 within 2 %",
 )
 
 
@@ -194,7 +194,7 @@ def plan(
         advice += _of_loading(config, found[0], planner.loading, load)
     advice.sort(key=lambda each: (not each.fits, -each.gain))
     notes += _notes(config, gpus, data, planner.loading)
-    return Plan(_facts(config), gpus, data, planner.loading, found, advice[:_MOST], notes, comparison)
+    return Plan(_facts(config, gpus), gpus, data, planner.loading, found, advice[:_MOST], notes, comparison)
 
 
 def _notes(config: Config, gpus: int, data: Data, loading: Loading | None) -> Iterator[str]:
@@ -212,11 +212,13 @@ def _notes(config: Config, gpus: int, data: Data, loading: Loading | None) -> It
     yield from _MADE_OF
 
 
-def _facts(config: Config) -> dict[str, Any]:
+def _facts(config: Config, gpus: int) -> dict[str, Any]:
     """What figures depend on, by the names of keys."""
     parts = {key: getattr(config, key) for key in ("task", "model", "precision", "optim", "parallel")}
     keys = ("batch_size", "accumulate", "epochs", "channels_last")
     values = {key: getattr(each, "arch", each.name) for key, each in parts.items()}
+    if gpus > 1 and config.parallel.name == "none":
+        values["parallel"] = "ddp"
     values |= {"optim.ema": config.optim.ema, "model.checkpointing": config.model.checkpointing}
     sizes = ",".join(size.word for size in config.train_sizes)
     return values | {key: getattr(config, key) for key in keys} | {"image_size": sizes}
@@ -251,8 +253,7 @@ class _Planner:
         kept, ratio = self._trace(run, half=dtype is not None), state_ratio(partial(optimizers.build, run.optim), _CPU)
         memory = gpu_memory(kept, run, run.batch_size, ratio, self.gpus)
         room = (card.memory, card.memory / (1 + _OFF), card.memory / (1 - _OFF))
-        batches = sorted({*BATCHES, run.batch_size})
-        most, fewest, at_most = (largest_batch(kept, run, int(each), ratio, self.gpus, batches) for each in room)
+        most, fewest, at_most = (largest_batch(kept, run, int(each), ratio, self.gpus) for each in room)
         # An update reads weights, gradients and state, and writes all but gradients; an average is read and written.
         moved = (3 + 2 * ratio) * kept.trained + 3 * kept.weights * (run.optim.ema > 0) / run.optim.ema_every
         pixels = fmean(size.pixels for size in run.train_sizes) / run.size.pixels
@@ -262,10 +263,13 @@ class _Planner:
             options |= {"accumulate": run.accumulate, "gpus": self.gpus}
             return step_time(kept, batch * pixels, card, dtype, **options) / self.faster
 
-        batch, peak = min(run.batch_size, most), sum(memory.values())
+        peak = sum(memory.values())
+        if fits := peak <= card.memory:  # `most` is a multiple of 8, which the batch needn't be
+            most, at_most = max(most, run.batch_size), max(at_most, run.batch_size)
+        batch = min(run.batch_size, most)
         time = step(max(1, batch))
         speed, low, high = (float(self.gpus * batch / each) for each in (time.seconds, time.high, time.low))
-        sizes = sorted({size * 2**power for power in range(16) for size in (1, 3)} | {most, batch})
+        sizes = sorted({size * 2**power for power in range(most.bit_length()) for size in (1, 3)} | {most, batch})
         curve = [(size, float(self.gpus * size / step(size).seconds)) for size in sizes if 0 < size <= most]
         hours, slow, fast = (self._hours(run, each, pixels) for each in (speed, low, high))
         return CardPlan(
@@ -275,7 +279,7 @@ class _Planner:
             precision=precision,
             batch=run.batch_size,
             accumulate=run.accumulate,
-            fits=run.batch_size <= most,
+            fits=fits,
             memory=memory,
             peak_bytes=peak,
             peak_range=(int(peak * (1 - _OFF)), int(peak * (1 + _OFF))),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +21,7 @@ REFUSED = {
     "gpu=t4 gpus=0": "gpus: '0' is not allowed; set a whole number from 1 to ",
     "gpu=t4 price=-1": "price: '-1' is not allowed; set numbers above 0, with commas between",
     "gpu=t4 price=nan": "price: 'nan' is not allowed",
-    "gpu=t4,l4 price=1,2,3": "price: 3 prices for 2 GPUs; set one for each name in gpu=, or one for all",
+    "gpu=t4,l4 price=1,2,3": "price: 3 prices for gpu=t4,l4; set one for each name in gpu=, or one for all",
     "gpu=t4 images=5": "images: is of data that isn't on this machine, which takes classes=N, too; set both",
     "gpu=t4 classes=5": "classes: is of data that isn't on this machine, which takes images=N, too; set both",
     "gpu=t4 images=0 classes=2": "images: '0' is not allowed; set a whole number from 1 to ",
@@ -29,7 +31,9 @@ REFUSED = {
     "gpu=t4 model=timm model.arch=nosuch": "nosuch",
     "gpu=t4 gpus=2 parallel=dp": "parallel: dp isn't planned for 2 GPUs; set parallel=ddp or fsdp",
     "gpu=t4 gpus=3 global_batch=64": "global_batch: 64 images can't be divided among 3 ranks; set global_batch=66",
-    "gpu=t4 device=cpu": "device: a plan is of GPUs, not of the cpu; drop device=cpu",
+    "gpu=t4 device=cpu": "device: a plan is of GPUs; drop device=cpu",
+    "gpu=t4 device=mps": "device: a plan is of GPUs; drop device=mps",
+    "gpu=a100,A100-80GB images=9 classes=2": "gpu: a100 is named more than once, in other words; set each once",
     "gpu=t4 out=there": "out: there.json is there already, and nothing is overwritten; remove it or set out=NAME",
     "gpu=t4 out=link.json": "out: link.png is there already, and nothing is overwritten",
     "gpu=t4 out=there.json/plan": "out: there.json/plan.json can't be written: ",
@@ -68,18 +72,23 @@ def test_cards_beside_each_other(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of data that isn't here: a table that fits its terminal, and files that say what it says."""
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")  # for two of the three
     asked = ["gpu=t4,RTX 3090,h100", "gpus=2", "price=1,2,2", "images=1000", "classes=5", "amp=true", "out=new/plan"]
     assert main(["plan", *asked, "image_size=16", "epochs=2", "model.width=4", "batch_size=100000"]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 80
     assert lines[-1] == "figures: new/plan.json   plot: new/plan.png"
-    rows = {line[:24].strip(): line[24:].split() for line in lines}
+    rows = defaultdict(list)
+    for line in lines:
+        label, *values = re.split(" {2,}", line.strip())
+        rows[label] += values
     found = json.loads(Path("new/plan.json").read_text())
     assert [card["card"] for card in found["cards"]] == ["t4", "rtx3090", "h100"]
-    assert rows["largest batch"] == [f"{card['largest_batch']:,}" for card in found["cards"]]
-    assert rows["cost"] == [f"{card['cost']:,.2f}" for card in found["cards"]]
+    peaks = [f"{card['peak_bytes'] / 2**30:.2f}" for card in found["cards"]]
+    assert rows["peak at batch_size=100000"][:3] == peaks
+    assert rows["largest batch"][:3] == [f"{card['largest_batch']:,}" for card in found["cards"]]
+    assert rows["cost"][:3] == [f"{card['cost']:,.2f}" for card in found["cards"]]
     for card, price in zip(found["cards"], (1, 2, 2), strict=True):
         assert sum(card["memory"].values()) == card["peak_bytes"]
         assert card["cost"] == pytest.approx(2 * price * card["hours"])
