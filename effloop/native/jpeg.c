@@ -49,7 +49,8 @@ static int read_quantizers(const uint8_t *at, const uint8_t *end, Jpeg *jpeg) {
 static int read_frame(const uint8_t *at, size_t length, Jpeg *jpeg) {
     if (length < 11 || at[4] != 8) return 0;
     jpeg->height = (int)be16(at + 5), jpeg->width = (int)be16(at + 7), jpeg->components = at[9];
-    if (!jpeg->height || !jpeg->width || (jpeg->components != 1 && jpeg->components != 3)) return 0;
+    if (!jpeg->height || !jpeg->width || jpeg->height > MOST_SIDE || jpeg->width > MOST_SIDE) return 0;
+    if (jpeg->components != 1 && jpeg->components != 3) return 0;
     if (length != 8 + 3u * (unsigned)jpeg->components) return 0;
     int across = at[11] >> 4, down = at[11] & 15;
     if (across < 1 || across > 4 || down < 1 || down > 4) return 0;

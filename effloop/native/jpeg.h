@@ -8,6 +8,7 @@
 #include <string.h>
 
 enum { DC, AC, MAX_COMPONENTS = 3, MAX_BLOCKS = 10, SYMBOLS = 256, END_OF_BLOCK = 0 };
+enum { MOST_SIDE = 65500 }; /* that libjpeg decodes */
 enum { SOI = 0xD8, EOI = 0xD9, SOS = 0xDA, DQT = 0xDB, DRI = 0xDD, DHT = 0xC4, SOF0 = 0xC0, APP0 = 0xE0, APP14 = 0xEE };
 
 /* A Huffman table as DHT stores it: how many codes there are of 1 to 16 bits, and their symbols in order. */

@@ -83,17 +83,26 @@ def _with_a_code_of_ones_only() -> bytes:
     return with_segment(data, 0xC4, data[at : at + 1] + counts + data[at + 17 : at + 29] + b"\x0c")
 
 
+def _too_wide() -> bytes:
+    """By four pixels, which its blocks have."""
+    data = bytearray(encode(photo(8, 65500), "JPEG", "L"))
+    at = data.index(b"\xff\xc0") + 7
+    data[at : at + 2] = (65504).to_bytes(2, "big")
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     "data",
     [
+        _too_wide(),
         with_segment(by_opencv(PIXELS), 0xDB, bytes([0, *[1] * 64, 0])),
         with_segment(by_opencv(PIXELS), 0xDB, bytes([16, *[1] * 64])),
         with_segment(by_opencv(PIXELS), 0xDB, bytes([4, *[1] * 64])),
         _with_a_code_of_ones_only(),
     ],
-    ids=range(4),
+    ids=range(5),
 )
-def test_tables_that_libjpeg_refuses(data):
+def test_what_libjpeg_refuses_gets_none(data):
     with pytest.raises(DataError, match="is a damaged JPEG"):
         PillowDecoder(DecodeConfig()).decode(data)
     assert build_index(data) is None
