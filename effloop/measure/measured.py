@@ -23,7 +23,7 @@ from effloop.assemble.environment import num_workers, resolved
 from effloop.assemble.loader import build_loader
 from effloop.assemble.model import random_batch, seconds_of
 from effloop.batch import Batch
-from effloop.config import Config
+from effloop.config import Config, with_overrides
 from effloop.data.cache.cached import CachedSource
 from effloop.data.image.encoded import EncodedImages
 from effloop.data.loader import Loader
@@ -194,9 +194,14 @@ def loader_rate(loader: Loader, seconds: float, prefetch: int) -> float:
     return turn_of(deque[Batch](maxlen=0).extend, stream, seconds, filling=prefetch + 2).images_per_s
 
 
+_LOADED = 256  # images of a batch, at most, by which loading is measured for another machine
+
+
 def loading_here(config: Config, seconds: float = 2.0) -> Loading:
     """What loading takes on this machine, as for a GPU, where pixels are sent: by all workers, and of one core."""
     pixels = alone(config, "progressive=[]", "data.mean=null", "data.std=null")
+    if pixels.batch_size > _LOADED:  # more images may take minutes, and memory that the other machine has
+        pixels = with_overrides(pixels, f"batch_size={_LOADED}")
     with closing(build_loader(pixels)) as loader:
         if pixels.data.cache is not Cache.none:
             loading_costs(loader.plan, seconds / 2)  # fills it

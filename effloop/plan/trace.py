@@ -236,7 +236,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _backward(given: Sequence[Tensor], *, product: bool) -> float:
-    needed = [each.requires_grad and torch.is_grad_enabled() for each in given if each.is_floating_point()]
+    factors = [each for each in given if each.is_floating_point() and (each.ndim > 1 or not product)]  # no biases
+    needed = [each.requires_grad and torch.is_grad_enabled() for each in factors]
     return sum(sorted(needed)[-2:]) / 2 if product else float(any(needed))
 
 

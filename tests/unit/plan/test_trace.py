@@ -72,6 +72,8 @@ def test_what_is_frozen_has_no_backward_pass() -> None:
     products = [each.backward for each in found.ops if each.flops]
     # Of the first trained block, two convolutions take what needs no gradient.
     assert products == [0.0] * 15 + [0.5, 1.0, 0.5, 1.0, 1.0, 1.0]
+    found = traced("model=resnet18", "model.freeze=[conv1,bn1,layer1,layer2,layer3,layer4]")
+    assert [each.backward for each in found.ops if each.flops] == [0.0] * 20 + [0.5]  # a bias is no factor
 
 
 def test_images_that_no_memory_has_room_for() -> None:
