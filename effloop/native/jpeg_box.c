@@ -11,15 +11,11 @@
 #include "jpeg_coder.h"
 #include "jpeg_pixels.h"
 #include "jpeg_states.h"
+#include "scratch.h"
 
 enum { BESIDE = 1 };                        /* samples of chroma on each side of the box that interpolation reads */
 enum { AT_ONCE = 1 << 18, MOST_ROWS = 64 }; /* bytes of coefficients, and rows of MCUs, that are decoded at a time */
 enum { SPARE = 64 };                        /* bytes after memory, which may be written over */
-
-typedef struct {
-    uint8_t *bytes;
-    size_t room;
-} Memory;
 
 struct BoxDecoder {
     Coder *coder;
@@ -51,16 +47,6 @@ typedef struct {
     Cursor rows, cells;
     State start;
 } Reader;
-
-static uint8_t *reserve(Memory *memory, size_t size) {
-    if (memory->room < size) {
-        free(memory->bytes);
-        memory->room = size + size / 4;
-        memory->bytes = malloc(memory->room);
-        if (!memory->bytes) memory->room = 0;
-    }
-    return memory->bytes;
-}
 
 static int units(int64_t pixels, int unit) { return (int)((pixels + unit - 1) / unit); }
 
@@ -267,8 +253,7 @@ BoxDecoder *box_decoder_make(void) {
 
 void box_decoder_shrink(BoxDecoder *decoder, size_t most) {
     Memory *all[] = {&decoder->scan, &decoder->blocks, &decoder->planes, &decoder->pixels};
-    for (int i = 0; i < 4; i++)
-        if (all[i]->room > most) free(all[i]->bytes), *all[i] = (Memory){NULL, 0};
+    for (int i = 0; i < 4; i++) shrink(all[i], most);
 }
 
 void box_decoder_free(BoxDecoder *decoder) {

@@ -9,13 +9,9 @@
 #include "jpeg_box.h"
 #include "jpeg_decode.h"
 #include "libjpeg.h"
+#include "scratch.h"
 
 enum { SPACES = 64, ROWS = 16, MARGIN = 8, MOST_KEPT = 32 << 20 };
-
-typedef struct {
-    uint8_t *bytes;
-    size_t room;
-} Memory;
 
 struct Workspace {
     Decompress jpeg;
@@ -67,15 +63,9 @@ Workspace *workspace_take(void) {
     return make();
 }
 
-static void shrink(Memory *memory) {
-    if (memory->room <= MOST_KEPT) return;
-    free(memory->bytes);
-    *memory = (Memory){NULL, 0};
-}
-
 void workspace_give_back(Workspace *space) {
     if (!space) return;
-    shrink(&space->part), shrink(&space->pixels), box_decoder_shrink(space->boxes, MOST_KEPT);
+    shrink(&space->part, MOST_KEPT), shrink(&space->pixels, MOST_KEPT), box_decoder_shrink(space->boxes, MOST_KEPT);
     for (int i = 0; i < SPACES; i++) {
         Workspace *none = NULL;
         if (atomic_compare_exchange_strong(&spaces[i], &none, space)) return;
@@ -83,16 +73,6 @@ void workspace_give_back(Workspace *space) {
     library.destroy(&space->jpeg);
     box_decoder_free(space->boxes);
     free(space->part.bytes), free(space->pixels.bytes), free(space);
-}
-
-static uint8_t *reserve(Memory *memory, size_t size) {
-    if (memory->room < size) {
-        free(memory->bytes);
-        memory->room = size + size / 4;
-        memory->bytes = malloc(memory->room);
-        if (!memory->bytes) memory->room = 0;
-    }
-    return memory->bytes;
 }
 
 BoxDecoder *workspace_boxes(Workspace *space) { return space->boxes; }
