@@ -62,13 +62,6 @@ def test_precision_that_a_card_lacks_is_refused(name: str) -> None:
         precision_on(composed(f"precision={name}"), T4)
 
 
-def test_a_batch_that_just_fits_needn_t_be_a_multiple_of_8():
-    room = on("batch_size=100").peak_bytes
-    found, less = (on("batch_size=100", gpu=replace(A100, memory=each)) for each in (room, room - 1))
-    assert (found.fits, found.largest_batch, found.batch) == (True, 100, 100)
-    assert (less.fits, less.largest_batch) == (False, 96)
-
-
 def test_figures_fit_together_and_one_trace_serves_all_cards() -> None:
     before = traces.cache_info()
     config = composed(*WORDS, "amp=true", "eval_every=3", "optim.ema=0.99")
@@ -119,6 +112,7 @@ def test_a_batch_that_just_fits_is_the_largest() -> None:
     assert card.fits
     assert card.largest_batch == 61 <= card.largest_range[1]
     assert card.images_per_s == dict(card.curve)[61]
+    assert not on("batch_size=61", gpu=replace(A100, memory=on("batch_size=61").peak_bytes - 1)).fits
 
 
 def test_a_memory_layout_is_advised_where_it_is_known_to_help() -> None:
