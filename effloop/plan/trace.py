@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
+    DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
@@ -36,6 +37,7 @@ from effloop.train.trainer import Step
 _GPU = torch.device("cuda:0" if torch.backends.cuda.is_built() else "cpu")  # type: ignore[no-untyped-call]
 _FULL = {"layer_norm", "group_norm", "softmax", "log_softmax", "cross_entropy", "interpolate"}
 _BATCHES = (2, 4)  # images; what grows with the batch is the difference of the two
+_OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _BLOCK = 512  # bytes that the caching allocator rounds up to
 _INITIALISING = {"uniform_", "normal_", "erfinv_", "exponential_", "orthogonal_", "trunc_normal_", "kaiming_uniform_"}
 _VIEWS = {
@@ -112,14 +114,15 @@ def built(config: Resolved, num_outputs: int) -> nn.Module:
         try:
             return build_model(config, num_outputs, torch.device("cpu"), trial=trial)
         except ConfigError as error:
-            if isinstance(error.__cause__, DataDependentOutputException | UnsupportedOperatorException):
-                raise _reads_values(config, error.__cause__) from error
+            if isinstance(error.__cause__, (*_OF_VALUES, UnsupportedOperatorException)):
+                raise _untraced(config, error.__cause__) from error
             raise
 
 
-def _reads_values(config: Resolved, error: Exception) -> ConfigError:
+def _untraced(config: Resolved, error: Exception) -> ConfigError:
     name = getattr(config.model, "arch", config.model.name)
-    return ConfigError(f"model: {name} can't be planned, as it reads values of tensors: {reason(error)}")
+    why = "it reads values of tensors" if isinstance(error, _OF_VALUES) else "it can't be traced"
+    return ConfigError(f"model: {name} can't be planned, as {why}: {reason(error)}")
 
 
 def _run(step: Step, config: Resolved, num_outputs: int, blocks: Sequence[nn.Module] = ()) -> Trace:
@@ -135,7 +138,7 @@ def _run(step: Step, config: Resolved, num_outputs: int, blocks: Sequence[nn.Mod
             try:
                 outputs = step(*batch)
             except Exception as error:  # of any kind, in the code of any model
-                raise _reads_values(config, error) from error
+                raise _untraced(config, error) from error
         kept.append(watch.kept)
         peaks.append(watch.peak())
         del outputs
