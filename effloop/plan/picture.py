@@ -113,7 +113,8 @@ def _figures(found: Plan, card: CardPlan) -> Iterator[_Figure]:
         yield "loader here, images/s", rate_text, loading.images_per_s, (), words
         yield "cores to feed the step", "{:.1f}".format, card.cores, (), "like those of this machine"
         yield "limited by", "the {}".format, card.binds, (), ""
-    unit, parts = ("hours", 1) if max(each.hours for each in found.cards) >= 1 else ("minutes", 60)
+    longest = max(each.hours for each in found.cards)
+    unit, parts = ("hours", 1) if longest >= 1 else ("minutes", 60) if longest >= 1 / 60 else ("seconds", 3600)
     hours, low, high, evaluation = (parts * each for each in (card.hours, *card.hours_range, card.evaluation_hours))
     yield unit, rate_text, hours, (low, high), f"{rate_text(evaluation)} of them evaluation" if evaluation else ""
     if any(each.cost for each in found.cards):

@@ -322,7 +322,7 @@ def _of_the_step(planner: _Planner, config: Config, card: Card, base: CardPlan) 
             changed = with_overrides(config, *override.split())
             then = planner.planned(changed, card)
             gain, fits = then.images_per_s / base.images_per_s, then.fits and not base.fits
-            if gain < _HELPS and not fits:
+            if not fits and (gain < _HELPS or base.binds == "loader"):  # which a faster step would wait for
                 continue
             if changed.train_sizes != config.train_sizes:  # which many models can't take
                 built(resolved(changed), planner.data.outputs)

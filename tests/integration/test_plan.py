@@ -102,6 +102,6 @@ def test_cards_beside_each_other(
 def test_one_card_beside_this_machines_loader(photos: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "gpu=h100", f"data.root={photos}", *TINY]) == 0
     out = capsys.readouterr().out
-    for words in ("NVIDIA H100", "loader here, images/s", "cores to feed the step", "limited by", "minutes"):
+    for words in ("NVIDIA H100", "loader here, images/s", "cores to feed the step", "limited by", "seconds"):
         assert words in out
     assert not [*here.iterdir()]

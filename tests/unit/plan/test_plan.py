@@ -146,6 +146,7 @@ def test_a_slow_loader_binds_and_advice_is_measured() -> None:
     assert card.binds == "loader"
     assert card.cores == pytest.approx(0.01 * card.images_per_s)
     assert card.hours == pytest.approx((4 * DATA.images + 4 * DATA.val_images) / 200 / 3600)
+    assert not [each for each in found.advice if "of the step" in each.brings]  # which would wait
     gains = {each.override: each.gain for each in found.advice}
     assert gains["data.cache=pixels"] == pytest.approx(5)
     assert gains[f"{math.ceil(card.cores):,} cores"] == pytest.approx(card.images_per_s / 200)
