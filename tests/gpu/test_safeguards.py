@@ -129,7 +129,7 @@ def test_shared_slots_are_page_locked_while_they_are_mapped(device: str) -> None
     for _ in range(3):  # at the same addresses
         slots = SharedSlots((2, 8, 8, 3))
         ring = SharedRing(slots, torch.device(device))
-        assert ring.take()[1].is_pinned()
+        assert ring.take((2, 8, 8, 3)).is_pinned()
         del ring
         slots.close()
     assert count("errors", device) == errors
