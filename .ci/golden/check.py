@@ -16,7 +16,7 @@ from pathlib import Path
 os.environ["ATEN_CPU_CAPABILITY"] = "avx2"  # the same pixels on a processor with AVX-512
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "tests")]  # effloop, and `runs`
-import conftest  # noqa: E402, F401  one thread, as in the tests
+import shared  # noqa: E402, F401  one thread, as in the tests
 from cases import CASES, GOLDEN, Case, Lab, golden  # noqa: E402
 
 
