@@ -3,7 +3,7 @@
 import ctypes
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -11,7 +11,6 @@ import simplejpeg
 from images import encode, exif, photo
 from numpy.typing import NDArray
 
-from effloop.data.image.header import read_header
 from effloop.native import function, pointer
 
 Pixels = NDArray[np.uint8]
@@ -102,35 +101,12 @@ def _mix(state: int, word: int) -> int:
     return (state << 29 | state >> 35) % (1 << 64)
 
 
-class Part(NamedTuple):
-    """A JPEG of a part of an image, as the C parts make it on the way to its pixels."""
-
-    data: bytes
-    top: int
-    left: int
-    height: int
-    width: int
-
-
-def crop_indexed(data: bytes, index: bytes, box: Box) -> Part | None:
-    """By an entropy index."""
-    out, shown = ctypes.create_string_buffer(len(data) + (1 << 16)), (ctypes.c_int32 * 4)()
-    crop = function("effloop_jpeg_crop", "plplpiplp", "l")
-    size = crop(*pointer(data), *pointer(index), (ctypes.c_int32 * 4)(*box), 2, out, len(out), shown)
-    return Part(out.raw[:size], *shown) if size else None
-
-
-def decode_indexed(data: bytes, index: bytes, box: Box, channels: int = 3) -> NDArray[np.uint8] | None:
-    """The pixels of a box by an entropy index, (height, width, channels); None where that is left to others."""
+def decode_part(
+    data: bytes, index: bytes | None, box: Box, channels: int = 3, factor: int = 1
+) -> NDArray[np.uint8] | None:
+    """The pixels of a box of the image at 1 / factor of its size, (height, width, channels), by an entropy index or by
+    restart markers; None where that is left to libjpeg-turbo."""
     out = np.empty((*box[2:], channels), np.uint8)
-    decode, place = function("effloop_jpeg_box", "plplpip", "i"), (ctypes.c_int64 * 4)(*box)
-    done = decode(*pointer(data), *pointer(index), place, channels, pointer(out)[0])
+    decode, place = function("effloop_jpeg_box", "plplpiip", "i"), (ctypes.c_int64 * 4)(*box)
+    done = decode(*pointer(data), *pointer(index or b""), place, factor, channels, pointer(out)[0])
     return out if done else None
-
-
-def crop_by_markers(data: bytes, box: Box, *, bottom: bool = False) -> Part | None:
-    """By restart markers; `bottom`: of a file without, all above the box's lower edge."""
-    out, shown = ctypes.create_string_buffer(len(data)), (ctypes.c_int64 * 5)()
-    crop = function("effloop_jpeg_cut", "pllpipp", "l")
-    size = crop(*pointer(data), read_header(data).sof_at, (ctypes.c_int64 * 4)(*box), bottom, out, shown)
-    return Part(out.raw[:size], *shown[:4]) if size else None

@@ -150,7 +150,7 @@ def _divisors(number: int) -> list[int]:
 
 def _finished(jpeg: bytes, orientation: int) -> bytes:
     """A JPEG with the lengths of its restart intervals, and an EXIF orientation, in it."""
-    return with_orientation(with_interval_lengths(jpeg, read_header(jpeg).sof_at), orientation)
+    return with_orientation(with_interval_lengths(jpeg), orientation)
 
 
 def is_grey(data: Encoded, header: Header) -> bool:

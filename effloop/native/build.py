@@ -33,7 +33,7 @@ def compile_library(target: Path) -> None:
     """
     machine = platform.machine()
     compiler = os.environ.get("CC", "").split()
-    baseline = ["-msse4.2"] if compiler else ["-mcpu=x86_64_v2"]
+    baseline = ["-msse4.2"] if compiler else ["-mcpu=x86_64_v2-slow_unaligned_mem_32"]
     if not compiler:
         if importlib.util.find_spec("ziglang") is None:
             sys.exit("effloop: there is no C compiler: pip install ziglang, or name one in CC, as in CC=gcc")

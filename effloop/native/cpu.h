@@ -9,6 +9,8 @@ enum { CPU_AVX2 = 1, CPU_AVX512 = 2 /* with BW, VL, VBMI and VNNI */, CPU_FMA = 
 
 #include <cpuid.h>
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* By hand: Zig 0.16 links a `__builtin_cpu_supports` that says no to everything. */
 static inline int cpu_ask(void) {
@@ -29,7 +31,9 @@ static inline int cpu_has(int feature) {
     static atomic_int known; /* CPUID takes a microsecond, and 30 in a virtual machine */
     int features = atomic_load_explicit(&known, memory_order_relaxed);
     if (!features) {
-        features = cpu_ask() | 1 << 30;
+        const char *most = getenv("EFFLOOP_CPU"); /* plain, avx2: no more than this */
+        int allowed = !most ? ~0 : strcmp(most, "avx2") ? 0 : CPU_AVX2 | CPU_FMA;
+        features = (cpu_ask() & allowed) | 1 << 30;
         atomic_store_explicit(&known, features, memory_order_relaxed);
     }
     return (features & feature) != 0;

@@ -9,7 +9,8 @@
 
 enum { DC, AC, MAX_COMPONENTS = 3, MAX_BLOCKS = 10, SYMBOLS = 256, END_OF_BLOCK = 0 };
 enum { MOST_SIDE = 65500 }; /* that libjpeg decodes */
-enum { SOI = 0xD8, EOI = 0xD9, SOS = 0xDA, DQT = 0xDB, DRI = 0xDD, DHT = 0xC4, SOF0 = 0xC0, APP0 = 0xE0, APP14 = 0xEE };
+enum { SOI = 0xD8, EOI = 0xD9, SOS = 0xDA, DQT = 0xDB, DRI = 0xDD, DHT = 0xC4, SOF0 = 0xC0, RST0 = 0xD0, APP0 = 0xE0, APP9 = 0xE9,
+       APP14 = 0xEE };
 
 /* A Huffman table as DHT stores it: how many codes there are of 1 to 16 bits, and their symbols in order. */
 typedef struct {
@@ -29,6 +30,9 @@ typedef struct {
     uint16_t quantizers[4][64];  /* by number, in natural order; the first is 0 where there is none */
     int quantizer[MAX_COMPONENTS]; /* which of them a component uses */
     int has_jfif, is_rgb;        /* whether it has JFIF's header; whether its components aren't luma and chroma, if it hasn't */
+    int interval;                /* MCUs between restart markers; 0: there are none */
+    size_t lengths_at;           /* where the bytes of each interval are, two for each, if they are stored */
+    int lengths;                 /* how many intervals that are; 0: they aren't stored */
     size_t sof_at, sos_at;       /* offsets of the frame's and the scan's header */
     size_t scan_at, scan_end;    /* offset of the entropy-coded data, and of the EOI that ends it and the file */
 } Jpeg;
@@ -45,6 +49,9 @@ int jpeg_read(const uint8_t *data, size_t size, Jpeg *jpeg);
 /* Whether libjpeg takes the tables, and the components are luma and, if there are three, chroma. */
 int jpeg_is_plain(const Jpeg *jpeg);
 
+/* Whether there is no marker in the scan; FF FF is a fill byte. */
+int jpeg_ends_after_scan(const uint8_t *data, const Jpeg *jpeg);
+
 /* Whether a table has at least one code, and none that is too long for its place or of ones only. */
 int huffman_valid(const Huffman *table);
 
@@ -52,8 +59,9 @@ int huffman_valid(const Huffman *table);
  * It finds damage and other files, not forgeries. */
 uint64_t checksum64(const uint8_t *data, size_t size);
 
-/* Of 64 coefficients in zigzag order, where they are in an 8x8 block; then 64 places after the block. */
-extern const uint8_t NATURAL[128];
+/* Of 64 coefficients in zigzag order, where they are in an 8x8 block, but that of DC is 32 further; then 64 places after the
+ * block. jpeg_coder.c has DC values in a part of their own, half a block before the others. */
+extern const uint8_t PLACES[128];
 
 static inline uint64_t load_be64(const uint8_t *at) {
     uint64_t word;

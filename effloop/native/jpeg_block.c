@@ -1,4 +1,5 @@
-/* The inverse DCT of libjpeg-turbo's accurate integer method, to the bit: also where its 16-bit sums overflow.
+/* The inverse DCTs of libjpeg-turbo, to the bit: also where its 16-bit sums overflow. That to 8x8 samples is its accurate
+ * integer method; those to fewer are the same with every two or four of the samples beside each other averaged.
  *
  * C. Loeffler, A. Ligtenberg and G. Moschytz, "Practical Fast 1-D DCT Algorithms with 11 Multiplications", ICASSP 1989,
  * with constants of 13 bits, and 2 more bits between the passes. */
@@ -10,20 +11,35 @@
 
 enum { C0298 = 2446, C0390 = 3196, C0541 = 4433, C0765 = 6270, C0899 = 7373, C1175 = 9633, C1501 = 12299, C1847 = 15137 };
 enum { C1961 = 16069, C2053 = 16819, C2562 = 20995, C3072 = 25172 };
+enum { C0211 = 1730, C0509 = 4176, C0601 = 4926, C0720 = 5906, C0850 = 6967, C1061 = 8697, C1272 = 10426, C1451 = 11893 };
+enum { C2172 = 17799, C3624 = 29692 };
 enum { FRACTION = 13, MORE = 2, FIRST = FRACTION - MORE, SECOND = FRACTION + MORE + 3, CENTRE = 128 };
 
 static int16_t saturated(int32_t value) { return (int16_t)(value < INT16_MIN ? INT16_MIN : value > INT16_MAX ? INT16_MAX : value); }
 
-static uint8_t sample_of(int16_t value) { return (uint8_t)((value < -CENTRE ? -CENTRE : value >= CENTRE ? CENTRE - 1 : value) + CENTRE); }
+static uint8_t sample_of(int32_t value) {
+    return (uint8_t)((value < -CENTRE ? -CENTRE : value >= CENTRE ? CENTRE - 1 : value) + CENTRE);
+}
 
 /* A sum of two products; overflows wrap around. */
-static uint32_t sum(int32_t a, int32_t by_a, int32_t b, int32_t by_b) { return (uint32_t)a * (uint32_t)by_a + (uint32_t)b * (uint32_t)by_b; }
+static uint32_t sum(int32_t a, int32_t by_a, int32_t b, int32_t by_b) {
+    return (uint32_t)a * (uint32_t)by_a + (uint32_t)b * (uint32_t)by_b;
+}
 
 /* What the first pass makes of a value where all rows below are 0: libjpeg-turbo doesn't saturate it then. */
 static int16_t first_of(int16_t value) { return (int16_t)((uint32_t)value << MORE); }
 
+/* Writes sums and differences: the first samples from the start on, the others from the end back. */
+static inline void combine(int16_t *at, int step, int size, int shift, const uint32_t *even, const uint32_t *odd) {
+    for (int i = 0; i < size / 2; i++) {
+        uint32_t rounded = even[i] + (1u << (shift - 1));
+        at[i * step] = saturated((int32_t)(rounded + odd[i]) >> shift);
+        at[(size - 1 - i) * step] = saturated((int32_t)(rounded - odd[i]) >> shift);
+    }
+}
+
 /* Eight values that are `step` apart. */
-static void pass(int16_t *at, int step, int shift) {
+static inline void pass_8(int16_t *at, int step, int shift) {
     int16_t v[8];
     for (int i = 0; i < 8; i++) v[i] = at[i * step];
     int16_t z3 = (int16_t)(v[7] + v[3]), z4 = (int16_t)(v[5] + v[1]);
@@ -33,120 +49,113 @@ static void pass(int16_t *at, int step, int shift) {
     const uint32_t even[4] = {low + outer, high + inner, high - inner, low - outer};
     const uint32_t odd[4] = {sum(v[1], C1501 - C0899, v[7], -C0899) + s4, sum(v[3], C3072 - C2562, v[5], -C2562) + s3,
                              sum(v[5], C2053 - C2562, v[3], -C2562) + s4, sum(v[7], C0298 - C0899, v[1], -C0899) + s3};
-    for (int i = 0; i < 4; i++) {
-        uint32_t rounded = even[i] + (1u << (shift - 1));
-        at[i * step] = saturated((int32_t)(rounded + odd[i]) >> shift);
-        at[(7 - i) * step] = saturated((int32_t)(rounded - odd[i]) >> shift);
-    }
+    combine(at, step, 8, shift, even, odd);
 }
 
-static void plain(const int16_t *const blocks[2], const uint16_t *quantizers, uint8_t *const to[2], ptrdiff_t stride) {
-    for (int block = 0; block < 2; block++) {
-        int16_t values[64];
-        for (int i = 0; i < 64; i++) values[i] = (int16_t)(blocks[block][i] * quantizers[i]);
-        int rest = 0;
-        for (int i = 8; i < 64; i++) rest |= blocks[block][i];
-        for (int i = 0; i < 8; i++) {
-            if (rest) {
-                pass(values + i, 8, FIRST);
-                continue;
-            }
-            int16_t value = first_of(values[i]);
-            for (int j = 0; j < 8; j++) values[8 * j + i] = value;
+/* The first four become the samples. */
+static inline void pass_4(int16_t *at, int step, int shift) {
+    int16_t v[8];
+    for (int i = 0; i < 8; i++) v[i] = at[i * step];
+    uint32_t low = sum(v[0], 1 << (FRACTION + 1), 0, 0), other = sum(v[2], C1847, v[6], -C0765);
+    const uint32_t even[2] = {low + other, low - other};
+    const uint32_t odd[2] = {sum(v[1], C2562, v[3], C0899) + sum(v[5], -C0601, v[7], -C0509),
+                             sum(v[1], C1061, v[3], -C2172) + sum(v[5], C1451, v[7], -C0211)};
+    combine(at, step, 4, shift, even, odd);
+}
+
+/* To 8x8 or 4x4 samples. */
+static inline void plain(const int16_t *block, const uint16_t *quantizers, int size, uint8_t *to, ptrdiff_t stride) {
+    int16_t values[64];
+    int rest = 0, more = size < 8;
+    for (int i = 0; i < 64; i++) values[i] = (int16_t)(block[i] * quantizers[i]);
+    for (int i = 8; i < 64; i++) rest |= size == 8 || i >> 3 != 4 ? block[i] : 0;
+    for (int i = 0; i < 8; i++) {
+        if (rest) {
+            (size == 8 ? pass_8 : pass_4)(values + i, 8, FIRST + more);
+            continue;
         }
-        for (int i = 0; i < 8; i++) pass(values + 8 * i, 1, SECOND);
-        for (int i = 0; i < 64; i++) to[block][(i >> 3) * stride + (i & 7)] = sample_of(values[i]);
+        int16_t value = first_of(values[i]);
+        for (int j = 0; j < size; j++) values[8 * j + i] = value;
+    }
+    for (int i = 0; i < size; i++) {
+        (size == 8 ? pass_8 : pass_4)(values + 8 * i, 1, SECOND + more);
+        for (int j = 0; j < size; j++) to[i * stride + j] = sample_of(values[8 * i + j]);
     }
 }
 
-void flat_block(int16_t dc, uint16_t quantizer, uint8_t *to, ptrdiff_t stride) {
-    int16_t value = first_of((int16_t)(dc * quantizer));
-    uint64_t row = 0x0101010101010101u * sample_of((int16_t)((value + 16) >> 5));
-    for (int i = 0; i < 8; i++) memcpy(to + i * stride, &row, sizeof row);
+static void plain_8(const int16_t *const blocks[BATCH], const uint16_t *quantizers, uint8_t *const to[BATCH], ptrdiff_t stride) {
+    for (int i = 0; i < BATCH; i++) plain(blocks[i], quantizers, 8, to[i], stride);
+}
+
+static void plain_4(const int16_t *const blocks[BATCH], const uint16_t *quantizers, uint8_t *const to[BATCH], ptrdiff_t stride) {
+    for (int i = 0; i < BATCH; i++) plain(blocks[i], quantizers, 4, to[i], stride);
+}
+
+/* Half the difference of two samples, from the values of odd frequencies. */
+static uint32_t odd_2(int32_t v1, int32_t v3, int32_t v5, int32_t v7) {
+    return sum(v1, C3624, v3, -C1272) + sum(v5, C0850, v7, -C0720);
+}
+
+static void plain_2(const int16_t *const blocks[BATCH], const uint16_t *quantizers, uint8_t *const to[BATCH], ptrdiff_t stride) {
+    const int shift = FIRST + 2, second = SECOND + 2;
+    for (int block = 0; block < BATCH; block++) {
+        int16_t v[64];
+        int32_t rows[2][8];
+        for (int i = 0; i < 64; i++) v[i] = (int16_t)(blocks[block][i] * quantizers[i]);
+        for (int i = 0; i < 8; i++) {
+            uint32_t low = sum(v[i], 1 << (FRACTION + 2), 1, 1 << (shift - 1));
+            uint32_t odd = odd_2(v[8 + i], v[24 + i], v[40 + i], v[56 + i]);
+            rows[0][i] = (int32_t)(low + odd) >> shift, rows[1][i] = (int32_t)(low - odd) >> shift;
+        }
+        for (int i = 0; i < 2; i++) {
+            const int32_t *row = rows[i]; /* the first isn't saturated */
+            uint32_t low = sum(row[0], 1 << (FRACTION + 2), 1, 1 << (second - 1));
+            uint32_t odd = odd_2(saturated(row[1]), saturated(row[3]), saturated(row[5]), saturated(row[7]));
+            to[block][i * stride] = sample_of((int32_t)(low + odd) >> second);
+            to[block][i * stride + 1] = sample_of((int32_t)(low - odd) >> second);
+        }
+    }
+}
+
+/* Overflows of 13 bits wrap around. */
+static void plain_1(const int16_t *const blocks[BATCH], const uint16_t *quantizers, uint8_t *const to[BATCH], ptrdiff_t stride) {
+    (void)stride;
+    for (int i = 0; i < BATCH; i++) *to[i] = sample_of((int32_t)(((uint32_t)(*blocks[i] * *quantizers) + 4) << 19) >> 22);
 }
 
 #if defined(__x86_64__)
 
 #include <immintrin.h>
 
-#define AVX2 __attribute__((target("avx2")))
-#define INLINE static inline __attribute__((always_inline)) AVX2
+#define EIGHT(at) _mm_loadu_si128((const __m128i_u *)(at))
+#define TWICE_EIGHT(at, i) _mm256_loadu2_m128i((const __m128i_u *)((at)[1] + (i)), (const __m128i_u *)((at)[0] + (i)))
 
-typedef __m256i Vector; /* half of it for each block */
+#define TARGET __attribute__((target("avx2")))
+#define Vector __m256i
+#define LANES 2
+#define NAME(name) name##_avx2
+#define OP(name) _mm256_##name
+#define LOAD(blocks, i) TWICE_EIGHT(blocks, i)
+#define REPEAT(at) _mm256_broadcastsi128_si256(EIGHT(at))
+#define ANY(v) !_mm256_testz_si256(v, v)
+#include "jpeg_block_simd.h"
 
-INLINE Vector two(int low, int high) { return _mm256_set1_epi32((int)((uint32_t)(uint16_t)low | (uint32_t)(uint16_t)high << 16)); }
-
-#define SUMS(a, b, low, high) \
-    {_mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), two(low, high)), _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), two(low, high))}
-#define SHIFTED(a) \
-    {_mm256_srai_epi32(_mm256_unpacklo_epi16(zero, a), 16 - FRACTION), _mm256_srai_epi32(_mm256_unpackhi_epi16(zero, a), 16 - FRACTION)}
-
-/* `pass` of eight columns at once. */
-INLINE void pass_avx2(Vector v[8], const int shift) {
-    const Vector zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (shift - 1));
-    Vector z3 = _mm256_add_epi16(v[7], v[3]), z4 = _mm256_add_epi16(v[5], v[1]);
-    Vector sum = _mm256_add_epi16(v[0], v[4]), difference = _mm256_sub_epi16(v[0], v[4]);
-    Vector low[2] = SHIFTED(sum), high[2] = SHIFTED(difference);
-    Vector outer[2] = SUMS(v[2], v[6], C0541 + C0765, C0541), inner[2] = SUMS(v[2], v[6], C0541, C0541 - C1847);
-    Vector s3[2] = SUMS(z3, z4, C1175 - C1961, C1175), s4[2] = SUMS(z3, z4, C1175, C1175 - C0390);
-    Vector odd[4][2] = {SUMS(v[1], v[7], C1501 - C0899, -C0899), SUMS(v[3], v[5], C3072 - C2562, -C2562),
-                        SUMS(v[5], v[3], C2053 - C2562, -C2562), SUMS(v[7], v[1], C0298 - C0899, -C0899)};
-    Vector up[4][2], down[4][2];
-    for (int i = 0; i < 2; i++) {
-        Vector even[4] = {_mm256_add_epi32(low[i], outer[i]), _mm256_add_epi32(high[i], inner[i]),
-                          _mm256_sub_epi32(high[i], inner[i]), _mm256_sub_epi32(low[i], outer[i])};
-        for (int j = 0; j < 4; j++) {
-            Vector rounded = _mm256_add_epi32(even[j], half), other = _mm256_add_epi32(odd[j][i], j & 1 ? s3[i] : s4[i]);
-            up[j][i] = _mm256_srai_epi32(_mm256_add_epi32(rounded, other), shift);
-            down[j][i] = _mm256_srai_epi32(_mm256_sub_epi32(rounded, other), shift);
-        }
-    }
-    for (int j = 0; j < 4; j++) {
-        v[j] = _mm256_packs_epi32(up[j][0], up[j][1]);
-        v[7 - j] = _mm256_packs_epi32(down[j][0], down[j][1]);
-    }
-}
-
-INLINE void transpose(Vector v[8]) {
-    Vector once[8];
-    for (int round = 0; round < 3; round++) {
-        for (int i = 0; i < 4; i++)
-            once[2 * i] = _mm256_unpacklo_epi16(v[i], v[i + 4]), once[2 * i + 1] = _mm256_unpackhi_epi16(v[i], v[i + 4]);
-        memcpy(v, once, sizeof once);
-    }
-}
-
-INLINE Vector both(const void *low, const void *high) { return _mm256_loadu2_m128i((const __m128i_u *)high, (const __m128i_u *)low); }
-
-static AVX2 void fast(const int16_t *const blocks[2], const uint16_t *quantizers, uint8_t *const to[2], ptrdiff_t stride) {
-    Vector v[8], rest = _mm256_setzero_si256();
-    for (int i = 0; i < 8; i++) {
-        Vector row = both(blocks[0] + 8 * i, blocks[1] + 8 * i);
-        if (i) rest = _mm256_or_si256(rest, row);
-        v[i] = _mm256_mullo_epi16(row, both(quantizers + 8 * i, quantizers + 8 * i));
-    }
-    Vector empty = _mm256_cmpeq_epi64(rest, _mm256_setzero_si256()); /* and the other half of a block's */
-    empty = _mm256_and_si256(empty, _mm256_shuffle_epi32(empty, _MM_SHUFFLE(1, 0, 3, 2)));
-    Vector first = _mm256_slli_epi16(v[0], MORE);
-    pass_avx2(v, FIRST);
-    if (!_mm256_testz_si256(empty, empty))
-        for (int i = 0; i < 8; i++) v[i] = _mm256_blendv_epi8(v[i], first, empty);
-    transpose(v), pass_avx2(v, SECOND), transpose(v);
-    for (int i = 0; i < 8; i += 2) {
-        Vector rows = _mm256_add_epi8(_mm256_packs_epi16(v[i], v[i + 1]), _mm256_set1_epi8((char)CENTRE));
-        __m128i one = _mm256_castsi256_si128(rows), other = _mm256_extracti128_si256(rows, 1);
-        _mm_storel_epi64((__m128i_u *)(to[0] + i * stride), one);
-        _mm_storel_epi64((__m128i_u *)(to[0] + (i + 1) * stride), _mm_unpackhi_epi64(one, one));
-        _mm_storel_epi64((__m128i_u *)(to[1] + i * stride), other);
-        _mm_storel_epi64((__m128i_u *)(to[1] + (i + 1) * stride), _mm_unpackhi_epi64(other, other));
-    }
-}
+#define TARGET __attribute__((target("avx512f,avx512bw")))
+#define Vector __m512i
+#define LANES 4
+#define NAME(name) name##_avx512
+#define OP(name) _mm512_##name
+#define LOAD(blocks, i) _mm512_inserti64x4(_mm512_castsi256_si512(TWICE_EIGHT(blocks, i)), TWICE_EIGHT((blocks) + 2, i), 1)
+#define REPEAT(at) _mm512_broadcast_i32x4(EIGHT(at))
+#define ANY(v) _mm512_test_epi64_mask(v, v)
+#include "jpeg_block_simd.h"
 
 #endif
 
-Inverse *inverse_dct(void) {
+Inverse *inverse_dct(int size) {
 #if defined(__x86_64__)
-    if (cpu_has(CPU_AVX2)) return fast;
+    if (cpu_has(CPU_AVX512) && size > 1) return size == 8 ? inverse_8_avx512 : size == 4 ? inverse_4_avx512 : inverse_2_avx512;
+    if (cpu_has(CPU_AVX2) && size > 1) return size == 8 ? inverse_8_avx2 : size == 4 ? inverse_4_avx2 : inverse_2_avx2;
 #endif
-    return plain;
+    return size == 8 ? plain_8 : size == 4 ? plain_4 : size == 2 ? plain_2 : plain_1;
 }

@@ -1,4 +1,6 @@
-/* Decoding JPEGs by the libjpeg-turbo that comes with Pillow; data/decode/turbojpeg.py finds it. */
+/* Decoding JPEGs by the libjpeg-turbo that comes with Pillow; data/decode/turbojpeg.py finds it.
+ *
+ * Each has a decompressor of its own, as one that is used again still has the tables of the image before. */
 
 #include <setjmp.h>
 #include <stdatomic.h>
@@ -48,8 +50,7 @@ static int create(Workspace *space) {
 
 static Workspace *make(void) {
     Workspace *space = calloc(1, sizeof *space);
-    if (space && (space->boxes = box_decoder_make()) && create(space)) return space;
-    if (space) box_decoder_free(space->boxes);
+    if (space && (space->boxes = box_decoder_make())) return space;
     free(space);
     return NULL;
 }
@@ -70,7 +71,6 @@ void workspace_give_back(Workspace *space) {
         Workspace *none = NULL;
         if (atomic_compare_exchange_strong(&spaces[i], &none, space)) return;
     }
-    library.destroy(&space->jpeg);
     box_decoder_free(space->boxes);
     free(space->part.bytes), free(space->pixels.bytes), free(space);
 }
@@ -131,12 +131,10 @@ static int decode(Workspace *space, const JpegRequest *wanted, Region *found) {
 }
 
 int jpeg_decode(Workspace *space, const JpegRequest *wanted, Region *found) {
-    if (setjmp(space->escape)) {
-        library.abort(&space->jpeg);
-        return 0;
-    }
-    int done = decode(space, wanted, found);
-    library.abort(&space->jpeg); /* also after the end: it does nothing then */
+    if (!create(space)) return 0;
+    volatile int done = 0;
+    if (!setjmp(space->escape)) done = decode(space, wanted, found);
+    library.destroy(&space->jpeg);
     return done;
 }
 
@@ -144,8 +142,10 @@ int jpeg_decode(Workspace *space, const JpegRequest *wanted, Region *found) {
 EXPORT int effloop_libjpeg_use(void *const *functions) {
     memcpy(&library, functions, sizeof library);
     Workspace *space = make();
-    if (!space) return 0;
+    int taken = space && create(space);
+    if (taken) library.destroy(&space->jpeg);
     workspace_give_back(space);
+    if (!taken) return 0;
     atomic_store_explicit(&has_library, 1, memory_order_release);
     return 1;
 }

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "export.h"
-#include "jpeg_dummy.h"
 #include "jpeg_scan.h"
 #include "jpeg_states.h"
 
@@ -182,12 +181,9 @@ static int64_t write_finest(Plan *plan, const uint8_t *data, size_t size, uint8_
  * baseline JPEG with one scan and no restart markers, or damaged, or no grid fits. -1: there isn't enough memory.
  */
 EXPORT int64_t effloop_jpeg_index(const uint8_t *data, int64_t size, uint8_t *out, int64_t room) {
-    Jpeg jpeg, extended;
-    Dummies dummies;
+    Jpeg jpeg;
     State *states = NULL;
-    if (size < 0 || room < HEADER || !jpeg_read(data, (size_t)size, &jpeg)) return 0;
-    extended = jpeg;
-    if (!dummies_prepare(&extended, &dummies)) return 0;
+    if (size < 0 || room < HEADER || !jpeg_read(data, (size_t)size, &jpeg) || jpeg.interval) return 0;
     int64_t written = scan_states(data, &jpeg, &states);
     if (written != 1) return written;
     Plan plan = {.jpeg = &jpeg, .states = states, .cell_fields = 1 + jpeg.components, .row_fields = 2 + jpeg.components};

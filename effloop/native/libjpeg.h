@@ -72,7 +72,6 @@ typedef struct {
     unsigned (*skip)(Decompress *, unsigned rows);
     unsigned (*read)(Decompress *, uint8_t **rows, unsigned count);
     int (*finish)(Decompress *);
-    void (*abort)(Decompress *);
 } Library;
 
 #endif

@@ -1,15 +1,15 @@
-/* Samples from their bytes to their rows, in one call: cut, decoded, resized, flipped. */
+/* Samples from their bytes to their rows, in one call: decoded, resized, flipped. */
 
 #include <string.h>
 
 #include "cpu.h"
 #include "export.h"
 #include "headers.h"
+#include "jpeg.h"
 #include "jpeg_box.h"
-#include "jpeg_markers.h"
 #include "resize.h"
 
-enum { SPARE = 1 << 16 }; /* bytes that a part may be larger than the whole: longer tables, dummies */
+enum { BELOW = 2 }; /* rows below a box: chroma of half the resolution is interpolated from the sample below */
 
 /* N samples; as `load_run` in data/decode/common.py hands them over, field by field. */
 typedef struct {
@@ -37,12 +37,15 @@ typedef struct {
     int64_t stride;            /* bytes between images */
     int64_t height, width, channels;
     int64_t least_height, least_width; /* down to which a JPEG may be scaled; 0: not at all */
-    int64_t least_saved;       /* bytes outside of the box from which on a JPEG is cut; -1: never */
+    int64_t parts;             /* whether only what a box needs of a JPEG may be decoded */
     int64_t jpegs;             /* whether JPEGs are decoded */
 } Target;
 
-int64_t effloop_jpeg_crop(const uint8_t *, int64_t, const uint8_t *, int64_t, const int32_t *, int32_t, uint8_t *, int64_t,
-                          int32_t *);
+/* Where pixels come from. */
+typedef struct {
+    Region region;
+    BoxDecoder *rows; /* one after the other, if this isn't NULL */
+} Pixels;
 
 static Sample sample_of(const Samples *samples, int64_t i) {
     Sample sample = {.data = samples->data[i], .size = samples->sizes[i]};
@@ -59,44 +62,6 @@ static int scale_factor(const Sample *sample, const Target *target) {
     return most >= 8 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
 }
 
-/* A smaller JPEG by the entropy index, and where its pixels are in the image; 0 if there is none. */
-static int cut_indexed(Workspace *space, const Sample *sample, JpegRequest *part, Box *shown) {
-    if (!sample->index) return 0;
-    const Box *box = sample->box;
-    const int32_t wanted[4] = {(int32_t)box->top, (int32_t)box->left, (int32_t)box->height, (int32_t)box->width};
-    int32_t found[4];
-    int64_t room = sample->size + SPARE;
-    uint8_t *bytes = workspace_bytes(space, (size_t)room);
-    if (!bytes) return 0;
-    part->size = (size_t)effloop_jpeg_crop(sample->data, sample->size, sample->index, sample->index_size, wanted,
-                                           2 * part->factor, bytes, room, found);
-    if (!part->size) {
-        part->size = (size_t)sample->size;
-        return 0;
-    }
-    part->data = bytes, part->partial = 1;
-    *shown = (Box){found[0], found[1], found[2], found[3]};
-    return 1;
-}
-
-/* A smaller JPEG by its restart markers; or, without any, the same, to be decoded down to the box's lower edge. */
-static void cut_by_markers(Workspace *space, const Sample *sample, const Layout *layout, JpegRequest *part, Box *shown) {
-    const Box *box = sample->box;
-    if (!layout->interval && part->factor == 1) {
-        part->stop = box->top + box->height + BELOW < layout->height &&
-                     jpeg_ends_after_scan(sample->data, sample->size, layout);
-        return;
-    }
-    const int64_t wanted[4] = {box->top, box->left, box->height, box->width};
-    int64_t found[5];
-    uint8_t *bytes = workspace_bytes(space, (size_t)sample->size);
-    if (!bytes) return;
-    int64_t size = effloop_jpeg_cut(sample->data, sample->size, sample->header->at, wanted, 1, bytes, found);
-    if (!size) return;
-    part->data = bytes, part->size = (size_t)size, part->stop = (int)found[4];
-    *shown = (Box){found[0], found[1], found[2], found[3]};
-}
-
 /* Where an end is in an image of 1 / factor of the size. */
 static int64_t scaled(int64_t at, int factor) { return (at + factor / 2) / factor; }
 
@@ -107,40 +72,38 @@ static Box scaled_box(const Box *box, int factor) {
 }
 
 /* The box of one JPEG, scaled; refuses what `PlainDecoder` decodes whole. */
-static int decode_jpeg(Workspace *space, const Sample *sample, const Target *target, int factor, Region *found) {
+static int decode_jpeg(Workspace *space, const Sample *sample, const Target *target, int factor, Pixels *found) {
     const Row *header = sample->header;
-    const Box *box = sample->box;
-    Box shown = {0, 0, header->height, header->width};
-    Layout layout = {0};
-    JpegRequest part = {.data = sample->data, .size = (size_t)sample->size, .channels = (int)target->channels};
+    const Box box = scaled_box(sample->box, factor);
+    const size_t size = (size_t)sample->size;
+    const int channels = (int)target->channels;
     if (!space) return 0;
-    if (cpu_has(CPU_AVX2) && sample->index && factor == 1 && target->least_saved >= 0 && /* else libjpeg-turbo is faster */
-        box_decode(workspace_boxes(space), part.data, part.size, sample->index, (size_t)sample->index_size, box, part.channels,
-                   found))
-        return 1;
-    part.factor = factor, part.partial = effloop_jpeg_layout(sample->data, sample->size, header->at, &layout);
-    double outside = 1 - (double)(box->height * box->width) / ((double)header->height * header->width);
-    if (target->least_saved >= 0 && (double)sample->size * outside > (double)target->least_saved &&
-        !cut_indexed(space, sample, &part, &shown) && part.partial)
-        cut_by_markers(space, sample, &layout, &part, &shown);
     /* simplejpeg scales by 3/8 or less where that makes the same size */
-    if (factor > 1 && shown.height < 8 && shown.width < 8) return 0;
-    part.height = shown.height, part.width = shown.width;
-    Box inside = {box->top - shown.top, box->left - shown.left, box->height, box->width};
-    part.box = scaled_box(&inside, factor);
-    return jpeg_decode(space, &part, found);
+    if (factor > 1 && header->height < 8 && header->width < 8) return 0;
+    found->rows = workspace_boxes(space);
+    int few = 2 * sample->box->height * sample->box->width < (int64_t)header->height * header->width;
+    if (target->parts && (few || cpu_has(CPU_AVX2)) && /* plain C is slower than libjpeg-turbo's vectors, if it isn't far less */
+        box_open(found->rows, sample->data, size, sample->index, (size_t)sample->index_size, &box, factor, channels))
+        return 1;
+    JpegRequest wanted = {sample->data, size, header->height, header->width, channels, factor, box, 0, 0};
+    Jpeg jpeg;
+    wanted.partial = jpeg_read(sample->data, size, &jpeg), found->rows = NULL;
+    wanted.stop = wanted.partial && target->parts && sample->box->top + sample->box->height + BELOW < header->height &&
+                  jpeg_ends_after_scan(sample->data, &jpeg);
+    return jpeg_decode(space, &wanted, &found->region);
 }
 
-static int raw_pixels(const Sample *sample, const Target *target, Region *found) {
+static int raw_pixels(const Sample *sample, const Target *target, Pixels *found) {
     const Row *header = sample->header;
     int64_t row = (int64_t)header->width * header->channels;
     if (header->channels != target->channels || header->at + row * header->height != sample->size) return 0;
     const uint8_t *first = sample->data + header->at + sample->box->top * row;
-    *found = (Region){first + sample->box->left * header->channels, row};
+    found->region = (Region){first + sample->box->left * header->channels, row};
     return 1;
 }
 
-static int pixels_of(Workspace *space, const Sample *sample, const Target *target, int factor, Region *found) {
+static int pixels_of(Workspace *space, const Sample *sample, const Target *target, int factor, Pixels *found) {
+    found->rows = NULL;
     if (!sample->header->plain || !sample->header->complete) return 0;
     switch (sample->header->kind) {
     case JPEG: return target->jpegs && decode_jpeg(space, sample, target, factor, found);
@@ -164,27 +127,31 @@ static void copy_row(const uint8_t *from, uint8_t *to, int64_t width, int channe
             to[(width - 1 - i) * channels + channel] = from[i * channels + channel];
 }
 
-static void copy(const Region *found, const Target *target, int flip, uint8_t *to) {
+static const uint8_t *next_rows(void *decoder, int count) { return box_rows(decoder, count); }
+
+static int copy(const Pixels *found, const Target *target, int flip, uint8_t *to) {
     int64_t bytes = target->width * target->channels;
-    for (int64_t row = 0; row < target->height; row++)
-        copy_row(found->pixels + row * found->stride, to + row * bytes, target->width, (int)target->channels, flip);
+    for (int64_t row = 0; row < target->height; row++) {
+        const uint8_t *from = found->rows ? box_rows(found->rows, 1) : found->region.pixels + row * found->region.stride;
+        if (!from) return 0;
+        copy_row(from, to + row * bytes, target->width, (int)target->channels, flip);
+    }
+    return 1;
 }
 
 static int load(Workspace *space, const Sample *sample, const Target *target, int flip, uint8_t *to) {
-    Region found;
+    Pixels found;
     if (!is_inside(sample->box, sample->header)) return 0;
-    if (sample->box->height == target->height && sample->box->width == target->width) {
-        int done = pixels_of(space, sample, target, 1, &found);
-        if (done) copy(&found, target, flip, to);
-        return done;
-    }
+    if (sample->box->height == target->height && sample->box->width == target->width)
+        return pixels_of(space, sample, target, 1, &found) && copy(&found, target, flip, to);
     int factor = scale_factor(sample, target);
     Box box = scaled_box(sample->box, factor);
     Resize job; /* first, as what can't be resized here needn't be decoded here */
     int done = resize_open(&job, box.height, box.width, (int)target->channels, target->height, target->width, 0) &&
                pixels_of(space, sample, target, factor, &found);
     if (done) {
-        job.source = found.pixels, job.stride = found.stride, job.target = to, job.flip = flip;
+        job.source = found.region.pixels, job.stride = found.region.stride, job.target = to, job.flip = flip;
+        if (found.rows) job.next = next_rows, job.from = found.rows, job.stride = box.width * target->channels;
         done = resize_run(&job);
     }
     resize_close(&job);
@@ -206,13 +173,12 @@ EXPORT void effloop_load(const Samples *samples, const Target *target, const int
 
 /* Decodes the box of the first sample at 1 / factor of its size, which is that of the target; 0 as effloop_load. */
 EXPORT int effloop_decode(const Samples *samples, const Target *target, int factor) {
-    Region found;
+    Pixels found;
     Workspace *space = workspace_take();
     Sample sample = sample_of(samples, 0);
     Box box = scaled_box(sample.box, factor);
     int done = is_inside(sample.box, sample.header) && box.height == target->height && box.width == target->width &&
-               pixels_of(space, &sample, target, factor, &found);
-    if (done) copy(&found, target, 0, target->target);
+               pixels_of(space, &sample, target, factor, &found) && copy(&found, target, 0, target->target);
     workspace_give_back(space);
     return done;
 }

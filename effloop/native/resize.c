@@ -32,20 +32,22 @@ static uint32_t *pair_at(const Resize *job, int pair) {
     return job->ring + (size_t)(pair % CAPACITY) * job->lanes;
 }
 
-/* Resizes STRIP pairs of rows across; where there are fewer, the last row stands for those behind it. */
-static void strip(const Resize *job, const Kernel *kernel, int first) {
-    const uint8_t *rows = job->source + 2 * first * job->stride;
-    int left = job->down->in - 2 * first;
-    if (left >= 2 * STRIP) {
+/* Resizes STRIP pairs of rows across; where there are fewer, the last row stands for those behind it. 0: no rows. */
+static int strip(const Resize *job, const Kernel *kernel, int first) {
+    int left = job->down->in - 2 * first, count = left < 2 * STRIP ? left : 2 * STRIP;
+    const uint8_t *rows = job->next ? job->next(job->from, count) : job->source + 2 * first * job->stride;
+    if (!rows) return 0;
+    if (count == 2 * STRIP) {
         kernel->across(job, rows, job->stride, pair_at(job, first));
-        return;
+        return 1;
     }
     for (int i = 0; i < 2 * STRIP; i++)
         memcpy(job->end + (size_t)i * job->row, rows + (i < left ? i : left - 1) * job->stride, job->row);
     kernel->across(job, job->end, job->row, pair_at(job, first));
+    return 1;
 }
 
-static void walk(const Resize *job, const Kernel *kernel) {
+static int walk(const Resize *job, const Kernel *kernel) {
     const Axis *down = job->down;
     int made = 0;
     size_t bytes = (size_t)job->across->out * job->channels;
@@ -55,11 +57,12 @@ static void walk(const Resize *job, const Kernel *kernel) {
         const uint32_t *pairs[MOST_DOWN];
         int first = down->first[row] / 2, count = weights_down(down, row, weights);
         for (; made < first + count; made += STRIP)
-            strip(job, kernel, made);
+            if (!strip(job, kernel, made)) return 0;
         for (int pair = 0; pair < count; pair++)
             pairs[pair] = pair_at(job, first + pair);
         kernel->down(job, pairs, weights, count, job->target + row * bytes);
     }
+    return 1;
 }
 
 #if defined(__x86_64__)
@@ -116,10 +119,10 @@ int resize_run(Resize *job) {
     job->ring = (uint32_t *)memory;
     job->blocks = memory + ring;
     job->end = memory + ring + blocks;
-    walk(job, job->kernel);
+    int done = walk(job, job->kernel);
     if (memory != own)
         free(memory);
-    return 1;
+    return done;
 }
 
 /* Whether they share memory: rows are written while others are still read. */

@@ -63,13 +63,13 @@ static void colour(float planes[MAX_COMPONENTS][PIXELS], uint8_t *out) {
 typedef struct {
     Walk *walk;
     Jpeg jpeg;
-    int64_t image; /* which one; -1: none */
+    int64_t image;
 } Place;
 
-static int begin(Place *place, const uint8_t *data, size_t size) {
+static int begin(Place *place, const uint8_t *data, size_t size, Segment *segment) {
     Jpeg *jpeg = &place->jpeg;
     if (!jpeg_read(data, size, jpeg) || jpeg->height < 8 * SIDE || jpeg->width < 8 * SIDE) return 0;
-    return jpeg_is_plain(jpeg) && walk_open(place->walk, data, jpeg) == 1;
+    return jpeg_is_plain(jpeg) && walk_open(place->walk, data, jpeg, segment) == 1;
 }
 
 static int finish(const Place *place, uint8_t *out) {
@@ -80,7 +80,7 @@ static int finish(const Place *place, uint8_t *out) {
     size_t rows = (size_t)(jpeg->rows * part.down) + 2, columns = (size_t)(jpeg->columns * part.across) + 2;
     int64_t *sums = malloc(rows * columns * sizeof *sums);
     int16_t *values = malloc((size_t)jpeg->rows * (size_t)jpeg->columns * (size_t)blocks * sizeof *values);
-    int done = sums && values && walk_ended(place->walk) == 1 && walk_values(place->walk, values);
+    int done = sums && values && walk_values(place->walk, values);
     for (int i = 0; i < jpeg->components && done; part = (Part){1, 1, jpeg->blocks[0] + i++}) {
         double height = (double)jpeg->height * part.down / jpeg->mcu_height;
         double width = (double)jpeg->width * part.across / jpeg->mcu_width;
@@ -93,29 +93,45 @@ static int finish(const Place *place, uint8_t *out) {
     return done;
 }
 
+/* Images that are gone through in turns. */
+typedef struct {
+    const uint8_t *const *data;
+    const int64_t *sizes;
+    int64_t count, next;
+    uint8_t *out, *done;
+    Place places[LANES];
+} Images;
+
+/* Begins with the next image that can be; 0: there is none. */
+static int take(Images *images, Place *place, Segment *segment) {
+    while (images->next < images->count) {
+        place->image = images->next++;
+        if (begin(place, images->data[place->image], (size_t)images->sizes[place->image], segment)) return 1;
+    }
+    return 0;
+}
+
+static int go_on(void *from, Segment *segment) {
+    Images *images = from;
+    Place *place = images->places;
+    while (!walk_has(place->walk, segment)) place++;
+    if (walk_on(place->walk, segment)) return 1;
+    images->done[place->image] = (uint8_t)finish(place, images->out + place->image * PIXELS * 3);
+    return take(images, place, segment);
+}
+
 /* Thumbnails of several images, (count, SIDE, SIDE, 3): the whole image squashed, as it is stored; and checksums of their
  * bytes. done[i] is 0 where the image is left to others: it is no undamaged baseline JPEG of 8 * SIDE pixels or more. */
 EXPORT void effloop_thumbnails(const uint8_t *const *data, const int64_t *sizes, int64_t count, uint8_t *out,
                                uint64_t *checksums, uint8_t *done) {
-    Place places[WALKS];
-    Walk *walks[WALKS];
-    int64_t next = 0, left = 1;
-    for (int i = 0; i < WALKS; i++) left = (walks[i] = places[i].walk = walk_make()) ? left : 0, places[i].image = -1;
+    Images images = {data, sizes, count, 0, out, done, {{0}}};
+    Segment lanes[LANES];
+    int open = 0;
     for (int64_t i = 0; i < count; i++) checksums[i] = checksum64(data[i], (size_t)sizes[i]), done[i] = 0;
-    while (left) {
-        left = 0;
-        for (int i = 0; i < WALKS; i++) {
-            Place *place = &places[i];
-            if (place->image >= 0 && walk_ended(place->walk)) {
-                done[place->image] = (uint8_t)finish(place, out + place->image * PIXELS * 3);
-                place->image = -1;
-            }
-            for (; place->image < 0 && next < count; next++)
-                if (begin(place, data[next], (size_t)sizes[next])) place->image = next;
-            if (place->image < 0) walk_nowhere(place->walk);
-            left += place->image >= 0;
-        }
-        if (left) walk_on(walks);
+    for (int i = 0; i < LANES; i++) {
+        Place *place = &images.places[i];
+        if ((place->walk = walk_make())) open += take(&images, place, &lanes[open]);
     }
-    for (int i = 0; i < WALKS; i++) walk_free(walks[i]);
+    if (open) coder_run(lanes, open, go_on, &images);
+    for (int i = 0; i < LANES; i++) walk_free(images.places[i].walk);
 }

@@ -112,30 +112,28 @@ def describe_damage(data: Encoded, header: Header, error: Exception) -> str:
 
 # Samples from their bytes to their rows of a batch, many in one call, which releases the GIL: `native/load.c`.
 
-NEVER_CUT = -1  # no number of bytes outside of a box for which a JPEG is cut
-
 
 def load_run(
-    images: EncodedImages, headers: Headers, wanted: Resizes, least_saved: int, *, jpegs: bool
+    images: EncodedImages, headers: Headers, wanted: Resizes, *, jpegs: bool, parts: bool
 ) -> NDArray[np.bool_]:
     """Decode boxes of plain, complete images, resize them as `resize_into`, and flip them or not.
 
-    A JPEG is scaled while it is decoded only as far as `wanted.at_least` allows, and cut before from `least_saved`
-    bytes outside of its box on; without `jpegs` raw pixels alone are decoded.
+    A JPEG is scaled while it is decoded only as far as `wanted.at_least` allows; with `parts`, only what its box
+    needs is decoded. Without `jpegs`, only raw pixels are.
 
     Returns:
         (N,) which rows of `wanted.out` are written. The others are left to Python: other formats, images that libjpeg
         as much as warns about, resizes that need PyTorch.
     """
     samples, kept = _samples(images, headers, wanted.boxes, wanted.flips)
-    target = _target(wanted.out, wanted.at_least, least_saved, jpegs=jpegs)
+    target = _target(wanted.out, wanted.at_least, parts=parts, jpegs=jpegs)
     done = np.zeros(len(wanted.out), np.bool_)
     function("effloop_load", "ppppp")(address(samples), address(target), *in_progress.addresses(), address(done))
     del kept
     return done
 
 
-def decode_box(data: Encoded, header: Header, box: Box, out: Pixels, factor: int, least_saved: int) -> bool:
+def decode_box(data: Encoded, header: Header, box: Box, out: Pixels, factor: int, *, parts: bool) -> bool:
     """Decode a box of one plain, complete JPEG at 1 / `factor` (1, 2, 4, 8) of its size; False as in `load_run`.
 
     `out` is (h, w, C) uint8, contiguous, of the box's size over `factor`; written.
@@ -144,7 +142,7 @@ def decode_box(data: Encoded, header: Header, box: Box, out: Pixels, factor: int
     index = None if header.index is None else EncodedImages.of([header.index])
     one, boxes, flips = EncodedImages.of([data]), np.array([box], np.int64), np.zeros(1, np.bool_)
     samples, kept = _samples(one, Headers(row, {}, index), boxes, flips)
-    target = _target(out[None], None, least_saved, jpegs=True)
+    target = _target(out[None], None, parts=parts, jpegs=True)
     done = function("effloop_decode", "ppi", "i")(address(samples), address(target), factor)
     del kept
     return bool(done)
@@ -164,13 +162,9 @@ def _samples(
     return np.array([len(flips), *found], np.int64), columns
 
 
-def _target(out: Pixels, at_least: tuple[int, int] | None, least_saved: int, *, jpegs: bool) -> NDArray[np.int64]:
+def _target(out: Pixels, at_least: tuple[int, int] | None, *, parts: bool, jpegs: bool) -> NDArray[np.int64]:
     """As `Target` in native/load.c."""
-    return np.array([address(out), out.strides[0], *out.shape[1:], *(at_least or (0, 0)), least_saved, jpegs], np.int64)
-
-
-MIN_BYTES_SAVED = 4096
-"""Bytes outside of a box from which on cropping pays: it takes 35 µs, libjpeg 10 for a KB of a photograph."""
+    return np.array([address(out), out.strides[0], *out.shape[1:], *(at_least or (0, 0)), parts, jpegs], np.int64)
 
 
 class PlainDecoder(Decoder):
@@ -224,18 +218,14 @@ class PlainDecoder(Decoder):
         if type(self).decode_with_info is not PlainDecoder.decode_with_info:  # a subclass may do more
             return super().decode_resized(images, infos, wanted)
         allowed = wanted if self.config.dct_scaling else replace(wanted, at_least=None)
-        return load_run(images, infos, allowed, self._least_saved, jpegs=self.has_libjpeg)
+        return load_run(images, infos, allowed, jpegs=self.has_libjpeg, parts=self.config.region)
 
     def _compiled(self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None) -> Pixels | None:
         """Pixels of a JPEG's box, maybe scaled down, by native/load.c."""
         factor = _scale_factor(box, at_least) if at_least is not None and self.config.dct_scaling else 1
         height, width = _scaled_box(box, factor)[2:]
         out = np.empty((height, width, self.channels), np.uint8)
-        return out if decode_box(data, header, box, out, factor, self._least_saved) else None
-
-    @property
-    def _least_saved(self) -> int:
-        return MIN_BYTES_SAVED if self.config.region else NEVER_CUT
+        return out if decode_box(data, header, box, out, factor, parts=self.config.region) else None
 
     def _turned(self, data: Encoded, header: Header, box: Box | None, at_least: tuple[int, int] | None) -> Pixels:
         """Pixels of an image, or of a box of it, that its EXIF orientation turns."""

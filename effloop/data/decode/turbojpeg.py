@@ -17,7 +17,7 @@ from effloop.native import library
 # Pillow's wheels for Linux have libjpeg-turbo in them; `native/jpeg_decode.c` decodes by it.
 _FUNCTIONS = (  # as `Library` in native/libjpeg.h has them
     "std_error CreateDecompress destroy_decompress mem_src read_header start_decompress crop_scanline skip_scanlines "
-    "read_scanlines finish_decompress abort_decompress"
+    "read_scanlines finish_decompress"
 )
 
 
@@ -25,7 +25,7 @@ _FUNCTIONS = (  # as `Library` in native/libjpeg.h has them
 def use_libjpeg() -> bool:
     """Find the library and hand its functions to the C parts; False where there is none for them.
 
-    They use it without the GIL, and keep a decompressor for each thread.
+    They use it without the GIL.
     """
     for path in sorted((Path(PIL.__file__).parents[1] / "pillow.libs").glob("libjpeg-*.so.62*")):
         try:

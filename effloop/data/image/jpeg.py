@@ -1,9 +1,7 @@
-"""What JPEGs are cropped by before they are decoded, in native/load.c: restart markers or an entropy index.
+"""What native/jpeg_box.c decodes a crop of a JPEG by, and nothing outside of it: restart markers or an entropy index.
 
-A restart marker resets a JPEG's entropy coding, so the data between two of them can be decoded on its own. Where a
-file has them at an interval that divides its rows of blocks (DRI; `convert` writes such files), the intervals that
-a box needs are copied by their offsets, their markers are renumbered, and the size in the frame header is replaced.
-Nothing outside is entropy-decoded, which is three quarters of the time that decoding a photograph takes.
+A restart marker resets a JPEG's entropy coding, so the data between two of them can be decoded on its own. They are
+used where a file has them at an interval that divides its rows of blocks (DRI; `convert` writes such files).
 """
 
 from __future__ import annotations
@@ -25,37 +23,31 @@ _ORDER = np.arange(1 << 16, dtype=np.uint8) & 7
 
 
 class Layout(NamedTuple):
-    """Structure of a baseline JPEG with one scan; `Layout` in native/jpeg_markers.c has the same fields."""
+    """Where a baseline JPEG with one scan has what; as native/jpeg.c finds it."""
 
-    height: int
-    width: int
-    mcu_height: int  # pixels of a minimum coded unit (MCU)
-    mcu_width: int
-    size_at: int  # offset of height and width in the frame header
-    sos_at: int  # of the scan's header
+    sos_at: int  # offset of the scan's header
     scan_at: int  # of its entropy-coded data
     interval: int  # MCUs between restart markers; 0 is none
-    lengths_at: int  # offset of the intervals' lengths, as `with_interval_lengths` stores them; 0 if it has none
-    lengths: int  # how many there are
+    lengths: int  # of how many intervals `with_interval_lengths` has stored the lengths
 
 
 _LAYOUT = ctypes.c_int64 * len(Layout._fields)
 
 
-def read_layout(data: Encoded, sof_at: int) -> Layout | None:
-    """A JPEG's structure; None if it isn't baseline, in one scan, of 1 or 3 components. `sof_at`: of its `Header`."""
+def read_layout(data: Encoded) -> Layout | None:
+    """A JPEG's structure; None if it isn't baseline, in one scan, of 1 or 3 components."""
     found = _LAYOUT()
-    return Layout(*found) if function("effloop_jpeg_layout", "pllp", "i")(*pointer(data), sof_at, found) else None
+    return Layout(*found) if function("effloop_jpeg_layout", "plp", "i")(*pointer(data), found) else None
 
 
-def with_interval_lengths(data: Encoded, sof_at: int) -> bytes:
+def with_interval_lengths(data: Encoded) -> bytes:
     """The same JPEG with the lengths of its restart intervals in a segment before the scan (APP9 `EffLoop`).
 
     Cropping then needn't search for the markers, which takes 16 to 22 µs at 62 KB. Two bytes per interval, 0.7 % of
     a file of 104 KB with an interval of two MCUs. Other programs skip the segment. A file without restart markers is
     returned as it is, and so is one where an interval or the segment would exceed 64 KB.
     """
-    layout = read_layout(data, sof_at)
+    layout = read_layout(data)
     if layout is None or not layout.interval or layout.lengths:
         return bytes(data)
     lengths = _scan_interval_lengths(data, layout.scan_at)
@@ -82,8 +74,7 @@ def _scan_interval_lengths(data: Encoded, scan_at: int) -> NDArray[Any]:
 
 
 # Entropy indexes: of JPEGs without restart markers, beside the file. They hold the states of the entropy decoder at
-# every few MCUs of each row: bit position and DC predictors. With them native/jpeg_box.c decodes a crop; on a processor
-# without AVX2, and where the result is scaled, the crop's bits are spliced into a smaller JPEG for libjpeg-turbo.
+# every few MCUs of each row: bit position and DC predictors.
 
 VERSION = 1  # of the format; another one's indexes match nothing
 

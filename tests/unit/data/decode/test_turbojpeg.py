@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from images import FORMATS, encode, photo
-from jpegs import KINDS, Box, Pixels, boxes, by_pillow, picture
+from jpegs import KINDS, Box, Pixels, boxes, by_opencv, by_pillow, picture
 
 from effloop.data.decode import DecodeConfig, common, turbojpeg
 from effloop.data.decode.common import PillowDecoder
@@ -11,6 +11,7 @@ from effloop.data.decode.opencv import OpenCVDecoder
 from effloop.data.decode.turbojpeg import AutoDecoder, TurboJPEGDecoder
 from effloop.data.image.header import Header, read_header
 from effloop.data.image.jpeg import build_index
+from effloop.errors import DataError
 
 simplejpeg = pytest.importorskip("simplejpeg")
 
@@ -50,9 +51,27 @@ MORE = {
 SIZES = [(200, 272), (67, 53), (17, 130), (8, 8), (1, 1)]
 
 
-@pytest.fixture(autouse=True)
-def _small_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "MIN_BYTES_SAVED", -1)
+def _without(data: bytes, kind: int) -> bytes:
+    """The JPEG without the segments of a kind."""
+    kept, at = data[:2], 2
+    while data[at + 1] != 0xDA:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        kept, at = kept + data[at:end] * (data[at + 1] != kind), end
+    return kept + data[at:]
+
+
+@pytest.mark.parametrize("kind", [0xC4, 0xDB], ids=["Huffman", "quantization"])
+def test_tables_of_the_image_before_are_forgotten(kind):
+    decoder = TurboJPEGDecoder(DecodeConfig("turbojpeg"))
+    plain = by_opencv(picture(64, 64, np.random.default_rng(0)))
+    outcomes = set()
+    for before in (plain, by_opencv(picture(64, 64, np.random.default_rng(1)), quality=30, optimize=1)):
+        decoder.decode(before)
+        try:
+            outcomes.add(decoder.decode(_without(plain, kind)).tobytes())
+        except DataError:
+            outcomes.add(b"refused")
+    assert outcomes == {b"refused" if kind == 0xDB else decoder.decode(plain).tobytes()}
 
 
 def by_c(data: bytes, header: Header, box: Box, at_least: tuple[int, int] | None, channels: int = 3) -> Pixels | None:
