@@ -104,8 +104,10 @@ def _mix(state: int, word: int) -> int:
 def decode_part(
     data: bytes, index: bytes | None, box: Box, channels: int = 3, factor: int = 1
 ) -> NDArray[np.uint8] | None:
-    """The pixels of a box of the image at 1 / factor of its size, (height, width, channels), by an entropy index or by
-    restart markers; None where that is left to libjpeg-turbo."""
+    """A box of the image at 1 / factor of its size, (height, width, channels), by EffLoop's own decoder.
+
+    None where that leaves the JPEG to libjpeg-turbo.
+    """
     out = np.empty((*box[2:], channels), np.uint8)
     decode, place = function("effloop_jpeg_box", "plplpiip", "i"), (ctypes.c_int64 * 4)(*box)
     done = decode(*pointer(data), *pointer(index or b""), place, factor, channels, pointer(out)[0])

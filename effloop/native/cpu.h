@@ -6,6 +6,7 @@
 enum { CPU_AVX2 = 1, CPU_AVX512 = 2 /* with BW, VL, VBMI and VNNI */, CPU_FMA = 4 /* with AVX2 */ };
 
 #if defined(__x86_64__)
+enum { CPU_NEON = 0 };
 
 #include <cpuid.h>
 #include <stdatomic.h>
@@ -32,7 +33,7 @@ static inline int cpu_has(int feature) {
     int features = atomic_load_explicit(&known, memory_order_relaxed);
     if (!features) {
         const char *most = getenv("EFFLOOP_CPU"); /* plain, avx2: no more than this */
-        int allowed = !most ? ~0 : strcmp(most, "avx2") ? 0 : CPU_AVX2 | CPU_FMA;
+        int allowed = !most || !*most ? ~0 : strcmp(most, "avx2") ? 0 : CPU_AVX2 | CPU_FMA;
         features = (cpu_ask() & allowed) | 1 << 30;
         atomic_store_explicit(&known, features, memory_order_relaxed);
     }
@@ -40,6 +41,7 @@ static inline int cpu_has(int feature) {
 }
 
 #else
+enum { CPU_NEON = 1 }; /* of aarch64 */
 
 static inline int cpu_has(int feature) {
     (void)feature;

@@ -1,8 +1,10 @@
-/* Reading the headers of baseline JPEGs, and checksums of whole files. */
+/* Reads the headers of baseline JPEGs, and computes checksums of files. */
 
 #include "jpeg.h"
 
 #include "export.h"
+
+enum { MAX_SIDE = 65500, MAX_BLOCKS = 10 }; /* pixels that libjpeg decodes; blocks that the standard allows in an MCU */
 
 const uint8_t PLACES[128] = {
     32, 1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
@@ -13,7 +15,8 @@ const uint8_t PLACES[128] = {
 
 static unsigned be16(const uint8_t *at) { return (unsigned)at[0] << 8 | at[1]; }
 
-int huffman_valid(const Huffman *table) {
+/* Whether a table has codes, all of them fit their lengths, and none consists of ones only. */
+static int huffman_valid(const Huffman *table) {
     uint32_t code = 0;
     for (int length = 1; length <= 16; length++) {
         code += table->counts[length - 1];
@@ -43,7 +46,8 @@ static int read_quantizers(const uint8_t *at, const uint8_t *end, Jpeg *jpeg) {
         int wide = at[0] >> 4 != 0, number = at[0] & 15;
         if (number > 3 || end - at < 1 + 64 * (1 + wide)) return 0;
         at++;
-        for (int i = 0; i < 64; i++, at += 1 + wide) jpeg->quantizers[number][i ? PLACES[i] : 0] = (uint16_t)(wide ? be16(at) : *at);
+        for (int i = 0; i < 64; i++, at += 1 + wide)
+            jpeg->quantizers[number][i ? PLACES[i] : 0] = (uint16_t)(wide ? be16(at) : *at);
     }
     return 1;
 }
@@ -51,15 +55,15 @@ static int read_quantizers(const uint8_t *at, const uint8_t *end, Jpeg *jpeg) {
 static int read_frame(const uint8_t *at, size_t length, Jpeg *jpeg) {
     if (length < 11 || at[4] != 8) return 0;
     jpeg->height = (int)be16(at + 5), jpeg->width = (int)be16(at + 7), jpeg->components = at[9];
-    if (!jpeg->height || !jpeg->width || jpeg->height > MOST_SIDE || jpeg->width > MOST_SIDE) return 0;
+    if (!jpeg->height || !jpeg->width || jpeg->height > MAX_SIDE || jpeg->width > MAX_SIDE) return 0;
     if (jpeg->components != 1 && jpeg->components != 3) return 0;
     if (length != 8 + 3u * (unsigned)jpeg->components) return 0;
     int across = at[11] >> 4, down = at[11] & 15;
     if (across < 1 || across > 4 || down < 1 || down > 4) return 0;
     if (jpeg->components == 1) {
-        across = down = 1; /* coded block by block, whatever its factors say */
+        across = down = 1; /* grey is coded block by block, whatever its sampling factors */
     } else if (at[14] != 0x11 || at[17] != 0x11 || across * down + 2 > MAX_BLOCKS) {
-        return 0; /* several chroma samples in an MCU */
+        return 0; /* several blocks of a chroma component in an MCU */
     }
     for (int i = 0; i < jpeg->components; i++) jpeg->quantizer[i] = at[12 + 3 * i];
     jpeg->is_rgb |= jpeg->components == 3 && at[10] == 'R' && at[13] == 'G' && at[16] == 'B';
@@ -70,7 +74,7 @@ static int read_frame(const uint8_t *at, size_t length, Jpeg *jpeg) {
     return 1;
 }
 
-/* The scan has to have all components, in the frame's order, and all coefficients. */
+/* Accepts scans of all components, in the frame's order, with all coefficients. */
 static int read_scan(const uint8_t *at, size_t length, const uint8_t *frame, Jpeg *jpeg) {
     int count = jpeg->components;
     if (length != 6 + 2u * (unsigned)count || at[4] != count) return 0;
@@ -95,7 +99,7 @@ static int read_segment(const uint8_t *data, size_t at, size_t length, Jpeg *jpe
         return read_frame(segment, length, jpeg);
     case DQT: return read_quantizers(segment + 4, segment + 2 + length, jpeg);
     case APP0: if (length >= 16 && !memcmp(segment + 4, "JFIF", 5)) jpeg->has_jfif = 1; return 1;
-    case APP9: /* of effloop/data/image/jpeg.py */
+    case APP9: /* written by with_interval_lengths in effloop/data/image/jpeg.py */
         if (length >= 10 && !memcmp(segment + 4, "EffLoop", 8)) jpeg->lengths_at = at + 12, jpeg->lengths = (int)(length - 10) / 2;
         return 1;
     case APP14: if (length >= 14 && !memcmp(segment + 4, "Adobe", 5)) jpeg->is_rgb = segment[15] != 1; return 1;
@@ -105,7 +109,7 @@ static int read_segment(const uint8_t *data, size_t at, size_t length, Jpeg *jpe
 
 int jpeg_read(const uint8_t *data, size_t size, Jpeg *jpeg) {
     if (size < 4 || size > 1u << 28 || data[0] != 0xFF || data[1] != SOI) return 0;
-    if (data[size - 2] != 0xFF || data[size - 1] != EOI) return 0;
+    if (data[size - 3] == 0xFF || data[size - 2] != 0xFF || data[size - 1] != EOI) return 0; /* a fill byte; no EOI at the end */
     jpeg->sof_at = 0, jpeg->has_jfif = jpeg->is_rgb = jpeg->interval = jpeg->lengths = 0;
     memset(jpeg->quantizers, 0, sizeof jpeg->quantizers);
     for (int kind = DC; kind <= AC; kind++)
@@ -133,20 +137,8 @@ int jpeg_is_plain(const Jpeg *jpeg) {
     return jpeg->has_jfif || !jpeg->is_rgb;
 }
 
-int jpeg_ends_after_scan(const uint8_t *data, const Jpeg *jpeg) {
-    enum { BLOCK = 256 };
-    for (size_t at = jpeg->scan_at, last = jpeg->scan_end; at < last;) {
-        int found = 0;
-        size_t end = last - at < BLOCK ? last : at + BLOCK;
-        for (; at < end; at++) /* vectors: 4 µs for 100 KB, where memchr from FF to FF takes 20 */
-            found |= (data[at] == 0xFF) & ((uint8_t)(data[at + 1] + 1) > 1);
-        if (found) return 0;
-    }
-    return 1;
-}
-
-/* Where the scan's header and its data begin; MCUs between restart markers; whether the intervals' lengths are stored. 0: it
- * is no baseline JPEG with one scan. */
+/* Finds the offsets of the scan header and of its data, the MCUs between restart markers (0: none), and how many lengths of
+ * intervals are stored. Returns 0 as jpeg_read. */
 EXPORT int effloop_jpeg_layout(const uint8_t *data, int64_t size, int64_t found[4]) {
     Jpeg jpeg;
     if (size < 0 || !jpeg_read(data, (size_t)size, &jpeg)) return 0;
@@ -154,13 +146,13 @@ EXPORT int effloop_jpeg_layout(const uint8_t *data, int64_t size, int64_t found[
     return 1;
 }
 
-/* Each word changes its lane's state one to one, so that no change of a single word can get lost. */
+/* A one-to-one function of the word for any state, and of the state for any word: no change of a single word is lost. */
 static uint64_t mix(uint64_t state, uint64_t word) {
     state = (state ^ word) * 0x9E3779B97F4A7C15u;
     return state << 29 | state >> 35;
 }
 
-enum { LANES = 8, STRIPE = 8 * LANES }; /* one multiplication a cycle: 8 bytes */
+enum { LANES = 8, STRIPE = 8 * LANES }; /* independent sums, so that multiplications overlap; bytes of a word for each */
 
 uint64_t checksum64(const uint8_t *data, size_t size) {
     uint64_t lanes[LANES], words[LANES];

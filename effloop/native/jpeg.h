@@ -1,4 +1,4 @@
-/* Structure of baseline JPEGs with one interleaved scan, and the states of their entropy decoder. */
+/* The headers of a baseline JPEG with a single scan, and the state of its entropy decoder. */
 
 #ifndef EFFLOOP_JPEG_H
 #define EFFLOOP_JPEG_H
@@ -7,12 +7,11 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { DC, AC, MAX_COMPONENTS = 3, MAX_BLOCKS = 10, SYMBOLS = 256, END_OF_BLOCK = 0 };
-enum { MOST_SIDE = 65500 }; /* that libjpeg decodes */
+enum { DC, AC, MAX_COMPONENTS = 3, SYMBOLS = 256 };
 enum { SOI = 0xD8, EOI = 0xD9, SOS = 0xDA, DQT = 0xDB, DRI = 0xDD, DHT = 0xC4, SOF0 = 0xC0, RST0 = 0xD0, APP0 = 0xE0, APP9 = 0xE9,
        APP14 = 0xEE };
 
-/* A Huffman table as DHT stores it: how many codes there are of 1 to 16 bits, and their symbols in order. */
+/* A Huffman table as DHT stores it: the number of codes of each length from 1 to 16 bits, and their symbols in order. */
 typedef struct {
     uint8_t counts[16];
     uint8_t symbols[SYMBOLS];
@@ -20,47 +19,41 @@ typedef struct {
 } Huffman;
 
 typedef struct {
-    int width, height;           /* pixels */
-    int mcu_width, mcu_height;   /* pixels of a minimum coded unit */
-    int columns, rows;           /* of MCUs */
-    int components;              /* 1 or 3 */
-    int blocks[MAX_COMPONENTS];  /* of each component in an MCU */
-    int table[2][MAX_COMPONENTS]; /* which DC and which AC table a component uses */
-    Huffman huffman[2][4];       /* by class and number; total is 0 where there is none */
-    uint16_t quantizers[4][64];  /* by number, in natural order; the first is 0 where there is none */
-    int quantizer[MAX_COMPONENTS]; /* which of them a component uses */
-    int has_jfif, is_rgb;        /* whether it has JFIF's header; whether its components aren't luma and chroma, if it hasn't */
-    int interval;                /* MCUs between restart markers; 0: there are none */
-    size_t lengths_at;           /* where the bytes of each interval are, two for each, if they are stored */
-    int lengths;                 /* how many intervals that are; 0: they aren't stored */
-    size_t sof_at, sos_at;       /* offsets of the frame's and the scan's header */
-    size_t scan_at, scan_end;    /* offset of the entropy-coded data, and of the EOI that ends it and the file */
+    int width, height;             /* in pixels */
+    int mcu_width, mcu_height;     /* size of an MCU (minimum coded unit) in pixels */
+    int columns, rows;             /* number of MCUs across and down */
+    int components;                /* 1 or 3 */
+    int blocks[MAX_COMPONENTS];    /* blocks of each component in an MCU */
+    int table[2][MAX_COMPONENTS];  /* numbers of the DC and the AC table that each component uses */
+    Huffman huffman[2][4];         /* the tables, by DC or AC and by number; `total` is 0 for one that isn't defined */
+    uint16_t quantizers[4][64];    /* quantisation tables, in natural order; the first value is 0 for one that isn't defined */
+    int quantizer[MAX_COMPONENTS]; /* number of the one that each component uses */
+    int has_jfif, is_rgb;          /* whether there is a JFIF header; whether, without one, the components are taken for RGB */
+    int interval;                  /* MCUs between restart markers; 0: there are none */
+    size_t lengths_at;             /* offset of the lengths of the restart intervals (with_interval_lengths in image/jpeg.py) */
+    int lengths;                   /* how many of these there are, two bytes each; 0: they aren't stored */
+    size_t sof_at, sos_at;         /* offsets of the frame header and of the scan header */
+    size_t scan_at, scan_end;      /* offsets of the entropy-coded data, and of the EOI marker that ends it and the file */
 } Jpeg;
 
 /* State of the entropy decoder between two MCUs. */
 typedef struct {
-    uint32_t bit; /* from the scan's start, in the file as it is, with its stuffed bytes */
-    int16_t dc[MAX_COMPONENTS + 1]; /* the last is always 0: no bytes between, so that states compare as memory */
+    uint32_t bit; /* position, counted from the start of the scan in the file, stuffed bytes included */
+    int16_t dc[MAX_COMPONENTS + 1]; /* DC predictors, and a 0 that leaves no padding, so that memcmp compares states */
 } State;
 
-/* Whether this is a JPEG whose scan can be cut; fills `jpeg`. */
+/* Reads the headers. Returns 0 unless this is a baseline JPEG of 1 or 3 components in a single scan. */
 int jpeg_read(const uint8_t *data, size_t size, Jpeg *jpeg);
 
-/* Whether libjpeg takes the tables, and the components are luma and, if there are three, chroma. */
+/* Whether libjpeg accepts the tables, and takes the components for grey or for luma and chroma. */
 int jpeg_is_plain(const Jpeg *jpeg);
 
-/* Whether there is no marker in the scan; FF FF is a fill byte. */
-int jpeg_ends_after_scan(const uint8_t *data, const Jpeg *jpeg);
-
-/* Whether a table has at least one code, and none that is too long for its place or of ones only. */
-int huffman_valid(const Huffman *table);
-
-/* A checksum that changes with any change within one of the aligned 8-byte words, and with others as good as always.
- * It finds damage and other files, not forgeries. */
+/* A checksum that differs if a single aligned 8-byte word does, and all but certainly otherwise. It detects damage and other
+ * files, not forgery. */
 uint64_t checksum64(const uint8_t *data, size_t size);
 
-/* Of 64 coefficients in zigzag order, where they are in an 8x8 block, but that of DC is 32 further; then 64 places after the
- * block. jpeg_coder.c has DC values in a part of their own, half a block before the others. */
+/* Where the 64 coefficients, in zigzag order, belong in a block, with 32 added for the DC coefficient; then 64 places past
+ * its end. jpeg_coder.c, which writes the DC coefficient relative to an address 32 values lower, so needs no branch. */
 extern const uint8_t PLACES[128];
 
 static inline uint64_t load_be64(const uint8_t *at) {
@@ -68,7 +61,5 @@ static inline uint64_t load_be64(const uint8_t *at) {
     memcpy(&word, at, sizeof word);
     return __builtin_bswap64(word);
 }
-
-static inline int bit_length(uint32_t value) { return value ? 32 - __builtin_clz(value) : 0; }
 
 #endif

@@ -1,8 +1,8 @@
-/* The inverse DCTs of libjpeg-turbo, to the bit: also where its 16-bit sums overflow. That to 8x8 samples is its accurate
- * integer method; those to fewer are the same with every two or four of the samples beside each other averaged.
+/* The inverse DCTs of libjpeg-turbo's vector code, to the bit, even where 16-bit sums overflow. The one to 8x8 samples is its
+ * accurate integer method (jidctint.c); those to fewer (jidctred.c) average neighbouring samples.
  *
- * C. Loeffler, A. Ligtenberg and G. Moschytz, "Practical Fast 1-D DCT Algorithms with 11 Multiplications", ICASSP 1989,
- * with constants of 13 bits, and 2 more bits between the passes. */
+ * C. Loeffler, A. Ligtenberg and G. Moschytz, "Practical Fast 1-D DCT Algorithms with 11 Multiplications", ICASSP 1989.
+ * Constants (C0298 is 0.298...) have 13 bits of fraction, values between the two passes 2. */
 
 #include <string.h>
 
@@ -15,21 +15,24 @@ enum { C0211 = 1730, C0509 = 4176, C0601 = 4926, C0720 = 5906, C0850 = 6967, C10
 enum { C2172 = 17799, C3624 = 29692 };
 enum { FRACTION = 13, MORE = 2, FIRST = FRACTION - MORE, SECOND = FRACTION + MORE + 3, CENTRE = 128 };
 
-static int16_t saturated(int32_t value) { return (int16_t)(value < INT16_MIN ? INT16_MIN : value > INT16_MAX ? INT16_MAX : value); }
+/* What is kept between the passes: by libjpeg-turbo's NEON, overflows wrap around. */
+static int16_t saturated(int32_t value) {
+    return (int16_t)(CPU_NEON ? value : value < INT16_MIN ? INT16_MIN : value > INT16_MAX ? INT16_MAX : value);
+}
 
 static uint8_t sample_of(int32_t value) {
     return (uint8_t)((value < -CENTRE ? -CENTRE : value >= CENTRE ? CENTRE - 1 : value) + CENTRE);
 }
 
-/* A sum of two products; overflows wrap around. */
+/* The sum of two products, which may overflow. */
 static uint32_t sum(int32_t a, int32_t by_a, int32_t b, int32_t by_b) {
     return (uint32_t)a * (uint32_t)by_a + (uint32_t)b * (uint32_t)by_b;
 }
 
-/* What the first pass makes of a value where all rows below are 0: libjpeg-turbo doesn't saturate it then. */
+/* The result of the first pass where all rows but the first are 0, which libjpeg-turbo doesn't saturate. */
 static int16_t first_of(int16_t value) { return (int16_t)((uint32_t)value << MORE); }
 
-/* Writes sums and differences: the first samples from the start on, the others from the end back. */
+/* Writes the sums of even and odd part from the start on, and their differences from the end back. */
 static inline void combine(int16_t *at, int step, int size, int shift, const uint32_t *even, const uint32_t *odd) {
     for (int i = 0; i < size / 2; i++) {
         uint32_t rounded = even[i] + (1u << (shift - 1));
@@ -38,7 +41,7 @@ static inline void combine(int16_t *at, int step, int size, int shift, const uin
     }
 }
 
-/* Eight values that are `step` apart. */
+/* Transforms eight values, `step` apart, in place. */
 static inline void pass_8(int16_t *at, int step, int shift) {
     int16_t v[8];
     for (int i = 0; i < 8; i++) v[i] = at[i * step];
@@ -52,7 +55,7 @@ static inline void pass_8(int16_t *at, int step, int shift) {
     combine(at, step, 8, shift, even, odd);
 }
 
-/* The first four become the samples. */
+/* Transforms eight values to four, which replace the first four. */
 static inline void pass_4(int16_t *at, int step, int shift) {
     int16_t v[8];
     for (int i = 0; i < 8; i++) v[i] = at[i * step];
@@ -63,7 +66,7 @@ static inline void pass_4(int16_t *at, int step, int shift) {
     combine(at, step, 4, shift, even, odd);
 }
 
-/* To 8x8 or 4x4 samples. */
+/* One block, to 8x8 or 4x4 samples. */
 static inline void plain(const int16_t *block, const uint16_t *quantizers, int size, uint8_t *to, ptrdiff_t stride) {
     int16_t values[64];
     int rest = 0, more = size < 8;
@@ -91,7 +94,7 @@ static void plain_4(const int16_t *const blocks[BATCH], const uint16_t *quantize
     for (int i = 0; i < BATCH; i++) plain(blocks[i], quantizers, 4, to[i], stride);
 }
 
-/* Half the difference of two samples, from the values of odd frequencies. */
+/* The odd part of a transform of eight values to two. */
 static uint32_t odd_2(int32_t v1, int32_t v3, int32_t v5, int32_t v7) {
     return sum(v1, C3624, v3, -C1272) + sum(v5, C0850, v7, -C0720);
 }
@@ -108,8 +111,8 @@ static void plain_2(const int16_t *const blocks[BATCH], const uint16_t *quantize
             rows[0][i] = (int32_t)(low + odd) >> shift, rows[1][i] = (int32_t)(low - odd) >> shift;
         }
         for (int i = 0; i < 2; i++) {
-            const int32_t *row = rows[i]; /* the first isn't saturated */
-            uint32_t low = sum(row[0], 1 << (FRACTION + 2), 1, 1 << (second - 1));
+            const int32_t *row = rows[i]; /* row[0] isn't saturated */
+            uint32_t low = sum(CPU_NEON ? (int16_t)row[0] : row[0], 1 << (FRACTION + 2), 1, 1 << (second - 1));
             uint32_t odd = odd_2(saturated(row[1]), saturated(row[3]), saturated(row[5]), saturated(row[7]));
             to[block][i * stride] = sample_of((int32_t)(low + odd) >> second);
             to[block][i * stride + 1] = sample_of((int32_t)(low - odd) >> second);
@@ -117,7 +120,7 @@ static void plain_2(const int16_t *const blocks[BATCH], const uint16_t *quantize
     }
 }
 
-/* Overflows of 13 bits wrap around. */
+/* The mean; values of more than 13 bits wrap around. */
 static void plain_1(const int16_t *const blocks[BATCH], const uint16_t *quantizers, uint8_t *const to[BATCH], ptrdiff_t stride) {
     (void)stride;
     for (int i = 0; i < BATCH; i++) *to[i] = sample_of((int32_t)(((uint32_t)(*blocks[i] * *quantizers) + 4) << 19) >> 22);
@@ -154,8 +157,8 @@ static void plain_1(const int16_t *const blocks[BATCH], const uint16_t *quantize
 
 Inverse *inverse_dct(int size) {
 #if defined(__x86_64__)
-    if (cpu_has(CPU_AVX512) && size > 1) return size == 8 ? inverse_8_avx512 : size == 4 ? inverse_4_avx512 : inverse_2_avx512;
-    if (cpu_has(CPU_AVX2) && size > 1) return size == 8 ? inverse_8_avx2 : size == 4 ? inverse_4_avx2 : inverse_2_avx2;
+    if (cpu_has(CPU_AVX512) && size > 2) return size == 8 ? inverse_8_avx512 : inverse_4_avx512;
+    if (cpu_has(CPU_AVX2) && size > 2) return size == 8 ? inverse_8_avx2 : inverse_4_avx2;
 #endif
     return size == 8 ? plain_8 : size == 4 ? plain_4 : size == 2 ? plain_2 : plain_1;
 }

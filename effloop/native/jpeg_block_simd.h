@@ -1,23 +1,23 @@
-/* Inverse DCTs by vectors, with a block in each lane of 128 bits: included once for every kind of Vector.
+/* Inverse DCTs with vectors, each 128-bit lane of which holds one block; jpeg_block.c includes this once for each kind of vector.
  *
- * The macros: LANES, NAME of a function for this kind, OP (an intrinsic), LOAD (eight values of each block), REPEAT (eight
- * values, in every lane), ANY (whether a bit is set). */
+ * It defines: TARGET (attribute), Vector (type), LANES (per vector), NAME (of a function), OP (an intrinsic), LOAD (eight values
+ * from each block), REPEAT (the same eight values for each block), ANY (whether any bit is set). */
 
 #define FIXED static inline __attribute__((always_inline)) TARGET
 #define PAIRS(a, b) {OP(unpacklo_epi16)(a, b), OP(unpackhi_epi16)(a, b)}
 #define BY(low, high) OP(set1_epi32)((int)((uint32_t)(uint16_t)(low) | (uint32_t)(uint16_t)(high) << 16))
-#define SUM(pairs, low, high) OP(madd_epi16)(pairs, BY(low, high)) /* as `sum` */
+#define SUM(pairs, low, high) OP(madd_epi16)(pairs, BY(low, high)) /* `sum` of each pair */
 #define PLUS OP(add_epi32)
 #define MINUS OP(sub_epi32)
 #define SAMPLES(a, b) OP(add_epi8)(OP(packs_epi16)(a, b), OP(set1_epi8)((char)CENTRE))
 
-/* Coefficients of LANES blocks times quantizers; 0 where they are so large that `first_of` may matter. */
+/* Loads LANES blocks, dequantised. Returns 0 if values are so large that `first_of` may matter. */
 FIXED int NAME(load)(const int16_t *const *blocks, const uint16_t *quantizers, Vector v[8]) {
     for (int i = 0; i < 8; i++) v[i] = OP(mullo_epi16)(LOAD(blocks, 8 * i), REPEAT(quantizers + 8 * i));
     return !(ANY(v[0] ^ OP(srai_epi16)(OP(slli_epi16)(v[0], MORE), MORE)));
 }
 
-/* `combine` for every second one of 2 * `size` vectors. */
+/* `combine`, to every second one of 2 * `size` vectors. */
 FIXED void NAME(combine)(const Vector *even, const Vector *odd, int size, int shift, Vector *to) {
     for (int i = 0; i < size / 2; i++) {
         to[2 * i] = OP(srai_epi32)(PLUS(even[i], odd[i]), shift);
@@ -25,7 +25,7 @@ FIXED void NAME(combine)(const Vector *even, const Vector *odd, int size, int sh
     }
 }
 
-/* `pass_8` of the eight columns of each block. */
+/* `pass_8` for the eight columns of each block. */
 FIXED void NAME(pass_8)(Vector v[8], const int shift) {
     const Vector half = OP(set1_epi32)(1 << (shift - 1)), v04[2] = PAIRS(OP(add_epi16)(v[0], v[4]), OP(sub_epi16)(v[0], v[4]));
     const Vector z34[2] = PAIRS(OP(add_epi16)(v[7], v[3]), OP(add_epi16)(v[5], v[1]));
@@ -72,7 +72,7 @@ static TARGET void NAME(inverse_8)(const int16_t *const blocks[BATCH], const uin
     }
 }
 
-/* `pass_4` of four columns, from pairs of their values. */
+/* `pass_4` for four columns, from pairs of their values. */
 FIXED void NAME(pass_4)(Vector v00, Vector v13, Vector v26, Vector v57, const int shift, Vector *to) {
     Vector low = PLUS(OP(set1_epi32)(1 << (shift - 1)), SUM(v00, 1 << FRACTION, 1 << FRACTION)), other = SUM(v26, C1847, -C0765);
     const Vector even[2] = {PLUS(low, other), MINUS(low, other)};
@@ -100,30 +100,6 @@ static TARGET void NAME(inverse_4)(const int16_t *const blocks[BATCH], const uin
         const Vector rows[2] = PAIRS(OP(packs_epi32)(sums[0][0], sums[2][0]), OP(packs_epi32)(sums[1][0], sums[3][0]));
         v[0] = SAMPLES(OP(unpacklo_epi32)(rows[0], rows[1]), OP(unpackhi_epi32)(rows[0], rows[1]));
         for (int i = 0; i < 4 * LANES; i++) memcpy(to[at + i / 4] + i % 4 * stride, (const char *)v + 4 * i, 4);
-    }
-}
-
-static TARGET void NAME(inverse_2)(const int16_t *const blocks[BATCH], const uint16_t *quantizers, uint8_t *const to[BATCH],
-                                   ptrdiff_t stride) {
-    static const int16_t odd[8] = {0, C3624, 0, -C1272, 0, C0850, 0, -C0720};
-    Vector v[8], up[2], down[2];
-    for (int at = 0; at < BATCH; at += LANES) {
-        NAME(load)(blocks + at, quantizers, v);
-        const Vector v00[2] = PAIRS(v[0], v[0]), v13[2] = PAIRS(v[1], v[3]), v57[2] = PAIRS(v[5], v[7]);
-        for (int i = 0; i < 2; i++) {
-            Vector low = PLUS(OP(set1_epi32)(1 << (FIRST + 1)), SUM(v00[i], 1 << (FRACTION + 1), 1 << (FRACTION + 1)));
-            Vector high = PLUS(SUM(v13[i], C3624, -C1272), SUM(v57[i], C0850, -C0720));
-            up[i] = OP(srai_epi32)(PLUS(low, high), FIRST + 2), down[i] = OP(srai_epi32)(MINUS(low, high), FIRST + 2);
-        }
-        Vector upper = OP(madd_epi16)(OP(packs_epi32)(up[0], up[1]), REPEAT(odd));
-        Vector lower = OP(madd_epi16)(OP(packs_epi32)(down[0], down[1]), REPEAT(odd));
-        Vector high = PLUS(OP(unpacklo_epi32)(upper, lower), OP(unpackhi_epi32)(upper, lower));
-        high = PLUS(high, OP(shuffle_epi32)(high, _MM_SHUFFLE(1, 0, 3, 2)));
-        Vector low = PLUS(OP(slli_epi32)(OP(unpacklo_epi32)(up[0], down[0]), FRACTION + 2), OP(set1_epi32)(1 << (SECOND + 1)));
-        v[0] = OP(unpacklo_epi32)(OP(srai_epi32)(PLUS(low, high), SECOND + 2), OP(srai_epi32)(MINUS(low, high), SECOND + 2));
-        v[0] = OP(packs_epi32)(v[0], v[0]), v[0] = SAMPLES(v[0], v[0]);
-        for (int i = 0; i < LANES; i++)
-            for (int row = 0; row < 2; row++) memcpy(to[at + i] + row * stride, (const char *)v + 16 * i + 2 * row, 2);
     }
 }
 

@@ -1,9 +1,12 @@
-/* Decoding a box of a JPEG: by its entropy index or its restart markers nothing outside of it is decoded, else no row below.
+/* Decodes a box (a crop) of a JPEG, and as little as possible of what is around it.
  *
- * Each row of MCUs that the box touches has one segment of the scan, between two of the index's states, or several, between
- * restart markers; where there is neither, a row's segment is all of it, and begins where the one above has ended. Some rows
- * at a time are decoded to coefficients, and these to planes of samples, which rows of pixels are made of when they are asked
- * for: all that stays in the cache. */
+ * Decoding can start at a state of the entropy index, after a restart marker, or at the beginning of the scan. Each row of MCUs
+ * that the box touches is decoded as one or more segments of the scan: with an index, a single one, from the last state before
+ * the box to the first state after it; with restart markers, the intervals that overlap the box. Without either, whole rows are
+ * decoded one after the other, from the top of the image to the lower edge of the box ("serial").
+ *
+ * The coefficients of a segment become samples at once, and rows of pixels are made of these when the caller asks for them, some
+ * rows of MCUs at a time, so the data stays in the processor's cache. Positions and sizes are those of the scaled image. */
 
 #include "jpeg_box.h"
 
@@ -16,91 +19,95 @@
 #include "jpeg_states.h"
 #include "scratch.h"
 
-enum { BESIDE = 1 };          /* samples of chroma on each side of the box that interpolation reads */
-enum { AT_ONCE = 1 << 17 };   /* bytes of coefficients that are decoded at a time */
-enum { SPARE = 64 };          /* bytes after memory, which may be written over */
-enum { PADDING = 7 };         /* bits before a restart marker, at most */
+enum { BESIDE = 1 };        /* chroma samples on each side of the box that are needed for interpolation */
+enum { AT_ONCE = 1 << 18 }; /* samples that are made at a time */
+enum { SPARE = 64 };        /* bytes past the end of samples and pixels that may be read and written */
+enum { PADDING = 7 };       /* most bits that fill up the last byte before a restart marker or EOI */
 
-/* Samples of a component: a row that is kept, and those of the MCUs that were decoded last. */
+/* Samples of a component: a row left from the MCUs above, for interpolation, and then those of the MCUs decoded last. */
 typedef struct {
     uint8_t *samples;
     ptrdiff_t stride;
     int across, down;  /* blocks in an MCU */
-    int side;          /* samples of a block in each direction */
-    int width, height; /* of the image: columns from the box's first MCU on, and all rows */
-    int top;           /* which row of the image is the first of these */
+    int side;          /* samples along a side of a block */
+    int width, height; /* columns of `samples` that are in the image; rows of the whole image */
+    int top;           /* row of the image that `samples` begins with */
     const uint16_t *quantizers;
 } Plane;
 
-/* Both ends of a segment. */
+/* States at both ends of a segment. */
 typedef struct {
     State first, last;
 } Bounds;
 
 struct BoxDecoder {
     Coder *coder;
-    Memory bounds, unstuffed, segments, coefficients, samples, pixels;
+    Memory ends, unstuffed, coefficients, samples, pixels;
     Jpeg jpeg;
+    Bounds *bounds; /* of each segment; if decoding is serial, where the next row begins, and the scan ends */
     const uint8_t *scan;
-    Box box; /* of the image at the size that is decoded, as all pixels and samples here */
+    Box box;
     int channels;
     int mcu_width, mcu_height;         /* pixels */
-    int across, down, repeated;        /* samples of luma for one of chroma; whether that isn't interpolated */
-    int unit, per_row;                 /* MCUs between two states or markers, and how many of these a row has */
-    int first, last;                   /* of these, those of the box; the last is excluded */
-    int first_row, last_row, next_row; /* of MCUs: the box's, and the first one that isn't decoded */
-    int columns, pieces, blocks;       /* the box's MCUs of a row, segments of a row, blocks of an MCU */
-    int mcus, skipped;                 /* MCUs of a segment, and how many of them are left of the box */
-    int serial;                        /* whether a row begins where the one above has ended */
+    int across, down, repeated;        /* luma samples for each chroma sample; whether chroma is repeated, not interpolated */
+    int serial;                        /* whether there are neither restart markers nor a valid index */
+    int unit, per_row;                 /* MCUs between two states or markers (1 if serial); how many such units a row has */
+    int first, last;                   /* units that the box needs; `last` is excluded */
+    int first_row, last_row, next_row; /* rows of MCUs that the box needs; `last_row` is excluded; the next to be decoded */
+    int columns, pieces, blocks;       /* MCUs in a row that the box needs; segments in a row; blocks in an MCU */
+    int mcus, skipped;                 /* MCUs in a segment; how many of them are left of the box */
     int at_once;                       /* rows of MCUs that are decoded together */
-    int row, until;                    /* the next row of pixels, and the first that has to wait for samples */
+    int taken, end, damaged;           /* segments begun so far; those of the rows being decoded; whether one is damaged */
+    size_t size, longest;              /* coefficients of a segment; bytes of the longest one, with slack */
+    int row, until;                    /* the next row of pixels; the first row for which there are no samples yet */
     Plane planes[MAX_COMPONENTS];
 };
 
-static int units(int64_t pixels, int unit) { return (int)((pixels + unit - 1) / unit); }
+static int divided_up(int64_t value, int by) { return (int)((value + by - 1) / by); }
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-/* Sizes at 1 / factor, as libjpeg chooses them; 0: it makes pixels of them in a way that isn't known here. */
+/* Sizes at 1 / factor, as libjpeg chooses them. Returns 0 for sampling factors that are left to libjpeg-turbo. */
 static int plan_planes(BoxDecoder *decoder, int factor) {
     const Jpeg *jpeg = &decoder->jpeg;
     int across = jpeg->mcu_width / 8, down = jpeg->mcu_height / 8, side = 8 / factor;
-    int doubled = across == 2 && down == 2 && side < 8; /* chroma is decoded to luma's size */
+    int doubled = across == 2 && down == 2 && side < 8; /* chroma has the size of luma: its blocks are scaled less */
     decoder->across = doubled ? 1 : across, decoder->down = doubled ? 1 : down;
     decoder->mcu_width = jpeg->mcu_width / factor, decoder->mcu_height = jpeg->mcu_height / factor;
     for (int i = 0; i < jpeg->components; i++) {
         Plane *plane = &decoder->planes[i];
         plane->across = i ? 1 : across, plane->down = i ? 1 : down, plane->side = i && doubled ? 2 * side : side;
-        plane->width = units((int64_t)jpeg->width * plane->across * plane->side, across * 8);
-        plane->height = units((int64_t)jpeg->height * plane->down * plane->side, down * 8);
+        plane->width = divided_up((int64_t)jpeg->width * plane->across * plane->side, across * 8);
+        plane->height = divided_up((int64_t)jpeg->height * plane->down * plane->side, down * 8);
         plane->quantizers = jpeg->quantizers[jpeg->quantizer[i]];
     }
     decoder->repeated = side == 1 || (decoder->across == 2 && decoder->planes[1].width < 3);
     return across <= 2 && down <= 2;
 }
 
-/* Which MCUs the box needs; 0: it isn't inside of the image. */
+/* Finds the MCUs that the box needs. Returns 0 if it isn't inside the image. */
 static int plan(BoxDecoder *decoder) {
     const Jpeg *jpeg = &decoder->jpeg;
     const Box *box = &decoder->box;
     int wide = decoder->mcu_width * decoder->unit, most;
-    int64_t above = box->top - BESIDE * decoder->down * (decoder->down > 1);
-    int64_t before = box->left - BESIDE * decoder->across * (decoder->across > 1);
     if (box->top < 0 || box->left < 0 || box->height < 1 || box->width < 1) return 0;
     if (box->height > decoder->planes->height - box->top || box->width > decoder->planes->width - box->left) return 0;
+    int64_t above = box->top - BESIDE * decoder->down * (decoder->down > 1);
+    int64_t before = box->left - BESIDE * decoder->across * (decoder->across > 1);
     decoder->first_row = above > 0 ? (int)(above / decoder->mcu_height) : 0;
     decoder->first = before > 0 ? (int)(before / wide) : 0;
-    decoder->last_row = least(units(2 * box->top + box->height - above, decoder->mcu_height), jpeg->rows);
-    decoder->last = least(units(2 * box->left + box->width - before, wide), decoder->per_row);
+    decoder->last_row = least(divided_up(2 * box->top + box->height - above, decoder->mcu_height), jpeg->rows);
+    decoder->last = least(divided_up(2 * box->left + box->width - before, wide), decoder->per_row);
     decoder->columns = least(decoder->last * decoder->unit, jpeg->columns) - decoder->first * decoder->unit;
     decoder->pieces = jpeg->interval ? decoder->last - decoder->first : 1;
     decoder->mcus = decoder->serial ? jpeg->columns : decoder->columns / decoder->pieces;
     decoder->skipped = decoder->serial ? decoder->first * decoder->unit : 0;
     decoder->blocks = 0;
     for (int i = 0; i < jpeg->components; i++) decoder->blocks += jpeg->blocks[i];
-    most = AT_ONCE / (decoder->columns * decoder->blocks * 2 * BLOCK) / LANES * LANES;
-    decoder->at_once = decoder->serial ? 1 : least(most < LANES ? LANES : most, decoder->last_row - decoder->first_row);
-    decoder->next_row = decoder->serial ? 0 : decoder->first_row, decoder->row = (int)box->top, decoder->until = 0;
+    most = decoder->serial ? jpeg->rows : AT_ONCE / (decoder->columns * decoder->blocks * BLOCK) / LANES * LANES;
+    decoder->at_once = least(most < LANES ? LANES : most, decoder->last_row - decoder->first_row);
+    decoder->next_row = decoder->first_row, decoder->row = (int)box->top;
+    decoder->until = decoder->taken = decoder->damaged = 0;
     return 1;
 }
 
@@ -118,8 +125,9 @@ static int make_planes(BoxDecoder *decoder) {
     return samples != NULL;
 }
 
-/* The states at both ends of the box in each row; 0: they aren't in order. */
-static int read_index(const BoxDecoder *decoder, const States *states, Bounds *bounds) {
+/* Reads the states at both ends of the box in each row. Returns 0 if they aren't in order. */
+static int read_index(const BoxDecoder *decoder, const States *states) {
+    Bounds *bounds = decoder->bounds;
     Cursor rows = {states, 0}, cells = {states, states->cells_at};
     State start = {0}, next = {0};
     uint32_t end = (uint32_t)(decoder->jpeg.scan_end - decoder->jpeg.scan_at) * 8, last = 0;
@@ -139,20 +147,21 @@ static int read_index(const BoxDecoder *decoder, const States *states, Bounds *b
     return 1;
 }
 
-/* Where the interval that begins at a byte ends, after its marker; 0 if no marker is left. */
+/* Where the restart interval that begins at `at` ends, with its marker; 0 if there are no more markers. */
 static size_t find_marker(const uint8_t *data, size_t size, size_t at) {
     while (at < size - 1) {
         const uint8_t *found = memchr(data + at, 0xFF, size - 1 - at);
         if (!found) return 0;
         at = (size_t)(found - data) + 1;
-        if (data[at]) return at + 1; /* FF 00 is a byte FF of the entropy-coded data */
+        if (data[at]) return at + 1; /* FF 00 stands for a byte FF of data */
     }
     return 0;
 }
 
-/* The restart intervals of the box; 0: a marker isn't where it belongs. All of them are checked: entropy-coded data has none
- * of these bytes, so of an image that decodes without a warning all intervals then are where they should be. */
-static int find_intervals(const BoxDecoder *decoder, const uint8_t *data, size_t size, Bounds *bounds) {
+/* Finds the box's restart intervals. Returns 0 if any marker of the image isn't where it belongs. As no marker can occur in
+ * entropy-coded data, stored lengths that pass this are right, unless the image is damaged. */
+static int find_intervals(const BoxDecoder *decoder, const uint8_t *data, size_t size) {
+    Bounds *bounds = decoder->bounds;
     const Jpeg *jpeg = &decoder->jpeg;
     const int count = jpeg->rows * decoder->per_row;
     const uint8_t *lengths = jpeg->lengths == count ? data + jpeg->lengths_at : NULL;
@@ -167,81 +176,47 @@ static int find_intervals(const BoxDecoder *decoder, const uint8_t *data, size_t
     return start == size;
 }
 
-/* Copies what is between two bytes without stuffed ones; returns its end, NULL if there is a marker in it. */
-static uint8_t *unstuff(const uint8_t *from, const uint8_t *end, uint8_t *to) {
-    while (from < end) {
-        const uint8_t *found = memchr(from, 0xFF, (size_t)(end - from));
-        size_t part = (size_t)((found ? found + 1 : end) - from);
-        memcpy(to, from, part), to += part, from += part;
-        if (found && from < end && *from++ != 0) return NULL;
+/* Makes room for a segment in each lane, or for the scan if decoding is serial. Returns 0 if that has a marker, or no memory. */
+static int make_room(BoxDecoder *decoder) {
+    const size_t size = decoder->jpeg.scan_end - decoder->jpeg.scan_at, lanes = decoder->serial ? 1 : LANES;
+    const int count = decoder->serial ? 0 : (decoder->last_row - decoder->first_row) * decoder->pieces;
+    decoder->size = (size_t)(decoder->mcus * decoder->blocks * BLOCK), decoder->longest = decoder->serial ? size : 0;
+    for (int i = 0; i < count; i++) {
+        size_t bytes = (decoder->bounds[i].last.bit - decoder->bounds[i].first.bit) / 8 + 2;
+        decoder->longest = bytes > decoder->longest ? bytes : decoder->longest;
     }
-    return to;
-}
-
-/* Where a serial decoding begins; 0: there is a marker in the scan, or no memory. */
-static int begin(BoxDecoder *decoder, Bounds *bounds) {
-    const size_t size = decoder->jpeg.scan_end - decoder->jpeg.scan_at;
-    uint8_t *bytes = reserve(&decoder->unstuffed, size + SCAN_SLACK);
-    uint8_t *end = bytes ? unstuff(decoder->scan, decoder->scan + size, bytes) : NULL;
-    if (!end) return 0;
-    memset(end, 0, SCAN_SLACK);
-    *bounds = (Bounds){{0}, {.bit = (uint32_t)(end - bytes) * 8}};
+    decoder->longest += SCAN_SLACK;
+    uint8_t *scan = reserve(&decoder->unstuffed, lanes * decoder->longest), *end = scan;
+    size_t coefficients = lanes * (decoder->size + BLOCK_SLACK * BLOCK) + BLOCK_SLACK * BLOCK;
+    if (!scan || !reserve(&decoder->coefficients, coefficients * sizeof(int16_t))) return 0;
+    if (!decoder->serial) return 1;
+    if (!(end = unstuff(decoder->scan, decoder->scan + size, scan))) return 0;
+    *decoder->bounds = (Bounds){{0}, {.bit = (uint32_t)(end - scan) * 8}};
     return 1;
 }
 
-/* Some segments that are being decoded. */
-typedef struct {
-    Segment *segments;
-    Bounds *bounds;
-    int count, taken;
-    int padding, damaged; /* bits that may be left at the end of a segment; whether there are more */
-} Run;
-
-/* Memory for `count` segments, and their parts of the scan; 0: there isn't enough, or there is a marker in one. */
-static int prepare(BoxDecoder *decoder, Run *run) {
-    size_t size = 0, blocks = (size_t)(decoder->mcus * decoder->blocks) + BLOCK_SLACK;
-    size_t bytes = ((size_t)run->count * blocks + BLOCK_SLACK) * sizeof(int16_t[BLOCK]);
-    for (int i = 0; i < run->count; i++) size += (run->bounds[i].last.bit - run->bounds[i].first.bit) / 8 + 2 + SCAN_SLACK;
-    uint8_t *memory = reserve(&decoder->coefficients, bytes), *to = decoder->unstuffed.bytes;
-    run->segments = (Segment *)(void *)reserve(&decoder->segments, (size_t)run->count * sizeof *run->segments);
-    if (!decoder->serial) to = reserve(&decoder->unstuffed, size);
-    if (!to || !memory || !run->segments) return 0;
-    memset(memory, 0, bytes);
-    for (int i = 0; i < run->count; i++) {
-        const uint32_t first = run->bounds[i].first.bit, last = run->bounds[i].last.bit;
-        Segment *segment = &run->segments[i];
-        int16_t *values = (int16_t *)(void *)memory + ((size_t)i * blocks + BLOCK_SLACK) * BLOCK;
-        *segment = (Segment){decoder->coder, to, first, last, values, NULL};
-        if (decoder->serial) continue;
-        uint8_t *end = unstuff(decoder->scan + (first >> 3), decoder->scan + ((last + 7) >> 3), to);
-        if (!end) return 0;
-        segment->at = first & 7, segment->end = (end - to) * 8 - (-last & 7);
-        memset(end, 0, SCAN_SLACK), to = end + SCAN_SLACK;
-    }
+/* Goes on with the next segment, in the memory of one that has ended. Returns 0 if there is none, or damage. */
+static int go_on(BoxDecoder *decoder, Segment *segment) {
+    if (decoder->damaged || decoder->taken == decoder->end) return 0;
+    segment->number = decoder->taken++;
+    memset(segment->values, 0, decoder->size * sizeof *segment->values);
+    if (decoder->serial) return 1; /* it begins where the one before has ended */
+    const uint32_t first = decoder->bounds[segment->number].first.bit, last = decoder->bounds[segment->number].last.bit;
+    uint8_t *end = unstuff(decoder->scan + (first >> 3), decoder->scan + ((last + 7) >> 3), segment->bytes);
+    if (!end) return decoder->damaged = 1, 0;
+    segment->at = first & 7, segment->end = (end - segment->bytes) * 8 - (-last & 7);
     return 1;
 }
 
-/* Goes on with another segment, and none after damage. */
-static int next_segment(void *from, Segment *segment) {
-    Run *run = from;
-    run->damaged |= segment->at < 0 || segment->end - segment->at > run->padding;
-    if (run->damaged || run->taken == run->count) return 0;
-    *segment = run->segments[run->taken++];
-    return 1;
+/* Begins a lane with a segment in memory of its own. */
+static int begin(BoxDecoder *decoder, Segment *segment, size_t lane) {
+    int16_t *values = (int16_t *)(void *)decoder->coefficients.bytes + lane * (decoder->size + BLOCK_SLACK * BLOCK);
+    uint8_t *bytes = decoder->unstuffed.bytes + lane * decoder->longest;
+    *segment = (Segment){decoder->coder, bytes, 0, decoder->bounds->last.bit, values + BLOCK_SLACK * BLOCK, NULL, decoder, 0};
+    return go_on(decoder, segment);
 }
 
-/* Decodes the segments' coefficients; 0: one is damaged. */
-static int decode_segments(const BoxDecoder *decoder, Run *run) {
-    Segment lanes[LANES];
-    const int open = least(run->count, LANES), ends = decoder->next_row + 1 == decoder->jpeg.rows;
-    memcpy(lanes, run->segments, (size_t)open * sizeof *lanes);
-    run->taken = open, run->padding = decoder->serial && !ends ? INT_MAX : decoder->serial || decoder->jpeg.interval ? PADDING : 0;
-    coder_run(lanes, open, next_segment, run);
-    if (decoder->serial) run->bounds->first.bit = (uint32_t)lanes[0].at;
-    return !run->damaged;
-}
-
-/* DC values from their differences; 0: they aren't what they should be in the end. */
+/* Adds up the differences of DC coefficients. Returns 0 if the result isn't what the index says. */
 static int add_up(const BoxDecoder *decoder, const Segment *segment, Bounds *bounds) {
     int16_t *block = segment->values, *dc = bounds->first.dc;
     for (int mcu = 0; mcu < decoder->mcus; mcu++)
@@ -251,7 +226,7 @@ static int add_up(const BoxDecoder *decoder, const Segment *segment, Bounds *bou
     return decoder->serial || decoder->jpeg.interval || !memcmp(dc, bounds->last.dc, sizeof bounds->last.dc);
 }
 
-/* The samples of a component in a segment; `first` is its first block in an MCU, `to` where its samples begin. */
+/* Makes a component's samples from a segment. `first` is the component's first block in an MCU. */
 static void make_samples(const BoxDecoder *decoder, const Segment *segment, const Plane *plane, int first, uint8_t *to) {
     Inverse *inverse = inverse_dct(plane->side);
     const int16_t *blocks[BATCH];
@@ -270,35 +245,52 @@ static void make_samples(const BoxDecoder *decoder, const Segment *segment, cons
     inverse(blocks, plane->quantizers, places, plane->stride);
 }
 
-/* The samples of the next rows of MCUs; 0: there is damage, or no memory. */
-static int decode_rows(BoxDecoder *decoder) {
+/* Makes the samples of a segment whose coefficients have been decoded, and goes on. */
+static int next_segment(void *from, Segment *segment) {
+    BoxDecoder *decoder = segment->owner;
     const Jpeg *jpeg = &decoder->jpeg;
-    const int rows = least(decoder->at_once, decoder->last_row - decoder->next_row), pieces = decoder->pieces;
-    Run run = {.bounds = (Bounds *)(void *)decoder->bounds.bytes, .count = rows * pieces};
-    if (!decoder->serial) run.bounds += (decoder->next_row - decoder->first_row) * pieces;
-    if (!prepare(decoder, &run) || !decode_segments(decoder, &run)) return 0;
-    for (int i = 0; i < run.count; i++)
-        if (!add_up(decoder, &run.segments[i], &run.bounds[i])) return 0;
-    for (int component = 0, first = 0; component < jpeg->components; first += jpeg->blocks[component++]) {
-        Plane *plane = &decoder->planes[component];
+    const int pieces = decoder->pieces, row = segment->number / pieces + (decoder->serial ? 0 : decoder->first_row);
+    const int64_t left = segment->end - segment->at; /* bits */
+    const int64_t most = decoder->serial && row + 1 < jpeg->rows ? left : decoder->serial || jpeg->interval ? PADDING : 0;
+    Bounds *bounds = decoder->bounds + (decoder->serial ? 0 : segment->number);
+    (void)from;
+    decoder->damaged |= segment->at == DAMAGED || left > most || !add_up(decoder, segment, bounds);
+    for (int i = 0, first = 0; i < jpeg->components && row >= decoder->first_row && !decoder->damaged; first += jpeg->blocks[i++]) {
+        const Plane *plane = &decoder->planes[i];
         const int high = plane->down * plane->side, wide = plane->across * plane->side * decoder->columns / pieces;
-        if (decoder->next_row < decoder->first_row) continue;
-        memcpy(plane->samples, plane->samples + decoder->at_once * high * plane->stride, (size_t)plane->stride);
-        plane->top = decoder->next_row * high - 1;
-        for (int i = 0; i < run.count; i++) {
-            uint8_t *to = plane->samples + (1 + i / pieces * high) * plane->stride + i % pieces * wide;
-            make_samples(decoder, &run.segments[i], plane, first, to);
-        }
+        uint8_t *to = plane->samples + (row * high - plane->top) * plane->stride + segment->number % pieces * wide;
+        make_samples(decoder, segment, plane, first, to);
     }
-    decoder->next_row += rows;
-    if (decoder->next_row > decoder->first_row) decoder->until = decoder->next_row * decoder->mcu_height - (decoder->down > 1);
-    if (decoder->next_row == decoder->last_row) decoder->until = INT_MAX;
-    return 1;
+    return go_on(decoder, segment);
 }
+
+void box_decode(BoxDecoder *const *decoders, int count) {
+    Segment lanes[LANES];
+    int open = 0;
+    for (int i = 0; i < count; i++) {
+        BoxDecoder *decoder = decoders[i];
+        const int rows = least(decoder->at_once, decoder->last_row - decoder->next_row);
+        for (int j = 0; j < decoder->jpeg.components; j++) {
+            Plane *plane = &decoder->planes[j];
+            const int high = plane->down * plane->side;
+            memcpy(plane->samples, plane->samples + decoder->at_once * high * plane->stride, (size_t)plane->stride);
+            plane->top = decoder->next_row * high - 1;
+        }
+        decoder->next_row += rows;
+        decoder->end = decoder->serial ? decoder->last_row : (decoder->next_row - decoder->first_row) * decoder->pieces;
+        decoder->until = decoder->next_row * decoder->mcu_height - (decoder->down > 1);
+        if (decoder->next_row == decoder->last_row) decoder->until = INT_MAX;
+        for (size_t lane = 0; lane < (decoder->serial ? 1 : LANES) && open < LANES; lane++)
+            open += begin(decoder, &lanes[open], lane);
+    }
+    if (open) coder_run(lanes, open, next_segment, NULL);
+}
+
+int box_waits(const BoxDecoder *decoder) { return decoder->serial && !decoder->until; }
 
 static const uint8_t *row_of(const Plane *plane, int row) { return plane->samples + (row - plane->top) * plane->stride; }
 
-/* The samples of a row of the box, and of chroma with one more on each side. */
+/* Where the samples are from which a row of the box is made. */
 static PixelRow pixel_row(const BoxDecoder *decoder, int row) {
     const Plane *chroma = &decoder->planes[1];
     PixelRow found = {.across = decoder->across, .upper = !(row & 1), .count = (int)decoder->box.width};
@@ -320,8 +312,8 @@ const uint8_t *box_rows(BoxDecoder *decoder, int count) {
     uint8_t *to = reserve(&decoder->pixels, stride * (size_t)count + SPARE);
     Colour *colour = to_rgb();
     for (int i = 0; i < count && to; i++, to += stride) {
-        while (decoder->row >= decoder->until)
-            if (!decode_rows(decoder)) return NULL;
+        while (decoder->row >= decoder->until && !decoder->damaged) box_decode(&decoder, 1);
+        if (decoder->damaged) return NULL;
         const PixelRow row = pixel_row(decoder, decoder->row++);
         if (decoder->channels == 1)
             memcpy(to, row.luma, stride);
@@ -340,14 +332,15 @@ int box_open(BoxDecoder *decoder, const uint8_t *data, size_t size, const uint8_
     if (indexed) indexed = checksum64(data, size) == states.jpeg_checksum;
     decoder->serial = !jpeg->interval && !indexed;
     decoder->unit = indexed ? states.grid : jpeg->interval ? jpeg->interval : 1;
-    decoder->per_row = units(jpeg->columns, decoder->unit);
+    decoder->per_row = divided_up(jpeg->columns, decoder->unit);
     decoder->scan = data + jpeg->scan_at, decoder->box = *box, decoder->channels = channels;
     if (!plan_planes(decoder, factor) || !plan(decoder) || !make_planes(decoder)) return 0;
     size_t segments = (size_t)(decoder->last_row - decoder->first_row) * (size_t)decoder->pieces;
-    Bounds *bounds = (Bounds *)(void *)reserve(&decoder->bounds, segments * sizeof *bounds);
-    if (!bounds || !coder_open(decoder->coder, jpeg, decoder->mcus)) return 0;
-    if (indexed) return read_index(decoder, &states, bounds);
-    return decoder->serial ? begin(decoder, bounds) : find_intervals(decoder, data, size, bounds);
+    decoder->bounds = (Bounds *)(void *)reserve(&decoder->ends, segments * sizeof(Bounds));
+    if (!decoder->bounds || !coder_open(decoder->coder, jpeg, decoder->mcus)) return 0;
+    if (indexed && !read_index(decoder, &states)) return 0;
+    if (jpeg->interval && !find_intervals(decoder, data, size)) return 0;
+    return make_room(decoder);
 }
 
 BoxDecoder *box_decoder_make(void) {
@@ -358,9 +351,8 @@ BoxDecoder *box_decoder_make(void) {
 }
 
 void box_decoder_shrink(BoxDecoder *decoder, size_t most) {
-    Memory *all[] = {&decoder->bounds,       &decoder->unstuffed, &decoder->segments,
-                     &decoder->coefficients, &decoder->samples,   &decoder->pixels};
-    for (int i = 0; i < 6; i++) shrink(all[i], most);
+    Memory *all[] = {&decoder->ends, &decoder->unstuffed, &decoder->coefficients, &decoder->samples, &decoder->pixels};
+    for (int i = 0; i < 5; i++) shrink(all[i], most);
 }
 
 void box_decoder_free(BoxDecoder *decoder) {
@@ -370,7 +362,7 @@ void box_decoder_free(BoxDecoder *decoder) {
     free(decoder);
 }
 
-/* Writes the pixels (height, width, channels) of a box of the image at 1 / factor of its size; 0 as box_open. */
+/* Writes the pixels (height, width, channels) of a box of the image at 1 / factor of its size. Returns 0 as box_open. */
 EXPORT int effloop_jpeg_box(const uint8_t *data, int64_t size, const uint8_t *index, int64_t index_size, const int64_t box[4],
                             int factor, int channels, uint8_t *out) {
     const Box wanted = {box[0], box[1], box[2], box[3]};

@@ -1,54 +1,72 @@
-/* Huffman decoding of segments of scans, four at a time in one thread.
+/* Huffman decoding of several segments of JPEG scans at a time, in one thread.
  *
- * A code's place is known when the one before it is decoded, so a core waits for each of them; while it waits for one
- * segment, it decodes the others'. One look into a table gives up to two coefficients and the end of the block, and a
- * step branches on nothing: where a block ends is as hard to foresee as the image itself. */
+ * Where a code begins is known only once the one before it is decoded, so a core that decodes a single segment mostly waits.
+ * Here it decodes up to four in turns, each in a lane of its own. A step looks up the next PEEK bits of a lane, which gives up
+ * to two coefficients and the end of the block. It has no branch that depends on the image, as that can't be predicted. */
 
 #include "jpeg_coder.h"
 
-#include <stdlib.h>
-
 #include "cpu.h"
+#include "scratch.h"
 
-enum { PEEK = 11 };              /* bits of a table's index */
-enum { MOST = 18, STEPS = 3 };   /* bits that a step takes at most; steps for each load of bits */
-enum { NOWHERE = 64 };           /* added to a coefficient's number, it is after the block */
-enum { PAST = 127, ENDS = 128 }; /* as the advance of a step that the table doesn't have; beside the bits: a part ends */
-enum { TABLES = 2 * 4, STOP = TABLES }; /* those of DC come first; after a segment's last part, a lane stays in STOP */
+enum { PEEK = 11 };              /* bits that are looked up */
+enum { MOST = 18, STEPS = 3 };   /* bits that a step consumes at most; steps for each load of 56 bits */
+enum { NOWHERE = 64 };           /* a distance that leads past the end of the block, where anything may be written */
+enum { PAST = 127, ENDS = 128 }; /* the distance `last` where the table has no step; a flag: the part ends */
+enum { TABLES = 2 * 4, STOP = TABLES }; /* Huffman tables, DC first; the steps after a segment's last part, which do nothing */
 
-/* What a step does, from its lowest byte: how many bits it takes, and ENDS; how far from the coefficient before it the first
- * of two is; how far the last one is; how many of the bits taken, at their end, are the last one's value; two bytes, the first
- * one's value; two, what is added to those bits to give the last one's. */
+/* What to do for the next bits. From the lowest byte up:
+ *   taken  1 byte   bits consumed; plus ENDS if the part ends
+ *   place  1 byte   distance from the coefficient before to the first of two, in zigzag order; NOWHERE if there is only one
+ *   last   1 byte   distance from the coefficient before to the last one; PAST if there is no such step
+ *   size   1 byte   bits of the last one's value that must still be read; they are the last of those consumed
+ *   first  2 bytes  value of the first one
+ *   value  2 bytes  added to the `size` bits, gives the value of the last one
+ * With the usual AC table for luma 01 10, 00 1, 1010 are a 2, a 1 and the end of the block: taken 11 + ENDS, place 1, last 2,
+ * size 0, first 2, value 1; and 1111110110 0, a code and the sign of eight bits, is taken 18, place NOWHERE, last 1, size 8,
+ * first 0, value -255. */
 typedef uint64_t Step;
 
-/* One code: its bits, those that follow it, the coefficients it goes on by; the last is PAST of what ends a block. All 0:
- * there is none. */
+/* A Huffman code: its length, the bits of the value that follows, and the distance from the coefficient before, or PAST for the
+ * end of the block. All 0: there is no such code. */
 typedef struct {
     uint8_t bits, size, run;
 } Code;
 
 typedef struct {
-    Huffman made; /* what this is of */
-    int32_t limit[17], offset[17]; /* first 16 bits of the first code longer than this; from a code to its symbol's place */
+    Huffman made; /* what the codes and the steps were made from */
+    int32_t limit[17], offset[17]; /* by length: the first 16 bits that begin a longer code; from a code to its place in `codes` */
     Code codes[SYMBOLS];
 } Table;
 
 struct Coder {
     Step steps[TABLES + 1][1 << PEEK];
-    Step tails[2][1 << PEEK]; /* for tables in the making */
+    Step tails[2][1 << PEEK]; /* what may follow a coefficient, while steps are made */
     Table tables[TABLES];
-    uint32_t parts; /* of a segment's blocks */
-    size_t room;
-    const Step **order; /* the steps of each of them, and of two more */
+    uint32_t parts; /* in a segment */
+    Memory memory; /* of `order` */
+    const Step **order; /* the steps for each part of a segment, then twice STOP */
 };
 
-/* The bits from `at` on, and after them one that is set: where it is says how many were taken. */
+uint8_t *unstuff(const uint8_t *from, const uint8_t *end, uint8_t *to) {
+    const uint8_t *found = from;
+    while (found && from < end) {
+        found = memchr(from, 0xFF, (size_t)(end - from));
+        size_t size = (size_t)((found ? found + 1 : end) - from);
+        memcpy(to, from, size), to += size, from += size;
+        if (found && from < end && *from++ != 0) return NULL;
+    }
+    memset(to, 0, SCAN_SLACK);
+    return to;
+}
+
+/* The bits from `at` on, then a 1: as bits are shifted out, its place tells how many. */
 static inline uint64_t bits_at(const uint8_t *bytes, int64_t at) { return (load_be64(bytes + (at >> 3)) | 1) << (at & 7); }
 
-/* The number that follows a code, in the first `size` of these bits; up to 15. */
+/* The value in the first `size` bits, of which there are at most 15. */
 static inline int value_of(uint64_t word, int size) {
-    int least = (int)(word >> 63) - 1; /* -1 where the first bit is 0: it is negative */
-    return (int)(word >> 1 >> (63 - size)) - (((1 << size) - 1) & least);
+    int negative = (int)(word >> 63) - 1; /* -1 if the first bit is 0, else 0 */
+    return (int)(word >> 1 >> (63 - size)) - (((1 << size) - 1) & negative);
 }
 
 static Code code_of(int kind, int symbol, int length) {
@@ -58,6 +76,7 @@ static Code code_of(int kind, int symbol, int length) {
     return (Code){(uint8_t)length, (uint8_t)size, (uint8_t)(size ? run + 1 : run ? 16 : PAST)};
 }
 
+/* The code that these bits begin with. */
 static Code find_code(const Table *table, uint64_t word) {
     int32_t code = (int32_t)(word >> 48), length = 1;
     for (int i = 1; i <= 16; i++) length += code >= table->limit[i];
@@ -76,15 +95,15 @@ static void find_codes(Table *table, const Huffman *wanted, int kind) {
     }
 }
 
-/* Steps are added up. */
+/* A step, or what must be added to one. */
 static Step step_of(int taken, int place, int last, int size, int first, int value) {
     Step low = (Step)taken + ((Step)place << 8) + ((Step)last << 16) + ((Step)size << 24);
     return low + ((Step)(uint16_t)first << 32) + ((Step)value << 48);
 }
 
-/* The steps by their next `bits` bits, with up to so many coefficients, and `most` bits. Where a coefficient's value isn't
- * among them, its sign is, and nothing follows. `tails` are the steps with one coefficient less by fewer bits: those by n bits
- * begin at 1 << n. */
+/* Makes steps for all `bits` bits, of at most so many coefficients, which consume at most `most` bits. A coefficient whose sign
+ * but not whole value is among the bits is the last of its step. `tails` has what may follow the first coefficient: steps
+ * of one coefficient less, or with a `last` of 0 of none; those for n bits begin at 1 << n. */
 static void join(const Table *table, int kind, int bits, int coefficients, int most, const Step *tails, Step *steps) {
     memset(steps, 0, sizeof *steps << bits);
     for (int length = 1, place = 0, code = 0; length <= bits; length++, code <<= 1)
@@ -96,6 +115,7 @@ static void join(const Table *table, int kind, int bits, int coefficients, int m
             if (!each.bits || (run != PAST && !coefficients)) continue;
             if (run == PAST) {
                 for (int j = 0; j < 1 << rest; j++) to[j] = (Step)taken;
+                if (!coefficients) return; /* no other code has none */
             } else if (size > rest) {
                 for (int j = 0; j < 1 << rest && rest && whole <= most; j++)
                     to[j] = step_of(taken, NOWHERE, run, size, 0, j >> (rest - 1) ? 0 : 1 - (1 << size));
@@ -111,7 +131,7 @@ static void join(const Table *table, int kind, int bits, int coefficients, int m
         }
 }
 
-/* Makes the steps of a table, unless it is that of the image before. */
+/* Makes the steps of a table, unless they are still there from the image before. */
 static void prepare(Coder *coder, int number, const Huffman *wanted) {
     const int kind = number < TABLES / 2 ? DC : AC;
     Table *table = &coder->tables[number];
@@ -127,25 +147,26 @@ static void prepare(Coder *coder, int number, const Huffman *wanted) {
     join(table, kind, PEEK, kind + 1, MOST, coder->tails[kind], steps);
     for (int i = 0; i < 1 << PEEK; i++) {
         if (!steps[i]) steps[i] = step_of(0, 0, PAST, 0, 0, 0);
-        if (kind == AC && !(steps[i] >> 16 & PAST)) steps[i] += step_of(0, NOWHERE, 1, 0, 0, 0); /* nothing is written over */
+        if (kind == AC && !(steps[i] >> 16 & PAST)) steps[i] += step_of(0, NOWHERE, 1, 0, 0, 0); /* overwrites only zeros */
     }
 }
 
-/* Where a segment's decoding is. */
+/* How far the decoding of a segment has come. */
 typedef struct {
-    uint64_t word; /* its upper bits come next */
-    int64_t at;    /* from where on it was loaded */
-    uint32_t part, last; /* of the blocks, and coefficient of the block so far */
+    uint64_t word;       /* from bits_at, without the bits that were consumed since */
+    int64_t at;          /* the bit that it was loaded from */
+    uint32_t part, last; /* the part of the segment; its last coefficient so far */
 } Lane;
 
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE int64_t reached(const Lane *lane) { return (lane->at & ~7) + __builtin_ctzll(lane->word); }
 
-INLINE void load(const Segment *segment, Lane *lane, int64_t at) { lane->at = at, lane->word = bits_at(segment->bytes, at); }
+INLINE Lane lane_of(const Segment *segment) { return (Lane){bits_at(segment->bytes, segment->at), segment->at, 0, 0}; }
 
-/* One code, by its own branches. If there is none, or it would leave the block, the lane stops after its last part. */
-static __attribute__((noinline)) void careful(const Segment *segment, Lane *lane) {
+/* Decodes a single code, for which there is no step or which may be a block's last coefficient. A code that doesn't exist or
+ * leaves the block sends the lane past its last part. */
+static __attribute__((noinline)) void decode_code(const Segment *segment, Lane *lane) {
     const Coder *coder = segment->coder;
     const size_t number = (size_t)(coder->order[lane->part] - coder->steps[0]) >> PEEK;
     const int64_t at = reached(lane);
@@ -158,7 +179,7 @@ static __attribute__((noinline)) void careful(const Segment *segment, Lane *lane
     }
     const int16_t value = (int16_t)value_of(word << code.bits, code.size);
     const uint32_t ends = number < TABLES / 2 || code.run == PAST || last == BLOCK - 1;
-    load(segment, lane, at + code.bits + code.size);
+    lane->at = at + code.bits + code.size, lane->word = bits_at(segment->bytes, lane->at);
     if (segment->ends)
         segment->values[lane->part] = value, segment->ends[lane->part] = (uint32_t)lane->at;
     else if (number < TABLES / 2 || code.size)
@@ -166,13 +187,17 @@ static __attribute__((noinline)) void careful(const Segment *segment, Lane *lane
     lane->part += ends, lane->last = ends ? 0 : last;
 }
 
-INLINE void step_on(const Segment *segment, Lane *lane, const Step *const *order, int16_t *values, uint32_t *ends) {
-    Step step = order[lane->part][lane->word >> (64 - PEEK)];
+/* `alone` is NULL; or the steps for the lane's part, if it is the only lane: as nothing else is done while they are looked up,
+ * a branch is faster then, though it is often mispredicted. */
+INLINE void take_step(const Segment *segment, Lane *lane, const Step *const *order, int16_t *values, uint32_t *ends,
+                      const Step **alone) {
+    Step step = (alone ? *alone : order[lane->part])[lane->word >> (64 - PEEK)];
     uint32_t last = lane->last + (uint8_t)(step >> 16);
     if (__builtin_expect(last >= BLOCK - 1, 0)) {
         Lane slow = *lane;
-        careful(segment, &slow);
+        decode_code(segment, &slow);
         *lane = slow;
+        if (alone) *alone = order[lane->part];
         return;
     }
     uint64_t bits = lane->word >> (-step & 63) & (((uint64_t)1 << (uint8_t)(step >> 24)) - 1);
@@ -185,13 +210,17 @@ INLINE void step_on(const Segment *segment, Lane *lane, const Step *const *order
         part[PLACES[lane->last + (uint8_t)(step >> 8)]] = (int16_t)(step >> 32);
         part[PLACES[last]] = value;
     }
-    lane->part += (uint8_t)step / ENDS, lane->last = step & ENDS ? 0 : last;
+    lane->last = alone || !(step & ENDS) ? last : 0;
+    if (!alone)
+        lane->part += (uint8_t)step / ENDS;
+    else if (step & ENDS)
+        *alone = order[++lane->part], lane->last = 0;
 }
 
 #define EACH(i, count) _Pragma("GCC unroll 4") for (int i = 0; i < count; i++)
 
-/* Goes on until a lane has ended. */
-INLINE void turns(const Segment *segments, Lane *given, const int count, const int notes) {
+/* Decodes in `count` lanes, until one of them has come to its end. */
+INLINE void take_turns(const Segment *segments, Lane *given, const int count, const int with_ends) {
     Lane lanes[LANES];
     const uint8_t *bytes[LANES];
     const Step *const *order[LANES];
@@ -203,6 +232,7 @@ INLINE void turns(const Segment *segments, Lane *given, const int count, const i
         lanes[i] = given[i], bytes[i] = own->bytes, end[i] = own->end, values[i] = own->values, ends[i] = own->ends;
         order[i] = own->coder->order, parts[i] = own->coder->parts;
     }
+    const Step *alone = order[0][lanes[0].part];
     for (;;) {
         int stopped = 0;
         EACH(i, count) {
@@ -212,28 +242,25 @@ INLINE void turns(const Segment *segments, Lane *given, const int count, const i
         }
         if (stopped) break;
         for (int step = 0; step < STEPS; step++)
-            EACH(i, count) step_on(&segments[i], &lanes[i], order[i], values[i], notes ? ends[i] : NULL);
+            EACH(i, count) {
+                uint32_t *own = with_ends ? ends[i] : NULL;
+                take_step(&segments[i], &lanes[i], order[i], values[i], own, count == 1 ? &alone : NULL);
+            }
     }
     EACH(i, count) given[i] = lanes[i];
 }
 
-static Lane lane_of(const Segment *segment) {
-    Lane lane = {0};
-    load(segment, &lane, segment->at);
-    return lane;
-}
-
-INLINE void run(Segment *segments, int open, int (*next)(void *, Segment *), void *from) {
+INLINE void run(Segment *segments, int open, Next *next, void *from) {
     Lane lanes[LANES];
-    const int notes = segments[0].ends != NULL;
+    const int with_ends = segments[0].ends != NULL;
     for (int i = 0; i < open; i++) lanes[i] = lane_of(&segments[i]);
     while (open) {
-        if (notes)
-            open == LANES ? turns(segments, lanes, LANES, 1) : turns(segments, lanes, 1, 1);
+        if (with_ends)
+            open == LANES ? take_turns(segments, lanes, LANES, 1) : take_turns(segments, lanes, 1, 1);
         else if (open == LANES)
-            turns(segments, lanes, LANES, 0);
+            take_turns(segments, lanes, LANES, 0);
         else
-            open > 1 ? turns(segments, lanes, 2, 0) : turns(segments, lanes, 1, 0);
+            open > 1 ? take_turns(segments, lanes, 2, 0) : take_turns(segments, lanes, 1, 0);
         for (int i = 0; i < open; i++) {
             const uint32_t parts = segments[i].coder->parts;
             const int64_t at = reached(&lanes[i]);
@@ -247,18 +274,16 @@ INLINE void run(Segment *segments, int open, int (*next)(void *, Segment *), voi
     }
 }
 
-typedef int Next(void *from, Segment *);
-
 static void run_plain(Segment *segments, int count, Next *next, void *from) { run(segments, count, next, from); }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2,bmi,bmi2"))) /* which come together, and have shifts that set no flags */
+__attribute__((target("avx2,bmi,bmi2"))) /* BMI, whose shifts leave the flags alone, comes with AVX2 */
 static void run_avx2(Segment *segments, int count, Next *next, void *from) { run(segments, count, next, from); }
 #else
 #define run_avx2 run_plain
 #endif
 
-void coder_run(Segment *segments, int count, Next *next, void *from) {
+void coder_run(Segment segments[LANES], int count, Next *next, void *from) {
     (cpu_has(CPU_AVX2) ? run_avx2 : run_plain)(segments, count, next, from);
 }
 
@@ -266,12 +291,8 @@ int coder_open(Coder *coder, const Jpeg *jpeg, int mcus) {
     uint32_t blocks = 0, part = 0;
     for (int i = 0; i < jpeg->components; i++) blocks += (uint32_t)jpeg->blocks[i];
     coder->parts = PARTS * blocks * (uint32_t)mcus;
-    size_t size = (coder->parts + PARTS) * sizeof *coder->order;
-    if (coder->room < size) {
-        free(coder->order);
-        coder->order = malloc(coder->room = size + size / 4);
-        if (!coder->order) return coder->room = 0;
-    }
+    coder->order = (const Step **)(void *)reserve(&coder->memory, (coder->parts + PARTS) * sizeof *coder->order);
+    if (!coder->order) return 0;
     for (int i = 0; i < jpeg->components; i++) {
         for (int kind = DC; kind <= AC; kind++) {
             int number = 4 * kind + jpeg->table[kind][i];
@@ -282,13 +303,13 @@ int coder_open(Coder *coder, const Jpeg *jpeg, int mcus) {
         part += PARTS * (uint32_t)jpeg->blocks[i];
     }
     for (; part < coder->parts; part++) coder->order[part] = coder->order[part - PARTS * blocks];
-    coder->order[part] = coder->order[part + 1] = coder->steps[STOP]; /* which are 0: a lane stays there */
+    coder->order[part] = coder->order[part + 1] = coder->steps[STOP]; /* all 0: a lane stays there */
     return 1;
 }
 
 Coder *coder_make(void) { return calloc(1, sizeof(Coder)); }
 
 void coder_free(Coder *coder) {
-    if (coder) free(coder->order);
+    if (coder) free(coder->memory.bytes);
     free(coder);
 }

@@ -1,6 +1,6 @@
-/* Decoding JPEGs by the libjpeg-turbo that comes with Pillow; data/decode/turbojpeg.py finds it.
+/* Decodes JPEGs with the libjpeg-turbo that comes with Pillow; data/decode/turbojpeg.py finds it.
  *
- * Each has a decompressor of its own, as one that is used again still has the tables of the image before. */
+ * Every image gets a new decompressor, as one that is used again keeps the tables of the image before. */
 
 #include <setjmp.h>
 #include <stdatomic.h>
@@ -19,8 +19,8 @@ struct Workspace {
     Decompress jpeg;
     Errors errors;
     jmp_buf escape;
-    Memory part, pixels;
-    BoxDecoder *boxes;
+    Memory pixels;
+    BoxDecoder *boxes[BOXES];
 };
 
 static Library library;
@@ -48,36 +48,32 @@ static int create(Workspace *space) {
     return 1;
 }
 
-static Workspace *make(void) {
-    Workspace *space = calloc(1, sizeof *space);
-    if (space && (space->boxes = box_decoder_make())) return space;
-    free(space);
-    return NULL;
-}
-
 Workspace *workspace_take(void) {
     if (!atomic_load_explicit(&has_library, memory_order_acquire)) return NULL;
     for (int i = 0; i < SPACES; i++) {
         Workspace *found = atomic_exchange(&spaces[i], NULL);
         if (found) return found;
     }
-    return make();
+    return calloc(1, sizeof(Workspace));
 }
 
 void workspace_give_back(Workspace *space) {
     if (!space) return;
-    shrink(&space->part, MOST_KEPT), shrink(&space->pixels, MOST_KEPT), box_decoder_shrink(space->boxes, MOST_KEPT);
+    shrink(&space->pixels, MOST_KEPT);
+    for (int i = 0; i < BOXES; i++)
+        if (space->boxes[i]) box_decoder_shrink(space->boxes[i], MOST_KEPT);
     for (int i = 0; i < SPACES; i++) {
         Workspace *none = NULL;
         if (atomic_compare_exchange_strong(&spaces[i], &none, space)) return;
     }
-    box_decoder_free(space->boxes);
-    free(space->part.bytes), free(space->pixels.bytes), free(space);
+    for (int i = 0; i < BOXES; i++) box_decoder_free(space->boxes[i]);
+    free(space->pixels.bytes), free(space);
 }
 
-BoxDecoder *workspace_boxes(Workspace *space) { return space->boxes; }
-
-uint8_t *workspace_bytes(Workspace *space, size_t size) { return reserve(&space->part, size); }
+BoxDecoder *workspace_boxes(Workspace *space, int number) {
+    if (!space->boxes[number]) space->boxes[number] = box_decoder_make();
+    return space->boxes[number];
+}
 
 /* Sets the decoder up as simplejpeg does: the accurate DCT and interpolated chroma are libjpeg's defaults. */
 static int open_jpeg(Decompress *jpeg, const JpegRequest *wanted) {
@@ -125,7 +121,7 @@ static int decode(Workspace *space, const JpegRequest *wanted, Region *found) {
             rows[i] = pixels + stride * (size_t)(row >= 0 && row < box->height ? row : box->height);
         if (!library.read(jpeg, rows, (unsigned)count)) return 0;
     }
-    if (!wanted->stop) finish(jpeg, pixels + stride * (size_t)box->height);
+    finish(jpeg, pixels + stride * (size_t)box->height);
     *found = (Region){pixels + (box->left - left) * wanted->channels, (ptrdiff_t)stride};
     return 1;
 }
@@ -141,7 +137,7 @@ int jpeg_decode(Workspace *space, const JpegRequest *wanted, Region *found) {
 /* Use a library, whose functions these are; 0 if it refuses what is declared of it here. */
 EXPORT int effloop_libjpeg_use(void *const *functions) {
     memcpy(&library, functions, sizeof library);
-    Workspace *space = make();
+    Workspace *space = calloc(1, sizeof *space);
     int taken = space && create(space);
     if (taken) library.destroy(&space->jpeg);
     workspace_give_back(space);

@@ -1,4 +1,4 @@
-/* Decoding a box of a JPEG by libjpeg-turbo, with nothing allocated anew for each image. */
+/* Decodes a box of a JPEG with libjpeg-turbo. */
 
 #ifndef EFFLOOP_JPEG_DECODE_H
 #define EFFLOOP_JPEG_DECODE_H
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What a thread decodes with; `workspace_take` gives one to it. */
+/* What a thread decodes with, this way or as in jpeg_box.h. */
 typedef struct Workspace Workspace;
 typedef struct BoxDecoder BoxDecoder;
 
@@ -24,7 +24,6 @@ typedef struct {
     int factor;            /* decode to 1 / factor of its size: 1, 2, 4, 8 */
     Box box;               /* the pixels wanted, of the result */
     int partial;           /* whether it has one baseline scan, of which rows and columns may be left out */
-    int stop;              /* whether the rest is left after the last row; else all of it has to be in order */
 } JpegRequest;
 
 /* Pixels of the box. */
@@ -33,14 +32,13 @@ typedef struct {
     ptrdiff_t stride; /* bytes between rows */
 } Region;
 
-/* NULL: no memory, or no library. */
-Workspace *workspace_take(void);
+Workspace *workspace_take(void); /* NULL: no memory, or no library */
 void workspace_give_back(Workspace *);
 
-BoxDecoder *workspace_boxes(Workspace *);
+enum { BOXES = 4 }; /* as LANES */
 
-/* At least `size` bytes for a smaller JPEG, which stay until the workspace is given back; NULL: no memory. */
-uint8_t *workspace_bytes(Workspace *, size_t size);
+/* One of BOXES decoders; NULL: no memory. */
+BoxDecoder *workspace_boxes(Workspace *, int number);
 
 /* The pixels, which stay until the next call with this workspace; 0: there is an error or as much as a warning, or the
  * JPEG is of a kind that is left to others. */

@@ -1,4 +1,4 @@
-/* Writing an entropy index: as fine a grid as fits into the share of the file's bytes that it may take. */
+/* Writes an entropy index, with as fine a grid as fits into the bytes that it may take. */
 
 #include <stdlib.h>
 
@@ -175,11 +175,10 @@ static int64_t write_finest(Plan *plan, const uint8_t *data, size_t size, uint8_
     }
 }
 
-/* Index a JPEG.
+/* Writes the index of a JPEG to `out`, which has `room` bytes: the grid is as fine as that allows.
  *
- * Returns the index's bytes, written to `out`, which has `room`: the grid is as fine as that allows. 0: it isn't a
- * baseline JPEG with one scan and no restart markers, or damaged, or no grid fits. -1: there isn't enough memory.
- */
+ * Returns the index's size; 0 if it isn't a baseline JPEG with one scan and no restart markers, or damaged, or no grid fits;
+ * -1 if there isn't enough memory. */
 EXPORT int64_t effloop_jpeg_index(const uint8_t *data, int64_t size, uint8_t *out, int64_t room) {
     Jpeg jpeg;
     State *states = NULL;

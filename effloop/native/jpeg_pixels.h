@@ -1,4 +1,4 @@
-/* From a JPEG's coefficients to pixels, with the very arithmetic of libjpeg-turbo. */
+/* From the coefficients of a JPEG to pixels, the same to the bit as those of libjpeg-turbo. */
 
 #ifndef EFFLOOP_JPEG_PIXELS_H
 #define EFFLOOP_JPEG_PIXELS_H
@@ -6,31 +6,30 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { BATCH = 4 }; /* blocks */
+enum { BATCH = 4 /* blocks that are transformed together */ };
 
-/* The samples of so many blocks, in rows that are `stride` bytes apart; `quantizers` as coefficients, in natural order.
- * Two blocks may have the same place. */
-typedef void Inverse(const int16_t *const blocks[BATCH], const uint16_t *quantizers, uint8_t *const to[BATCH],
-                     ptrdiff_t stride);
+/* Turns the coefficients of BATCH blocks into samples, in rows that are `stride` bytes apart. Coefficients and quantisation table
+ * are in natural order. Several of the blocks may be the same. */
+typedef void Inverse(const int16_t *const blocks[BATCH], const uint16_t *quantizers, uint8_t *const to[BATCH], ptrdiff_t stride);
 
-/* To 8, 4, 2 or 1 samples a side: the smaller ones are means of the larger ones, about. */
+/* The inverse DCT to blocks of 8, 4, 2 or 1 samples a side. */
 Inverse *inverse_dct(int size);
 
-/* A row of pixels. */
+/* What a row of pixels is made from. */
 typedef struct {
-    const uint8_t *luma;    /* from the first pixel on */
-    const uint8_t *own[2];  /* chroma's row, from a sample of an even column on; NULL for grey */
-    const uint8_t *near[2]; /* the row that is the nearer one of those above and below */
-    int width;              /* samples of these rows; beside them there is none */
-    int across, down;       /* 1 or 2 samples of luma for one of chroma */
-    int repeated;           /* whether samples are repeated across instead of interpolated, and `down` is 1 then */
-    int upper;              /* whether the nearer row is that above */
-    int begin, count;       /* the first pixel, by luma's samples from where chroma's begin; how many */
+    const uint8_t *luma;    /* that of the first pixel */
+    const uint8_t *own[2];  /* the row of Cb and that of Cr, from the first sample needed; NULL for grey */
+    const uint8_t *near[2]; /* those above or below, whichever is nearer to the pixels */
+    int width;              /* samples in the rows of chroma; there are none beyond them */
+    int across, down;       /* luma samples for each chroma sample: 1 or 2 */
+    int repeated;           /* whether chroma is repeated instead of interpolated; `down` is 1 then */
+    int upper;              /* whether `near` is the row above */
+    int begin, count;       /* how many pixels left of the first one chroma begins; number of pixels */
 } PixelRow;
 
-/* Up to 64 bytes after a row's samples are read, and one before chroma's; only the row's own pixels are written. */
+/* Writes the pixels. It may read 64 bytes beyond the end of each row, and one before those of chroma. */
 typedef void Colour(const PixelRow *, uint8_t *rgb);
 
-Colour *to_rgb(void);
+Colour *to_rgb(void); /* the fastest on this processor */
 
 #endif

@@ -1,7 +1,8 @@
-/* Luma and chroma to RGB; to the bit as libjpeg, with what it calls fancy upsampling.
+/* From YCbCr to RGB, with libjpeg's "fancy upsampling".
  *
- * Chroma of half the resolution is interpolated: a sample is made of its own one and the nearer one beside it, 3 to 1, in
- * each direction; where there is none, of its own alone. Halves are rounded up and down in turns. */
+ * Chroma of half the resolution is interpolated: in each direction, the sample that a pixel lies in has a weight of 3, and the
+ * neighbour nearer to the pixel a weight of 1; at the edge, where there is no neighbour, the sample counts alone. Ties are rounded
+ * up for one pixel and down for the next. */
 
 #include <string.h>
 
@@ -11,7 +12,7 @@
 enum { BITS = 16, HALF = 1 << (BITS - 1), CENTRE = 128 };
 enum { RED_CR = 91881, GREEN_CB = 22554, GREEN_CR = 46802, BLUE_CB = 116130 }; /* of 1 << BITS: 1.402, 0.34414, 0.71414, 1.772 */
 
-static inline __attribute__((always_inline)) int chroma_of(const PixelRow *row, int channel, int luma) { /* less the centre */
+static inline __attribute__((always_inline)) int chroma_of(const PixelRow *row, int channel, int luma) { /* signed */
     const uint8_t *own = row->own[channel], *near = row->down == 2 ? row->near[channel] : own;
     if (row->across == 1 && row->down == 1) return own[luma] - CENTRE;
     int doubled = row->across == 2, at = luma >> doubled, odd = luma & doubled, beside = odd ? at + 1 : at - 1;
@@ -37,7 +38,7 @@ static void plain(const PixelRow *row, uint8_t *restrict rgb) {
 
 #include <immintrin.h>
 
-enum { TWICE_RED = 22972, TWICE_BLUE = 29033 }; /* of 1 << 15: they round twice a value, for all values, as those above do */
+enum { TWICE_RED = 22972, TWICE_BLUE = 29033 }; /* of 1 << 15, for twice the chroma: the same results for all of its values */
 
 #define FOUR(F, n) F(n), F((n) + 1), F((n) + 2), F((n) + 3)
 #define SIXTEEN(F, n) FOUR(F, n), FOUR(F, (n) + 4), FOUR(F, (n) + 8), FOUR(F, (n) + 12)
@@ -50,13 +51,13 @@ enum { TWICE_RED = 22972, TWICE_BLUE = 29033 }; /* of 1 << 15: they round twice 
 #define STEP 32
 #define Vector __m256i
 
-/* Bytes of both by turns. */
+/* Bytes from `a` and `b`, alternating. */
 INLINE Vector pairs_avx2(const uint8_t *a, const uint8_t *b) {
     Vector first = _mm256_loadu2_m128i((const __m128i_u *)(a + 8), (const __m128i_u *)a);
     return _mm256_unpacklo_epi8(first, _mm256_loadu2_m128i((const __m128i_u *)(b + 8), (const __m128i_u *)b));
 }
 
-/* Pairs of bytes of RGB are packed into the same vector, and spread so that each has its place in one of three. */
+/* Packs two vectors into one, and shuffles it so that three such vectors only have to be blended. */
 INLINE Vector spread(Vector low, Vector high, int third) {
 #define PLACE(n) (((48 + (n) / 16 * 2 - (n) % 16 / 2 * 2) % 3 * 16 + (n) % 16) / 6 + (n) % 2 * 8)
     static const uint8_t places[3][16] = {{SIXTEEN(PLACE, 0)}, {SIXTEEN(PLACE, 16)}, {SIXTEEN(PLACE, 32)}};

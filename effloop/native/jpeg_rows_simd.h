@@ -1,5 +1,5 @@
-/* For jpeg_rows.c, which includes it twice: STEP pixels at once, the even ones' 16-bit values in one vector, the odd ones'
- * in another. */
+/* From YCbCr to RGB, STEP pixels at a time; jpeg_rows.c includes this once for each kind of vector. The first of two vectors
+ * has the 16-bit values of the pixels at even places, the second those at odd places. */
 
 INLINE Vector NAME(sum)(Vector a, Vector b) { return OP(add_epi16)(a, b); }
 
@@ -10,7 +10,7 @@ INLINE void NAME(split)(const uint8_t *samples, Vector found[2]) {
     found[0] = OP(srli_epi16)(OP(slli_epi16)(LOAD(samples), 8), 8), found[1] = OP(srli_epi16)(LOAD(samples), 8);
 }
 
-/* Chroma less the centre; `odd` is 1 if the first pixel has an odd column, else 0. */
+/* Chroma, signed; `odd` is 1 if the first pixel is in an odd column, else 0. */
 INLINE void NAME(chroma)(const PixelRow *row, int channel, int luma, int across, int down, int odd, Vector found[2]) {
     const uint8_t *own = row->own[channel] + luma / across, *near = (down == 2 ? row->near : row->own)[channel] + luma / across;
     int side = down == 1 && row->repeated ? 0 : odd ? 1 : -1, other = odd - side, shift = 2 * (across + down) - 4;
@@ -30,7 +30,7 @@ INLINE void NAME(chroma)(const PixelRow *row, int channel, int luma, int across,
     }
 }
 
-INLINE Vector NAME(green)(Vector pairs) { /* from chroma, blue and red by turns */
+INLINE Vector NAME(green)(Vector pairs) { /* what Cb and Cr, alternating, add */
     const Vector factors = OP(set1_epi32)((int)((uint32_t)(-GREEN_CR / 2) << 16 | (uint16_t)(-GREEN_CB / 2)));
     return OP(srai_epi32)(OP(add_epi32)(OP(madd_epi16)(pairs, factors), OP(set1_epi32)(HALF / 2)), BITS - 1);
 }
@@ -49,7 +49,7 @@ INLINE void NAME(step)(const PixelRow *row, int at, int across, int down, int od
     NAME(store)(r, g, b, rgb);
 }
 
-/* The last step may overlap. The pixels that have no chroma on one side are made once more. */
+/* The last step may overlap the one before. Pixels at the edges of chroma, which have no neighbour, are made once more. */
 INLINE void NAME(steps)(const PixelRow *given, int across, int down, uint8_t *rgb) {
     const PixelRow row = *given;
     uint8_t few[3 * STEP], *to = row.count < STEP ? few : rgb;

@@ -1,71 +1,41 @@
-/* Walking through a JPEG's entropy-coded data, row by row: where blocks begin, and their DC values. */
+/* Walks through the entropy-coded data of a JPEG, row by row, for where blocks begin and for their DC coefficients. */
 
 #include "jpeg_scan.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "scratch.h"
+
 enum { MAX_STATES = 1 << 22 }; /* 50 MB */
 
 struct Walk {
     Coder *coder;
     const Jpeg *jpeg;
-    int blocks, row;   /* in an MCU; the one that is walked through */
-    uint32_t total;    /* parts of blocks */
-    int64_t end, left; /* bits of the scan; after its last part, or DAMAGED */
-    uint8_t *bytes;    /* the scan without stuffed bytes */
+    int blocks, row;   /* blocks in an MCU; the row of MCUs that comes next */
+    uint32_t total;    /* parts of blocks in the image */
+    int64_t end, left; /* bits of the scan; how many are left after its last part, or DAMAGED */
+    Memory memory;     /* the scan from `unstuff`, and then: */
     uint32_t *ends;    /* of each part, in bits */
-    uint32_t *marks;   /* offsets of its bytes FF, and UINT32_MAX */
     int16_t *values;   /* of each part */
-    size_t room;
 };
-
-/* The scan without stuffed bytes; returns its size, 0 if there is a marker in it. `marks` gets the offsets of its bytes
- * FF, and UINT32_MAX. */
-static size_t unstuff(const uint8_t *data, const Jpeg *jpeg, uint8_t *bytes, uint32_t *marks) {
-    const uint8_t *from = data + jpeg->scan_at, *end = data + jpeg->scan_end;
-    uint8_t *to = bytes;
-    for (;;) {
-        const uint8_t *found = memchr(from, 0xFF, (size_t)(end - from));
-        size_t part = (size_t)((found ? found + 1 : end) - from);
-        memcpy(to, from, part), to += part, from += part;
-        *marks++ = found ? (uint32_t)(to - bytes - 1) : UINT32_MAX;
-        if (!found) break;
-        if (from == end || *from++ != 0) return 0;
-    }
-    memset(to, 0, SCAN_SLACK);
-    return (size_t)(to - bytes);
-}
-
-/* Memory for an image: its scan, marks, and the parts of its blocks. */
-static int reserve(Walk *walk, size_t size, size_t parts) {
-    size_t bytes = (size + SCAN_SLACK + 7) / 8 * 8, words = size / 2 + 2 + parts;
-    size_t room = bytes + words * sizeof(uint32_t) + parts * sizeof(int16_t);
-    if (walk->room < room) {
-        uint8_t *memory = malloc(room + room / 4);
-        if (!memory) return 0;
-        free(walk->bytes);
-        walk->bytes = memory, walk->room = room + room / 4;
-    }
-    walk->ends = (uint32_t *)(void *)(walk->bytes + bytes), walk->marks = walk->ends + parts;
-    walk->values = (int16_t *)(void *)(walk->ends + words);
-    return 1;
-}
 
 int walk_open(Walk *walk, const uint8_t *data, const Jpeg *jpeg, Segment *segment) {
     size_t mcus = (size_t)jpeg->columns * (size_t)jpeg->rows, size = jpeg->scan_end - jpeg->scan_at, parts;
     walk->blocks = 0;
     for (int i = 0; i < jpeg->components; i++) walk->blocks += jpeg->blocks[i];
     parts = mcus * PARTS * (size_t)walk->blocks;
-    if (mcus >= MAX_STATES || parts > 8 * size || jpeg->interval) return 0; /* each part has a bit */
-    if (!reserve(walk, size, parts + PARTS) || !coder_open(walk->coder, jpeg, jpeg->columns)) return -1;
+    if (mcus >= MAX_STATES || parts > 8 * size || jpeg->interval) return 0; /* each part takes at least a bit */
+    size_t bytes = (size + SCAN_SLACK + 7) / 8 * 8, words = parts + PARTS;
+    uint8_t *memory = reserve(&walk->memory, bytes + words * sizeof(uint32_t) + words * sizeof(int16_t));
+    if (!memory || !coder_open(walk->coder, jpeg, jpeg->columns)) return -1;
+    walk->ends = (uint32_t *)(void *)(memory + bytes), walk->values = (int16_t *)(void *)(walk->ends + words);
     walk->jpeg = jpeg, walk->row = 0, walk->total = (uint32_t)parts, walk->left = DAMAGED;
-    walk->end = 8 * (int64_t)unstuff(data, jpeg, walk->bytes, walk->marks);
-    *segment = (Segment){walk->coder, walk->bytes, 0, walk->end, walk->values, walk->ends};
+    const uint8_t *end = unstuff(data + jpeg->scan_at, data + jpeg->scan_end, memory);
+    walk->end = end ? 8 * (end - memory) : 0;
+    *segment = (Segment){walk->coder, memory, 0, walk->end, walk->values, walk->ends, NULL, 0};
     return walk->end != 0;
 }
-
-int walk_has(const Walk *walk, const Segment *segment) { return segment->coder == walk->coder; }
 
 int walk_on(Walk *walk, Segment *segment) {
     const int parts = PARTS * walk->blocks * walk->jpeg->columns;
@@ -83,7 +53,7 @@ int walk_values(const Walk *walk, int16_t *values) {
         for (int i = 0; i < walk->jpeg->components; i++)
             for (int j = 0; j < walk->jpeg->blocks[i]; j++, part += PARTS) {
                 last[i] += difference[part];
-                if (last[i] < -1024 || last[i] > 1023) return 0; /* any two have a difference that can be coded */
+                if (last[i] < -1024 || last[i] > 1023) return 0; /* the difference of any two can be coded */
                 *values++ = (int16_t)last[i];
             }
     return 1;
@@ -99,20 +69,19 @@ Walk *walk_make(void) {
 void walk_free(Walk *walk) {
     if (!walk) return;
     coder_free(walk->coder);
-    free(walk->bytes), free(walk);
+    free(walk->memory.bytes), free(walk);
 }
 
-/* Count the stuffed bytes, too. A state at a byte's first bit is after what is stuffed before it. */
-static void count_stuffed(State *states, size_t count, const uint32_t *marks) {
-    uint32_t stuffed = 0;
+/* Adds the stuffed bytes to the states' positions. A state at the first bit of a byte comes after a byte stuffed before it. */
+static void count_stuffed(State *states, size_t count, const uint8_t *bytes) {
+    uint32_t stuffed = 0, byte = 0;
     for (size_t i = 0; i < count; i++) {
-        uint32_t byte = states[i].bit >> 3;
-        while (marks[stuffed] < byte) stuffed++;
+        for (; byte < states[i].bit >> 3; byte++) stuffed += bytes[byte] == 0xFF;
         states[i].bit += 8 * stuffed;
     }
 }
 
-static _Atomic(Walk *) spare; /* for scan_states: its tables may fit again */
+static _Atomic(Walk *) spare; /* kept by scan_states, as the next JPEG may have the same tables */
 
 static int walk_next(void *walk, Segment *segment) { return walk_on(walk, segment); }
 
@@ -132,7 +101,7 @@ int scan_states(const uint8_t *data, const Jpeg *jpeg, State **found) {
             states[i].bit = walk->ends[PARTS * i * (size_t)walk->blocks - 1];
             for (int j = 0; j < jpeg->components; j++) states[i].dc[j] = (next += jpeg->blocks[j])[-1];
         }
-        if (complete == 1) count_stuffed(states, count, walk->marks);
+        if (complete == 1) count_stuffed(states, count, walk->memory.bytes);
         free(values);
     }
     if (complete != 1) free(*found), *found = NULL;

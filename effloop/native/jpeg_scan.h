@@ -1,31 +1,28 @@
-/* Walking through a JPEG's entropy-coded data: where blocks begin, and their DC values. */
+/* Walks through the entropy-coded data of a JPEG, for where blocks begin and for their DC coefficients. */
 
 #ifndef EFFLOOP_JPEG_SCAN_H
 #define EFFLOOP_JPEG_SCAN_H
 
 #include "jpeg_coder.h"
 
-/* The states before each MCU, and after the last: columns * rows + 1 of them, row by row, which the caller frees.
+/* Finds the states before each MCU, row by row, and that after the last: columns * rows + 1 of them, to be freed by the caller.
  *
- * Returns 1, 0 if not every bit of the scan is as a baseline JPEG's has to be, -1 if there isn't enough memory. */
+ * Returns 1; 0 if there are restart markers or damage; -1 if there isn't enough memory. */
 int scan_states(const uint8_t *data, const Jpeg *jpeg, State **found);
 
-/* A walk through the scan of one image after the other. */
+/* Walks through the scan of one image at a time, and is used again for others. */
 typedef struct Walk Walk;
 
-Walk *walk_make(void); /* NULL: not enough memory */
+Walk *walk_make(void); /* NULL: no memory */
 void walk_free(Walk *);
 
-/* Begins with an image, whose first row is a segment; returns as scan_states. */
+/* Starts an image: makes a segment of its first row of MCUs, for coder_run. Returns as scan_states. */
 int walk_open(Walk *, const uint8_t *data, const Jpeg *, Segment *);
 
-/* Whether a segment is this walk's. */
-int walk_has(const Walk *, const Segment *);
-
-/* After a segment: goes on with the next row and returns 1; 0: it was the last one, or damaged. */
+/* To be called when a segment has ended: makes the next row of it. Returns 0 if it was the last row, or is damaged. */
 int walk_on(Walk *, Segment *);
 
-/* The DC value of each block, in the order of the scan, when it has ended; 0: the scan is damaged, or one is out of its range. */
+/* Writes the DC coefficients of all blocks, in the order of the scan. Returns 0 if it is damaged, or one is out of range. */
 int walk_values(const Walk *, int16_t *values);
 
 #endif

@@ -1,4 +1,4 @@
-/* Samples from their bytes to their rows, in one call: decoded, resized, flipped. */
+/* Loads samples into the rows of a batch, many in one call: decodes, resizes and flips them. */
 
 #include <string.h>
 
@@ -9,43 +9,50 @@
 #include "jpeg_box.h"
 #include "resize.h"
 
-enum { BELOW = 2 }; /* rows below a box: chroma of half the resolution is interpolated from the sample below */
-
-/* N samples; as `load_run` in data/decode/common.py hands them over, field by field. */
+/* N samples; `_samples` in data/decode/common.py has the same fields. */
 typedef struct {
     int64_t count;
     const uint8_t *const *data;    /* encoded images */
-    const int64_t *sizes;          /* their bytes */
+    const int64_t *sizes;          /* in bytes */
     const Row *headers;
-    const uint8_t *const *indexes; /* entropy indexes; NULL: none */
-    const int64_t *index_sizes;    /* 0: none */
+    const uint8_t *const *indexes; /* entropy indexes; NULL: there are none */
+    const int64_t *index_sizes;    /* 0: this sample has none */
     const Box *boxes;              /* inside the images */
     const uint8_t *flips;
 } Samples;
 
 /* One of them. */
 typedef struct {
-    const uint8_t *data, *index; /* no index is NULL */
+    const uint8_t *data, *index; /* `index` may be NULL */
     int64_t size, index_size;
     const Row *header;
     const Box *box;
 } Sample;
 
-/* What becomes of them; as `load_run` hands it over, field by field. */
+/* What becomes of them; `_target` in data/decode/common.py has the same fields. */
 typedef struct {
     uint8_t *target;           /* (N, height, width, channels), each image contiguous */
     int64_t stride;            /* bytes between images */
     int64_t height, width, channels;
-    int64_t least_height, least_width; /* down to which a JPEG may be scaled; 0: not at all */
-    int64_t parts;             /* whether only what a box needs of a JPEG may be decoded */
-    int64_t jpegs;             /* whether JPEGs are decoded */
+    int64_t least_height, least_width; /* to which a JPEG may be scaled down while it is decoded; 0: not at all */
+    int64_t region;            /* whether to decode only what a box needs of a JPEG */
+    int64_t jpegs;             /* whether to decode JPEGs */
 } Target;
 
-/* Where pixels come from. */
+/* The pixels of a box: those of `region`, or row by row from a decoder. */
 typedef struct {
     Region region;
-    BoxDecoder *rows; /* one after the other, if this isn't NULL */
+    BoxDecoder *rows; /* NULL: they are in `region` */
 } Pixels;
+
+/* A sample that is being loaded. */
+typedef struct {
+    Pixels pixels;
+    Resize resize; /* used if its box isn't as large as the target */
+    int64_t number;
+    int resized, flip;
+    uint8_t *to;
+} Job;
 
 static Sample sample_of(const Samples *samples, int64_t i) {
     Sample sample = {.data = samples->data[i], .size = samples->sizes[i]};
@@ -62,34 +69,32 @@ static int scale_factor(const Sample *sample, const Target *target) {
     return most >= 8 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
 }
 
-/* Where an end is in an image of 1 / factor of the size. */
+/* Where an edge is in an image of 1 / factor of the size. */
 static int64_t scaled(int64_t at, int factor) { return (at + factor / 2) / factor; }
 
-/* The part of a box in an image of 1 / factor of the size. */
+/* The same box in an image of 1 / factor of the size. */
 static Box scaled_box(const Box *box, int factor) {
     int64_t top = scaled(box->top, factor), left = scaled(box->left, factor);
     return (Box){top, left, scaled(box->top + box->height, factor) - top, scaled(box->left + box->width, factor) - left};
 }
 
-/* The box of one JPEG, scaled; refuses what `PlainDecoder` decodes whole. */
-static int decode_jpeg(Workspace *space, const Sample *sample, const Target *target, int factor, Pixels *found) {
+/* Decodes the box of a JPEG. Returns 0 for JPEGs that `PlainDecoder` has to decode otherwise. */
+static int decode_jpeg(Workspace *space, int place, const Sample *sample, const Target *target, int factor, Pixels *found) {
     const Row *header = sample->header;
     const Box box = scaled_box(sample->box, factor);
     const size_t size = (size_t)sample->size;
     const int channels = (int)target->channels;
     if (!space) return 0;
-    /* simplejpeg scales by 3/8 or less where that makes the same size */
-    if (factor > 1 && header->height < 8 && header->width < 8) return 0;
-    found->rows = workspace_boxes(space);
+    if (factor > 1 && header->height < 8 && header->width < 8) return 0; /* too small to be scaled */
+    found->rows = workspace_boxes(space, place);
     int few = 2 * sample->box->height * sample->box->width < (int64_t)header->height * header->width;
-    if (target->parts && (few || cpu_has(CPU_AVX2)) && /* plain C is slower than libjpeg-turbo's vectors, if it isn't far less */
+    if (found->rows && target->region && (few || cpu_has(CPU_AVX2)) && /* without AVX2, only small boxes are faster than whole */
         box_open(found->rows, sample->data, size, sample->index, (size_t)sample->index_size, &box, factor, channels))
         return 1;
-    JpegRequest wanted = {sample->data, size, header->height, header->width, channels, factor, box, 0, 0};
     Jpeg jpeg;
-    wanted.partial = jpeg_read(sample->data, size, &jpeg), found->rows = NULL;
-    wanted.stop = wanted.partial && target->parts && sample->box->top + sample->box->height + BELOW < header->height &&
-                  jpeg_ends_after_scan(sample->data, &jpeg);
+    int partial = jpeg_read(sample->data, size, &jpeg);
+    JpegRequest wanted = {sample->data, size, header->height, header->width, channels, factor, box, partial};
+    found->rows = NULL;
     return jpeg_decode(space, &wanted, &found->region);
 }
 
@@ -102,11 +107,11 @@ static int raw_pixels(const Sample *sample, const Target *target, Pixels *found)
     return 1;
 }
 
-static int pixels_of(Workspace *space, const Sample *sample, const Target *target, int factor, Pixels *found) {
+static int pixels_of(Workspace *space, int place, const Sample *sample, const Target *target, int factor, Pixels *found) {
     found->rows = NULL;
     if (!sample->header->plain || !sample->header->complete) return 0;
     switch (sample->header->kind) {
-    case JPEG: return target->jpegs && decode_jpeg(space, sample, target, factor, found);
+    case JPEG: return target->jpegs && decode_jpeg(space, place, sample, target, factor, found);
     case PNM: return raw_pixels(sample, target, found);
     default: return 0;
     }
@@ -139,46 +144,70 @@ static int copy(const Pixels *found, const Target *target, int flip, uint8_t *to
     return 1;
 }
 
-static int load(Workspace *space, const Sample *sample, const Target *target, int flip, uint8_t *to) {
-    Pixels found;
+/* Begins to load a sample. Returns 0 if it has to be loaded in another way. */
+static int begin(Workspace *space, int place, const Sample *sample, const Target *target, Job *job) {
     if (!is_inside(sample->box, sample->header)) return 0;
-    if (sample->box->height == target->height && sample->box->width == target->width)
-        return pixels_of(space, sample, target, 1, &found) && copy(&found, target, flip, to);
-    int factor = scale_factor(sample, target);
+    job->resized = sample->box->height != target->height || sample->box->width != target->width;
+    if (!job->resized) return pixels_of(space, place, sample, target, 1, &job->pixels);
+    int factor = scale_factor(sample, target), channels = (int)target->channels;
     Box box = scaled_box(sample->box, factor);
-    Resize job; /* first, as what can't be resized here needn't be decoded here */
-    int done = resize_open(&job, box.height, box.width, (int)target->channels, target->height, target->width, 0) &&
-               pixels_of(space, sample, target, factor, &found);
-    if (done) {
-        job.source = found.region.pixels, job.stride = found.region.stride, job.target = to, job.flip = flip;
-        if (found.rows) job.next = next_rows, job.from = found.rows, job.stride = box.width * target->channels;
-        done = resize_run(&job);
+    Resize *resize = &job->resize; /* first, as what can't be resized here needn't be decoded here */
+    if (resize_open(resize, box.height, box.width, channels, target->height, target->width, 0) &&
+        pixels_of(space, place, sample, target, factor, &job->pixels)) {
+        resize->source = job->pixels.region.pixels, resize->stride = job->pixels.region.stride;
+        resize->target = job->to, resize->flip = job->flip;
+        if (job->pixels.rows) resize->next = next_rows, resize->from = job->pixels.rows, resize->stride = box.width * channels;
+        return 1;
     }
-    resize_close(&job);
+    resize_close(resize);
+    return 0;
+}
+
+static int finish(Job *job, const Target *target) {
+    if (!job->resized) return copy(&job->pixels, target, job->flip, job->to);
+    int done = resize_run(&job->resize);
+    resize_close(&job->resize);
     return done;
 }
 
-/* Loads samples into rows of a batch: decodes their boxes, resizes and flips them. `current`, unless it is NULL, gets
- * `ids[i]` before sample i. done[i] is 1, or 0 where it has to be done otherwise: its row may be written in part then. */
+/* Loads samples into rows of a batch. `current`, unless it is NULL, is set to `ids[i]` before sample i. done[i] becomes 1, or 0
+ * if the sample has to be loaded in another way; its row may have been written in part then. */
 EXPORT void effloop_load(const Samples *samples, const Target *target, const int64_t *ids, volatile int64_t *current,
                          uint8_t *done) {
     Workspace *space = target->jpegs ? workspace_take() : NULL;
-    for (int64_t i = 0; i < samples->count; i++) {
-        Sample sample = sample_of(samples, i);
-        if (current) *current = ids[i];
-        done[i] = (uint8_t)load(space, &sample, target, samples->flips[i] != 0, target->target + i * target->stride);
+    BoxDecoder *waiting[BOXES];
+    Job jobs[BOXES];
+    int count = 0;
+    for (int64_t i = 0; i < samples->count || count; i++) {
+        Job *job = &jobs[count];
+        if (i < samples->count) {
+            Sample sample = sample_of(samples, i);
+            if (current) *current = ids[i];
+            *job = (Job){.number = i, .flip = samples->flips[i] != 0, .to = target->target + i * target->stride};
+            done[i] = (uint8_t)begin(space, count, &sample, target, job);
+            if (!done[i]) continue;
+            if (!job->pixels.rows || !box_waits(job->pixels.rows)) {
+                done[i] = (uint8_t)finish(job, target);
+                continue;
+            }
+            waiting[count++] = job->pixels.rows;
+        }
+        if (count < BOXES && i + 1 < samples->count) continue;
+        box_decode(waiting, count);
+        for (int j = 0; j < count; j++) done[jobs[j].number] = (uint8_t)finish(&jobs[j], target);
+        count = 0;
     }
     workspace_give_back(space);
 }
 
-/* Decodes the box of the first sample at 1 / factor of its size, which is that of the target; 0 as effloop_load. */
+/* Decodes the box of the first sample at 1 / factor of its size, which the target has. Returns 1, or 0 as done[i] above. */
 EXPORT int effloop_decode(const Samples *samples, const Target *target, int factor) {
     Pixels found;
     Workspace *space = workspace_take();
     Sample sample = sample_of(samples, 0);
     Box box = scaled_box(sample.box, factor);
     int done = is_inside(sample.box, sample.header) && box.height == target->height && box.width == target->width &&
-               pixels_of(space, &sample, target, factor, &found) && copy(&found, target, 0, target->target);
+               pixels_of(space, 0, &sample, target, factor, &found) && copy(&found, target, 0, target->target);
     workspace_give_back(space);
     return done;
 }

@@ -1,6 +1,6 @@
-/* Antialiased bilinear resizing of uint8 images, PyTorch's pixels: the width first, then the height, both in one walk.
+/* Antialiased bilinear resizing of uint8 images, to the pixels of PyTorch: the width first, then the height, in one pass.
  *
- * A few rows are resized across into a ring that stays in the cache, and rows of the target are made of it. */
+ * A few rows at a time are resized across into a ring buffer, which stays in the cache, and rows of the target are made from it. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +32,7 @@ static uint32_t *pair_at(const Resize *job, int pair) {
     return job->ring + (size_t)(pair % CAPACITY) * job->lanes;
 }
 
-/* Resizes STRIP pairs of rows across; where there are fewer, the last row stands for those behind it. 0: no rows. */
+/* Resizes STRIP pairs of rows across; past the last row of the image, that row is repeated. Returns 0 if `next` gave none. */
 static int strip(const Resize *job, const Kernel *kernel, int first) {
     int left = job->down->in - 2 * first, count = left < 2 * STRIP ? left : 2 * STRIP;
     const uint8_t *rows = job->next ? job->next(job->from, count) : job->source + 2 * first * job->stride;

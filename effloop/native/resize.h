@@ -30,7 +30,7 @@ typedef struct Kernel Kernel;
 typedef struct {
     const uint8_t *source;
     ptrdiff_t stride;       /* of source rows, in bytes */
-    const uint8_t *(*next)(void *from, int count); /* instead of `source`: makes the next rows; NULL: they can't be had */
+    const uint8_t *(*next)(void *from, int count); /* gives the next rows, or NULL for damage; used instead of `source` */
     void *from;
     uint8_t *target;        /* contiguous */
     int channels, flip;
@@ -63,10 +63,10 @@ const Axis *axis_get(int in, int out);
 void axis_done(const Axis *);
 
 /* Prepares resizing (height, width, channels) to (out_height, out_width, channels); 0 where another implementation has
- * to do it. `level` as of effloop_resize. Then set `source` or `next` and `from`, `stride`, `target` and `flip` and run it; close it in any
- * case. */
+ * to do it. `level` is that of effloop_resize. Then set `source`, or `next` and `from`, and `stride`, `target` and `flip`, and
+ * run it; close it in any case. */
 int resize_open(Resize *, int64_t height, int64_t width, int channels, int64_t out_height, int64_t out_width, int level);
-int resize_run(Resize *); /* 0: no memory, or no rows */
+int resize_run(Resize *); /* 0: no memory, or `next` gave NULL */
 void resize_close(Resize *);
 
 #endif

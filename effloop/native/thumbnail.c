@@ -1,4 +1,4 @@
-/* Thumbnails of JPEGs by the DC coefficients alone, which are the means of their blocks of 8x8 pixels. */
+/* Thumbnails of JPEGs, made from DC coefficients alone: each is the mean of a block of 8x8 pixels. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -8,28 +8,28 @@
 
 enum { SIDE = 32, PIXELS = SIDE * SIDE }; /* as in audit/records.py */
 
-/* A component's blocks: how many are beside and above each other in an MCU, and their first's place in it. */
+/* The blocks of a component in an MCU: how many there are across and down, and the number of the first. */
 typedef struct {
     int across, down, first;
-} Part;
+} Grid;
 
-/* Sums of all values above and left of each corner of the blocks: (rows + 2, columns + 2), the last ones only repeat. */
-static void sum_up(const Jpeg *jpeg, const Part *part, int blocks, const int16_t *values, int64_t *sums) {
-    size_t width = (size_t)(jpeg->columns * part->across) + 2;
+/* Sums of all values above and left of each corner of a block: (rows + 2, columns + 2), where the last row and column repeat. */
+static void sum_up(const Jpeg *jpeg, const Grid *grid, int blocks, const int16_t *values, int64_t *sums) {
+    size_t width = (size_t)(jpeg->columns * grid->across) + 2;
     memset(sums, 0, width * sizeof *sums);
     for (int y = 0; y < jpeg->rows; y++, values += jpeg->columns * blocks)
-        for (int down = 0; down < part->down; down++) {
-            const int16_t *mcu = values + part->first + down * part->across;
+        for (int down = 0; down < grid->down; down++) {
+            const int16_t *mcu = values + grid->first + down * grid->across;
             int64_t row = 0, *above = sums;
             *(sums += width) = 0;
             for (int64_t *at = sums + 1, *up = above + 1; at < sums + width - 1; mcu += blocks)
-                for (int i = 0; i < part->across; i++) row += mcu[i], *at++ = *up++ + row;
+                for (int i = 0; i < grid->across; i++) row += mcu[i], *at++ = *up++ + row;
             sums[width - 1] = sums[width - 2];
         }
     memcpy(sums + width, sums, width * sizeof *sums);
 }
 
-/* Means of the values in SIDE x SIDE equal areas of an image of height x width blocks. */
+/* Means of the values in SIDE x SIDE areas of equal size, of an image of height x width blocks. */
 static void average(const int64_t *sums, size_t stride, double height, double width, float *out) {
     double above[SIDE + 1], here[SIDE + 1], right[SIDE + 1], scale = PIXELS / (height * width);
     for (int x = 0; x <= SIDE; x++) right[x] = width * x / SIDE;
@@ -59,7 +59,7 @@ static void colour(float planes[MAX_COMPONENTS][PIXELS], uint8_t *out) {
     }
 }
 
-/* One image after the other. */
+/* Works on one image at a time. */
 typedef struct {
     Walk *walk;
     Jpeg jpeg;
@@ -76,16 +76,16 @@ static int finish(const Place *place, uint8_t *out) {
     const Jpeg *jpeg = &place->jpeg;
     float planes[MAX_COMPONENTS][PIXELS] = {{0}};
     int blocks = jpeg->blocks[0] + (jpeg->components == 3 ? 2 : 0);
-    Part part = {jpeg->mcu_width / 8, jpeg->mcu_height / 8, 0};
-    size_t rows = (size_t)(jpeg->rows * part.down) + 2, columns = (size_t)(jpeg->columns * part.across) + 2;
+    Grid grid = {jpeg->mcu_width / 8, jpeg->mcu_height / 8, 0};
+    size_t rows = (size_t)(jpeg->rows * grid.down) + 2, columns = (size_t)(jpeg->columns * grid.across) + 2;
     int64_t *sums = malloc(rows * columns * sizeof *sums);
     int16_t *values = malloc((size_t)jpeg->rows * (size_t)jpeg->columns * (size_t)blocks * sizeof *values);
     int done = sums && values && walk_values(place->walk, values);
-    for (int i = 0; i < jpeg->components && done; part = (Part){1, 1, jpeg->blocks[0] + i++}) {
-        double height = (double)jpeg->height * part.down / jpeg->mcu_height;
-        double width = (double)jpeg->width * part.across / jpeg->mcu_width;
-        sum_up(jpeg, &part, blocks, values, sums);
-        average(sums, (size_t)(jpeg->columns * part.across) + 2, height, width, planes[i]);
+    for (int i = 0; i < jpeg->components && done; grid = (Grid){1, 1, jpeg->blocks[0] + i++}) {
+        double height = (double)jpeg->height * grid.down / jpeg->mcu_height;
+        double width = (double)jpeg->width * grid.across / jpeg->mcu_width;
+        sum_up(jpeg, &grid, blocks, values, sums);
+        average(sums, (size_t)(jpeg->columns * grid.across) + 2, height, width, planes[i]);
         for (int j = 0; j < PIXELS; j++) planes[i][j] *= (float)jpeg->quantizers[jpeg->quantizer[i]][0] / 8;
     }
     if (done) colour(planes, out);
@@ -93,7 +93,7 @@ static int finish(const Place *place, uint8_t *out) {
     return done;
 }
 
-/* Images that are gone through in turns. */
+/* All images: up to LANES of them are decoded at a time. */
 typedef struct {
     const uint8_t *const *data;
     const int64_t *sizes;
@@ -102,26 +102,28 @@ typedef struct {
     Place places[LANES];
 } Images;
 
-/* Begins with the next image that can be; 0: there is none. */
+/* Starts the next image that is suitable. Returns 0 if there is none. */
 static int take(Images *images, Place *place, Segment *segment) {
     while (images->next < images->count) {
         place->image = images->next++;
-        if (begin(place, images->data[place->image], (size_t)images->sizes[place->image], segment)) return 1;
+        int begun = begin(place, images->data[place->image], (size_t)images->sizes[place->image], segment);
+        segment->owner = place;
+        if (begun) return 1;
     }
     return 0;
 }
 
 static int go_on(void *from, Segment *segment) {
     Images *images = from;
-    Place *place = images->places;
-    while (!walk_has(place->walk, segment)) place++;
+    Place *place = segment->owner;
     if (walk_on(place->walk, segment)) return 1;
     images->done[place->image] = (uint8_t)finish(place, images->out + place->image * PIXELS * 3);
     return take(images, place, segment);
 }
 
-/* Thumbnails of several images, (count, SIDE, SIDE, 3): the whole image squashed, as it is stored; and checksums of their
- * bytes. done[i] is 0 where the image is left to others: it is no undamaged baseline JPEG of 8 * SIDE pixels or more. */
+/* Writes thumbnails, (count, SIDE, SIDE, 3), and checksums of the files. A thumbnail is the whole image as it is stored, whatever
+ * its aspect ratio and orientation. done[i] is 0 if there is none, as image i isn't a baseline JPEG, has restart markers,
+ * is damaged, or has a side of less than 8 * SIDE pixels. */
 EXPORT void effloop_thumbnails(const uint8_t *const *data, const int64_t *sizes, int64_t count, uint8_t *out,
                                uint64_t *checksums, uint8_t *done) {
     Images images = {data, sizes, count, 0, out, done, {{0}}};

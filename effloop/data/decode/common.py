@@ -114,35 +114,38 @@ def describe_damage(data: Encoded, header: Header, error: Exception) -> str:
 
 
 def load_run(
-    images: EncodedImages, headers: Headers, wanted: Resizes, *, jpegs: bool, parts: bool
+    images: EncodedImages, headers: Headers, wanted: Resizes, *, jpegs: bool, region: bool
 ) -> NDArray[np.bool_]:
     """Decode boxes of plain, complete images, resize them as `resize_into`, and flip them or not.
 
-    A JPEG is scaled while it is decoded only as far as `wanted.at_least` allows; with `parts`, only what its box
-    needs is decoded. Without `jpegs`, only raw pixels are.
+    While a JPEG is decoded, it is scaled down as far as `wanted.at_least` allows. With `region`, only what its box
+    needs is decoded. Without `jpegs`, JPEGs are left to Python, too.
 
     Returns:
-        (N,) which rows of `wanted.out` are written. The others are left to Python: other formats, images that libjpeg
-        as much as warns about, resizes that need PyTorch.
+        (N,) bool, which rows of `wanted.out` are written. The others are left to Python: other formats, JPEGs that are
+        damaged or that libjpeg warns about, resizes that need PyTorch.
     """
     samples, kept = _samples(images, headers, wanted.boxes, wanted.flips)
-    target = _target(wanted.out, wanted.at_least, parts=parts, jpegs=jpegs)
+    target = _target(wanted.out, wanted.at_least, region=region, jpegs=jpegs)
     done = np.zeros(len(wanted.out), np.bool_)
     function("effloop_load", "ppppp")(address(samples), address(target), *in_progress.addresses(), address(done))
     del kept
     return done
 
 
-def decode_box(data: Encoded, header: Header, box: Box, out: Pixels, factor: int, *, parts: bool) -> bool:
-    """Decode a box of one plain, complete JPEG at 1 / `factor` (1, 2, 4, 8) of its size; False as in `load_run`.
+def decode_box(data: Encoded, header: Header, box: Box, out: Pixels, factor: int, *, region: bool) -> bool:
+    """Decode a box of one plain, complete JPEG at 1 / `factor` (1, 2, 4, 8) of its size into `out`.
 
-    `out` is (h, w, C) uint8, contiguous, of the box's size over `factor`; written.
+    `out` is (h, w, C) uint8, contiguous, of the scaled box's size. With `region`, only what the box needs is decoded.
+
+    Returns:
+        Whether `out` is written; if not, the JPEG is left to Python, as by `load_run`.
     """
     row = np.array([(header.sof_at, header.height, header.width, Kind.jpeg, 0, 1, 1, 0)], ROW)
     index = None if header.index is None else EncodedImages.of([header.index])
     one, boxes, flips = EncodedImages.of([data]), np.array([box], np.int64), np.zeros(1, np.bool_)
     samples, kept = _samples(one, Headers(row, {}, index), boxes, flips)
-    target = _target(out[None], None, parts=parts, jpegs=True)
+    target = _target(out[None], None, region=region, jpegs=True)
     done = function("effloop_decode", "ppi", "i")(address(samples), address(target), factor)
     del kept
     return bool(done)
@@ -151,7 +154,7 @@ def decode_box(data: Encoded, header: Header, box: Box, out: Pixels, factor: int
 def _samples(
     images: EncodedImages, headers: Headers, boxes: NDArray[np.int64], flips: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-    """As `Samples` in native/load.c; and what has to be kept while it is used."""
+    """As `Samples` in native/load.c; and the arrays that it points to, which must be kept while it is used."""
     columns: list[NDArray[Any]] = [images.addresses, images.sizes, headers.rows]
     indexes = headers.indexes
     columns += [] if indexes is None else [indexes.addresses, indexes.sizes]
@@ -162,19 +165,19 @@ def _samples(
     return np.array([len(flips), *found], np.int64), columns
 
 
-def _target(out: Pixels, at_least: tuple[int, int] | None, *, parts: bool, jpegs: bool) -> NDArray[np.int64]:
+def _target(out: Pixels, at_least: tuple[int, int] | None, *, region: bool, jpegs: bool) -> NDArray[np.int64]:
     """As `Target` in native/load.c."""
-    return np.array([address(out), out.strides[0], *out.shape[1:], *(at_least or (0, 0)), parts, jpegs], np.int64)
+    return np.array([address(out), out.strides[0], *out.shape[1:], *(at_least or (0, 0)), region, jpegs], np.int64)
 
 
 class PlainDecoder(Decoder):
-    """Decodes plain, complete images by a fast library and all others by Pillow.
+    """Decodes plain, complete images by fast code and all others by Pillow.
 
     So all decoders accept and refuse the same files, and give the same pixels for unusual ones; a subclass
     implements `fast` for the usual ones.
 
     Attributes:
-        has_libjpeg: whether the C parts decode JPEGs; what they leave is for `fast`.
+        has_libjpeg: whether native/load.c decodes JPEGs; those that it leaves are for `fast`.
     """
 
     def __init__(self, config: DecodeConfig, channels: int = 3, *, has_libjpeg: bool = False) -> None:
@@ -218,14 +221,14 @@ class PlainDecoder(Decoder):
         if type(self).decode_with_info is not PlainDecoder.decode_with_info:  # a subclass may do more
             return super().decode_resized(images, infos, wanted)
         allowed = wanted if self.config.dct_scaling else replace(wanted, at_least=None)
-        return load_run(images, infos, allowed, jpegs=self.has_libjpeg, parts=self.config.region)
+        return load_run(images, infos, allowed, jpegs=self.has_libjpeg, region=self.config.region)
 
     def _compiled(self, data: Encoded, header: Header, box: Box, at_least: tuple[int, int] | None) -> Pixels | None:
         """Pixels of a JPEG's box, maybe scaled down, by native/load.c."""
         factor = _scale_factor(box, at_least) if at_least is not None and self.config.dct_scaling else 1
         height, width = _scaled_box(box, factor)[2:]
         out = np.empty((height, width, self.channels), np.uint8)
-        return out if decode_box(data, header, box, out, factor, parts=self.config.region) else None
+        return out if decode_box(data, header, box, out, factor, region=self.config.region) else None
 
     def _turned(self, data: Encoded, header: Header, box: Box | None, at_least: tuple[int, int] | None) -> Pixels:
         """Pixels of an image, or of a box of it, that its EXIF orientation turns."""

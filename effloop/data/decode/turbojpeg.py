@@ -1,4 +1,4 @@
-"""libjpeg-turbo, from Pillow's wheel; and `auto`, the fastest decoders."""
+"""JPEGs by EffLoop's own decoder and libjpeg-turbo, from Pillow's wheel; and `auto`, the fastest decoders."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from effloop.data.decode.opencv import OpenCVDecoder
 from effloop.data.image.header import Encoded, Header
 from effloop.native import library
 
-# Pillow's wheels for Linux have libjpeg-turbo in them; `native/jpeg_decode.c` decodes by it.
-_FUNCTIONS = (  # as `Library` in native/libjpeg.h has them
+# Pillow's wheels for Linux include libjpeg-turbo; `native/jpeg_decode.c` uses it for what `native/jpeg_box.c` leaves.
+_FUNCTIONS = (  # in the order of `Library` in native/libjpeg.h
     "std_error CreateDecompress destroy_decompress mem_src read_header start_decompress crop_scanline skip_scanlines "
     "read_scanlines finish_decompress"
 )
@@ -23,10 +23,7 @@ _FUNCTIONS = (  # as `Library` in native/libjpeg.h has them
 
 @functools.cache
 def use_libjpeg() -> bool:
-    """Find the library and hand its functions to the C parts; False where there is none for them.
-
-    They use it without the GIL.
-    """
+    """Find the library and hand its functions to the C code, which calls them without the GIL; False: there is none."""
     for path in sorted((Path(PIL.__file__).parents[1] / "pillow.libs").glob("libjpeg-*.so.62*")):
         try:
             found = ctypes.CDLL(str(path))
@@ -39,7 +36,7 @@ def use_libjpeg() -> bool:
 
 @decoders.register("turbojpeg", DecodeConfig)
 class TurboJPEGDecoder(PlainDecoder):
-    """libjpeg-turbo: the fastest for JPEG; what it warns about and other formats go to Pillow."""
+    """The pixels of libjpeg-turbo, the fastest for JPEG; what it warns about and other formats go to Pillow."""
 
     def __init__(self, config: DecodeConfig, channels: int = 3) -> None:
         super().__init__(config, channels, has_libjpeg=use_libjpeg())

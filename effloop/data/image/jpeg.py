@@ -1,7 +1,7 @@
-"""What native/jpeg_box.c decodes a crop of a JPEG by, and nothing outside of it: restart markers or an entropy index.
+"""What allows native/jpeg_box.c to decode only a crop of a JPEG: restart markers, or an entropy index.
 
-A restart marker resets a JPEG's entropy coding, so the data between two of them can be decoded on its own. They are
-used where a file has them at an interval that divides its rows of blocks (DRI; `convert` writes such files).
+A restart marker resets a JPEG's entropy coder, so the data between two of them can be decoded on its own. They are of
+use where their interval (DRI) divides a row of MCUs; `convert` writes such files.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _ORDER = np.arange(1 << 16, dtype=np.uint8) & 7
 
 
 class Layout(NamedTuple):
-    """Where a baseline JPEG with one scan has what; as native/jpeg.c finds it."""
+    """Where to find what in a baseline JPEG with one scan, in the order of `effloop_jpeg_layout` in native/jpeg.c."""
 
     sos_at: int  # offset of the scan's header
     scan_at: int  # of its entropy-coded data
     interval: int  # MCUs between restart markers; 0 is none
-    lengths: int  # of how many intervals `with_interval_lengths` has stored the lengths
+    lengths: int  # how many lengths of intervals `with_interval_lengths` has stored; 0 is none
 
 
 _LAYOUT = ctypes.c_int64 * len(Layout._fields)
 
 
 def read_layout(data: Encoded) -> Layout | None:
-    """A JPEG's structure; None if it isn't baseline, in one scan, of 1 or 3 components."""
+    """A JPEG's layout; None if it isn't baseline, in one scan, of 1 or 3 components."""
     found = _LAYOUT()
     return Layout(*found) if function("effloop_jpeg_layout", "plp", "i")(*pointer(data), found) else None
 
@@ -73,8 +73,8 @@ def _scan_interval_lengths(data: Encoded, scan_at: int) -> NDArray[Any]:
     return lengths
 
 
-# Entropy indexes: of JPEGs without restart markers, beside the file. They hold the states of the entropy decoder at
-# every few MCUs of each row: bit position and DC predictors.
+# Entropy indexes are for JPEGs without restart markers, and stored outside of the file. They hold the state of the
+# entropy decoder (bit position and DC predictors) at every few MCUs of each row.
 
 VERSION = 1  # of the format; another one's indexes match nothing
 

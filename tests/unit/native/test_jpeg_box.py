@@ -1,4 +1,4 @@
-"""EffLoop's own JPEG decoder: which files it takes, with the pixels of libjpeg-turbo whatever the processor has."""
+"""EffLoop's own JPEG decoder: the files that it takes, and that its pixels are libjpeg-turbo's on any processor."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ MARKED = {  # restart markers at intervals that divide a row of 272 pixels
     "4:4:0": lambda pixels: by_opencv(pixels, "4:4:0", rst_interval=34),
     "grey": by_pillow(mode="L", restart_marker_blocks=17),
 }
-LEFT = ("4:1:1", "RGB")  # to libjpeg-turbo
+LEFT = ("4:1:1", "RGB")  # kinds that it leaves to libjpeg-turbo
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,7 @@ def scaled(data: bytes, factor: int) -> NDArray[np.uint8]:
 
 
 def check(data: bytes, index: bytes | None, count: int, rng: np.random.Generator) -> None:
+    """Decode boxes at all scales."""
     for factor in (1, 2, 4, 8):
         whole = scaled(data, factor)
         for box in boxes(*whole.shape[:2], count, rng):
@@ -69,14 +70,14 @@ def test_markers_that_do_not_divide_a_row_are_left_to_libjpeg():
     assert decode_part(data, None, (0, 0, 9, 9)) is None
 
 
-def test_an_index_that_is_damaged_is_as_good_as_none():
+def test_a_damaged_index_is_ignored():
     data, box = by_opencv(picture(150, 272, np.random.default_rng(1))), (9, 20, 60, 70)
     found = bytearray(build_index(data) or b"")
     found[40] ^= 1
     np.testing.assert_array_equal(decode_part(data, bytes(found), box), scaled(data, 1)[9:69, 20:90])
 
 
-def test_damage_below_a_box_changes_nothing_and_in_it_is_found():
+def test_only_damage_down_to_a_box_is_found():
     data = by_opencv(picture(150, 272, np.random.default_rng(1)))
     damaged = data[:-300] + bytes(298) + data[-2:]
     np.testing.assert_array_equal(decode_part(damaged, None, (0, 0, 50, 99)), scaled(data, 1)[:50, :99])
@@ -85,6 +86,7 @@ def test_damage_below_a_box_changes_nothing_and_in_it_is_found():
 
 
 def _cases() -> Iterator[tuple[bytes, bytes | None, Box, int, int]]:
+    """JPEG, index, box, factor, channels."""
     rng = np.random.default_rng(4)
     for make in (*KINDS.values(), *MARKED.values()):
         data = make(picture(150, 272, rng))
@@ -99,7 +101,7 @@ def _digest() -> str:
 
 @pytest.mark.parametrize("most", ["plain", "avx2"])
 def test_the_same_pixels_from_every_processor(most, monkeypatch):
-    monkeypatch.setattr(module, "_SHARE", 0.03)
+    monkeypatch.setattr(module, "_SHARE", 0.03)  # as in the other process
     script = "import test_jpeg_box; print(test_jpeg_box._digest())"
     folders = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     environment = os.environ | {"EFFLOOP_CPU": most, "PYTHONPATH": folders}

@@ -6,11 +6,14 @@ from images import FORMATS, encode, photo
 from jpegs import KINDS, Box, Pixels, boxes, by_opencv, by_pillow, picture
 
 from effloop.data.decode import DecodeConfig, common, turbojpeg
+from effloop.data.decode.base import Resizes
 from effloop.data.decode.common import PillowDecoder
 from effloop.data.decode.opencv import OpenCVDecoder
 from effloop.data.decode.turbojpeg import AutoDecoder, TurboJPEGDecoder
+from effloop.data.image.encoded import EncodedImages
 from effloop.data.image.header import Header, read_header
 from effloop.data.image.jpeg import build_index
+from effloop.data.image.pixels import resize_into
 from effloop.errors import DataError
 
 simplejpeg = pytest.importorskip("simplejpeg")
@@ -72,6 +75,30 @@ def test_tables_of_the_image_before_are_forgotten(kind):
         except DataError:
             outcomes.add(b"refused")
     assert outcomes == {b"refused" if kind == 0xDB else decoder.decode(plain).tobytes()}
+
+
+def test_a_run_of_images_with_indexes_and_without():
+    """Those without are decoded several at a time, each as if it were alone, whatever the others are."""
+    rng, decoder = np.random.default_rng(0), TurboJPEGDecoder(DecodeConfig("turbojpeg"))
+    kinds = ["4:2:0", "4:4:4", "grey", "progressive", "4:2:2", "restarts", "damaged", "RGB", "4:4:0", "4:2:0"]
+    images = [(KINDS | MORE).get(kind, KINDS["4:2:0"])(picture(200, 272, rng)) for kind in kinds]
+    damaged = kinds.index("damaged")
+    images[damaged] = images[damaged][:2000] + b"\xff\xd3" + images[damaged][2000:]
+    encoded = EncodedImages.of(images)
+    headers = decoder.read_infos(encoded)
+    found = [build_index(data) if number % 3 == 1 else None for number, data in enumerate(images)]
+    headers.indexes = EncodedImages.of([each or b"" for each in found])
+    boxes = np.array([(number, 2 * number, 180, 200) for number in range(len(images))])
+    flips, out = np.arange(len(images)) % 2 == 1, np.zeros((len(images), 96, 96, 3), np.uint8)
+    done = decoder.decode_resized(encoded, headers, Resizes(boxes, flips, None, out))
+    assert done.tolist() == [kind not in ("damaged", "RGB") for kind in kinds]  # which are left to Python
+    for number in np.flatnonzero(done):
+        top, left, height, width = boxes[number]
+        expected = np.empty((96, 96, 3), np.uint8)
+        resize_into(
+            decoder.decode(images[number])[top : top + height, left : left + width], expected, bool(flips[number])
+        )
+        np.testing.assert_array_equal(out[number], expected, kinds[number])
 
 
 def by_c(data: bytes, header: Header, box: Box, at_least: tuple[int, int] | None, channels: int = 3) -> Pixels | None:
