@@ -19,6 +19,8 @@
 #include "jpeg_states.h"
 #include "scratch.h"
 
+_Static_assert((int)BOXES == (int)LANES, "serial boxes that are decoded together have a lane each");
+
 enum { BESIDE = 1 };        /* chroma samples on each side of the box that are needed for interpolation */
 enum { AT_ONCE = 1 << 18 }; /* samples that are made at a time */
 enum { SPARE = 64 };        /* bytes past the end of samples and pixels that may be read and written */

@@ -202,12 +202,16 @@ EXPORT void effloop_load(const Samples *samples, const Target *target, const int
 
 /* Decodes the box of the first sample at 1 / factor of its size, which the target has. Returns 1, or 0 as done[i] above. */
 EXPORT int effloop_decode(const Samples *samples, const Target *target, int factor) {
-    Pixels found;
+    Pixels found = {.rows = NULL};
     Workspace *space = workspace_take();
     Sample sample = sample_of(samples, 0);
     Box box = scaled_box(sample.box, factor);
-    int done = is_inside(sample.box, sample.header) && box.height == target->height && box.width == target->width &&
-               pixels_of(space, 0, &sample, target, factor, &found) && copy(&found, target, 0, target->target);
+    Target whole = *target;
+    int fits = is_inside(sample.box, sample.header) && box.height == target->height && box.width == target->width;
+    int done = fits && pixels_of(space, 0, &sample, target, factor, &found) && copy(&found, target, 0, target->target);
+    whole.region = 0; /* by libjpeg-turbo, which doesn't mind some kinds of damage */
+    if (!done && found.rows)
+        done = pixels_of(space, 0, &sample, &whole, factor, &found) && copy(&found, target, 0, target->target);
     workspace_give_back(space);
     return done;
 }

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from images import FORMATS, encode, photo
-from jpegs import KINDS, Box, Pixels, boxes, by_opencv, by_pillow, picture
+from jpegs import KINDS, Box, Pixels, boxes, by_opencv, by_pillow, decode_part, picture
 
 from effloop.data.decode import DecodeConfig, common, turbojpeg
 from effloop.data.decode.base import Resizes
@@ -75,6 +75,24 @@ def test_tables_of_the_image_before_are_forgotten(kind):
         except DataError:
             outcomes.add(b"refused")
     assert outcomes == {b"refused" if kind == 0xDB else decoder.decode(plain).tobytes()}
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_damage_that_only_libjpeg_accepts_is_decoded_by_it(factor):
+    """It doesn't warn of coefficients past the end of a block, for instance."""
+    rng, box = np.random.default_rng(0), (0, 0, 64, 64)
+    plain, accepted = by_opencv(picture(64, 64, rng), quality=60), 0
+    least, small = (64 // factor, 64 // factor), (0, 0, 64 // factor, 64 // factor)
+    for _ in range(4000):
+        damaged = bytearray(plain)
+        damaged[rng.integers(plain.index(b"\xff\xda") + 14, len(plain) - 2)] ^= 1 << int(rng.integers(8))
+        if decode_part(bytes(damaged), None, small, factor=factor) is not None:
+            continue
+        header, reference = read_header(bytes(damaged)), DecodeConfig("turbojpeg", dct_scaling=True, region=False)
+        wanted = TurboJPEGDecoder(reference)._compiled(bytes(damaged), header, box, least)
+        np.testing.assert_array_equal(by_c(bytes(damaged), header, box, least), wanted)
+        accepted += wanted is not None
+    assert accepted
 
 
 def test_a_run_of_images_with_indexes_and_without():
